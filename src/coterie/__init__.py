@@ -1,0 +1,1 @@
+"""Coterie: differentially private federated learning in clusters and groups."""

@@ -1,0 +1,31 @@
+"""The base of every mistake Coterie reports, and those about budgets.
+
+It lives in the lowest room so that `coterie.privacy` can be used alone; the
+rest of the house imports it through `coterie.errors`.
+"""
+
+
+class CoterieError(Exception):
+    """A mistake we can explain in one line; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class PrivacyInputError(CoterieError):
+    """A parameter of a privacy computation that has no meaning (a rate above one, a negative clip)."""
+
+    exit_code = 2
+
+
+class BudgetError(CoterieError):
+    """The budget does not allow what was asked."""
+
+    exit_code = 3
+
+
+class PlanError(CoterieError):
+    """A release that the plan did not declare, or an event no accountant can bound."""
+
+
+class LedgerError(CoterieError):
+    """The ledger file is damaged, was tampered with, or belongs to another plan."""
