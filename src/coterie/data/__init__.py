@@ -1,0 +1,30 @@
+"""Datasets and federations: who holds which records, scaled by public constants only."""
+
+from coterie.data.clients import Client, Federation, check_federation
+from coterie.data.datasets import DataSettings, dataset_names, load_dataset
+from coterie.data.federation import (
+    ClustersFederation,
+    DirichletFederation,
+    FederationSettings,
+    NaturalFederation,
+    build_federation,
+)
+from coterie.data.records import Dataset, Owners, Records, Task
+
+__all__ = [
+    "Client",
+    "ClustersFederation",
+    "DataSettings",
+    "Dataset",
+    "DirichletFederation",
+    "Federation",
+    "FederationSettings",
+    "NaturalFederation",
+    "Owners",
+    "Records",
+    "Task",
+    "build_federation",
+    "check_federation",
+    "dataset_names",
+    "load_dataset",
+]

@@ -1,0 +1,132 @@
+"""Clusters of clients, each with its own shift of the whole dataset."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from coterie.data.clients import Client, Federation, client_name, stream
+from coterie.data.records import Dataset, Records, Task
+from coterie.errors import InputError
+from coterie.settings import Settings
+
+
+class ClustersFederation(Settings):
+    """Clusters of given sizes with a shift between them.
+
+    Every cluster deals the whole training pool anew: clusters hold the same records under different shifts,
+    the clients of one cluster share none, and no test record is a training record of anyone.
+
+    Args:
+        sizes: clients per cluster.
+        shift: `rotation` turns cluster k's images by 90 k degrees, `label` moves its classes by k.
+        records_per_client: training records of every client; if null, what the largest cluster allows.
+        validation_per_client: further records that every client keeps apart.
+        test_per_client: test records of every client; if null, what the largest cluster allows.
+        test_share: what to hold out of a dataset without test records if `records_per_client` is null;
+            if it is given, all that nobody trains on is held out.
+    """
+
+    kind: Literal["clusters"] = "clusters"
+    sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (3, 6, 6, 6)
+    shift: Literal["rotation", "label", "none"] = "rotation"
+    records_per_client: PositiveInt | None = None
+    validation_per_client: NonNegativeInt = 0
+    test_per_client: PositiveInt | None = None
+    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+
+
+def build_clusters(dataset: Dataset, settings: ClustersFederation, seed: int) -> Federation:
+    """Deal the dataset once per cluster and shift what was dealt."""
+    _check_shift(dataset.task, settings)
+    train, test = _pools(dataset, settings, seed)
+    kept, tested = _shares(dataset.name, len(train), len(test), settings)
+    dealt = kept + settings.validation_per_client
+    clients: list[Client] = []
+    for cluster, size in enumerate(settings.sizes):
+        rng = stream(seed, 1, cluster)
+        order, test_order = rng.permutation(len(train)), rng.permutation(len(test))
+        for member in range(size):
+            mine = order[member * dealt : (member + 1) * dealt]
+            parts = [
+                _shifted(part, cluster, settings.shift, dataset.task)
+                for part in (
+                    train.take(mine[:kept]),
+                    train.take(mine[kept:]),
+                    test.take(test_order[member * tested : (member + 1) * tested]),
+                )
+            ]
+            clients.append(Client(client_name(len(clients), sum(settings.sizes)), *parts))
+    # Without a shift the clusters are one cluster.
+    truth = (
+        0 if settings.shift == "none" else k for k, size in enumerate(settings.sizes) for _ in range(size)
+    )
+    return Federation(tuple(clients), dataset.task, tuple(truth))
+
+
+def _pools(dataset: Dataset, settings: ClustersFederation, seed: int) -> tuple[Records, Records]:
+    """Training and test records; one hold-out for all clusters, where the dataset has none."""
+    if dataset.test is not None:
+        return dataset.train, dataset.test
+    total, largest = len(dataset.train), max(settings.sizes)
+    if settings.records_per_client is None:
+        kept = total - round(settings.test_share * total)
+    else:
+        # Leave every client of the largest cluster a test record; `_shares` explains what does not fit.
+        kept = min(
+            largest * (settings.records_per_client + settings.validation_per_client),
+            max(0, total - largest),
+        )
+    order = stream(seed, 0).permutation(total)
+    return dataset.train.take(order[:kept]), dataset.train.take(order[kept:])
+
+
+def _shares(name: str, train: int, test: int, settings: ClustersFederation) -> tuple[int, int]:
+    """Training and test records per client, if the pools hold that many for the largest cluster."""
+    largest, validation = max(settings.sizes), settings.validation_per_client
+    most, most_tested = train // largest - validation, test // largest
+    kept = settings.records_per_client or most
+    if most < 1 or kept > most:
+        apart = f" beside {validation} for validation" if validation else ""
+        raise InputError(
+            f"federation.records_per_client: {settings.records_per_client}; {name} has {max(most, 0)} "
+            f"training records{apart} for each of {largest} clients"
+        )
+    tested = settings.test_per_client or most_tested
+    if most_tested < 1 or tested > most_tested:
+        raise InputError(
+            f"federation.test_per_client: {settings.test_per_client}; {name} leaves {most_tested} test "
+            f"records for each of {largest} clients"
+        )
+    return kept, tested
+
+
+def _check_shift(task: Task, settings: ClustersFederation) -> None:
+    clusters = len(settings.sizes)
+    if settings.shift == "rotation":
+        if len(task.shape) != 3 or task.shape[1] != task.shape[2]:
+            raise InputError(
+                f"federation.shift: rotation; it needs square images, these records are {task.shape}"
+            )
+        if clusters > 4:
+            raise InputError(
+                f"federation.sizes: {clusters} clusters; rotation by quarter turns allows at most 4"
+            )
+    if settings.shift == "label":
+        if task.kind != "classification":
+            raise InputError("federation.shift: label; it needs classes and this task is regression")
+        if clusters > task.classes:
+            raise InputError(
+                f"federation.sizes: {clusters} clusters; label shift allows at most {task.classes}"
+            )
+
+
+def _shifted(records: Records, cluster: int, shift: str, task: Task) -> Records:
+    if shift == "rotation":
+        turned = np.rot90(records.features, cluster, axes=(2, 3))
+        return Records(np.ascontiguousarray(turned), records.targets)
+    if shift == "label":
+        return Records(records.features, (records.targets + cluster) % task.classes)
+    return records

@@ -1,0 +1,101 @@
+"""Equal shares with unequal labels: Dirichlet mixtures of the classes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from coterie.data.clients import Client, Federation, client_name, stream
+from coterie.data.records import Array, Dataset
+from coterie.errors import InputError
+from coterie.settings import Settings
+
+
+class DirichletFederation(Settings):
+    """Clients whose label mixtures are drawn from Dirichlet(alpha, ..., alpha).
+
+    Records are dealt without replacement (Hsu, Qi and Brown 2019); a client whose classes have run out gets
+    others. Test records of a class go to the clients in proportion to their training records of it.
+
+    Args:
+        clients: how many.
+        alpha: concentration; small values leave each client few classes.
+        records_per_client: records dealt to every client; if null, an equal share of all.
+        validation_share: share of a client's records that it keeps apart.
+        test_share: what to hold out of a dataset without test records.
+    """
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    clients: PositiveInt
+    alpha: PositiveFloat
+    records_per_client: PositiveInt | None = None
+    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+
+
+def build_dirichlet(dataset: Dataset, settings: DirichletFederation, seed: int) -> Federation:
+    """Draw each client's labels, then deal records of those labels."""
+    task, clients = dataset.task, settings.clients
+    if task.kind != "classification":
+        raise InputError("federation.kind: dirichlet; it needs classes and this task is regression")
+    train, test = dataset.train, dataset.test
+    if test is None:
+        order = stream(seed, 0).permutation(len(train))
+        held_out = round(settings.test_share * len(train))
+        train, test = train.take(order[held_out:]), train.take(order[:held_out])
+    share = settings.records_per_client or len(train) // clients
+    if not 1 <= share <= len(train) // clients:
+        raise InputError(
+            f"federation.records_per_client: {settings.records_per_client}; {dataset.name} has "
+            f"{len(train) // clients} training records for each of {clients} clients"
+        )
+    rng = stream(seed, 1)
+    available = np.bincount(train.targets, minlength=task.classes)
+    counts = _label_counts(available, share, settings, rng)
+    ends = counts.cumsum(axis=0)
+    reach = ends / np.maximum(ends[-1], 1)
+    test_ends = np.rint(reach * np.bincount(test.targets, minlength=task.classes)).astype(np.int64)
+    mine, tests = _dealt(train.targets, ends, rng), _dealt(test.targets, test_ends, rng)
+    kept = share - round(settings.validation_share * share)
+    return Federation(
+        tuple(
+            Client(
+                client_name(index, clients),
+                train=train.take(mine[index][:kept]),
+                validation=train.take(mine[index][kept:]),
+                test=test.take(tests[index]),
+            )
+            for index in range(clients)
+        ),
+        task,
+    )
+
+
+def _label_counts(
+    available: Array, share: int, settings: DirichletFederation, rng: np.random.Generator
+) -> Array:
+    """Records of each class for each client, together never more of a class than there are."""
+    left = available.copy()
+    mixtures = rng.dirichlet([settings.alpha] * len(left), settings.clients)
+    counts = np.zeros(mixtures.shape, dtype=np.int64)
+    for row, mixture in zip(counts, mixtures, strict=True):
+        while (wanted := share - int(row.sum())) > 0:
+            weights = np.where(left > 0, mixture, 0.0)
+            if weights.sum() < 1e-9:  # all of this client's classes have run out
+                weights = left.astype(np.float64)
+            drawn = np.minimum(rng.multinomial(wanted, weights / weights.sum()), left)
+            row += drawn
+            left -= drawn
+    return counts
+
+
+def _dealt(targets: Array, ends: Array, rng: np.random.Generator) -> list[Array]:
+    """Positions for each client, given where its share of each class ends in the class's shuffled order."""
+    shares: list[list[Array]] = [[] for _ in ends]
+    for label, label_ends in enumerate(ends.T):
+        members = rng.permutation(np.flatnonzero(targets == label))
+        for client, part in enumerate(np.split(members, label_ends)[:-1]):
+            shares[client].append(part)
+    return [rng.permutation(np.concatenate(share)) for share in shares]

@@ -1,0 +1,103 @@
+"""The clients that the data come with: hospitals, schools, speaking roles, the files of a folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from coterie.data.clients import Client, Federation, stream
+from coterie.data.records import Array, Dataset
+from coterie.errors import DataError, InputError
+from coterie.settings import Settings
+
+
+class NaturalFederation(Settings):
+    """One client per owner of records.
+
+    Args:
+        clients: how many to draw from those with enough records; `enough` takes all of those; null takes
+            everyone and refuses a client with too few.
+        minimum_records: training records that are enough.
+        validation_share: share of a client's training records that it keeps apart.
+        test_share: share of a client's records to hold out, where the dataset has no test records.
+    """
+
+    kind: Literal["natural"] = "natural"
+    clients: PositiveInt | Literal["enough"] | None = None
+    minimum_records: PositiveInt = 10
+    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+
+
+def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> Federation:
+    """Give every owner its records, split into training, validation and test."""
+    owners = dataset.owners
+    if owners is None:
+        raise InputError(
+            f"federation.kind: natural; {dataset.name} has no natural clients, allowed: clusters, dirichlet"
+        )
+    count = len(owners.names)
+    positions = _positions(owners.train, count)
+    test_positions = None if owners.test is None else _positions(owners.test, count)
+    parts: list[tuple[Array, Array, Array]] = []
+    for index in range(count):
+        # A client's split depends on the seed and its own place only, not on who else is drawn.
+        mine = stream(seed, 1, index).permutation(positions[index])
+        if test_positions is None:
+            tested = min(len(mine), max(1, round(settings.test_share * len(mine))))
+            test, mine = mine[:tested], mine[tested:]
+        else:
+            test = test_positions[index]
+        apart = round(settings.validation_share * len(mine))
+        parts.append((mine[apart:], mine[:apart], test))
+    test_pool = dataset.train if dataset.test is None else dataset.test
+    return Federation(
+        tuple(
+            Client(
+                owners.names[index],
+                train=dataset.train.take(parts[index][0]),
+                validation=dataset.train.take(parts[index][1]),
+                test=test_pool.take(parts[index][2]),
+            )
+            for index in _drawn(dataset, settings, parts, seed)
+        ),
+        dataset.task,
+    )
+
+
+def _positions(owner: Array, count: int) -> list[Array]:
+    """For every owner, where its records are."""
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(1, count)))
+
+
+def _drawn(
+    dataset: Dataset, settings: NaturalFederation, parts: list[tuple[Array, Array, Array]], seed: int
+) -> list[int]:
+    """The owners that take part, in the dataset's order."""
+    names = dataset.owners.names if dataset.owners else ()
+    enough = [
+        k for k, (train, _, test) in enumerate(parts) if len(train) >= settings.minimum_records and len(test)
+    ]
+    if settings.clients is None and len(enough) < len(parts):
+        short = min(set(range(len(parts))) - set(enough))
+        raise DataError(
+            f"client {names[short]}: {len(parts[short][0])} training and {len(parts[short][2])} test "
+            f"records; federation.minimum_records asks for {settings.minimum_records} "
+            "(federation.clients: enough leaves such clients out)"
+        )
+    if not enough:
+        raise DataError(
+            f"federation.minimum_records: {settings.minimum_records}; no client of {dataset.name} has so "
+            "many training records"
+        )
+    if not isinstance(settings.clients, int):
+        return enough
+    if settings.clients > len(enough):
+        raise InputError(
+            f"federation.clients: {settings.clients}; {len(enough)} clients of {dataset.name} have "
+            f"federation.minimum_records = {settings.minimum_records} training records"
+        )
+    return sorted(stream(seed, 0).choice(enough, settings.clients, replace=False).tolist())

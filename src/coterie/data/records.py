@@ -1,0 +1,93 @@
+"""What a federation is made of: records, the task they pose, and the dataset they come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Features and targets, one row per record.
+
+    Features are float32 of shape (n, *shape), or int64 tokens of shape (n, length);
+    targets are int64 class indices, or float32 for regression.
+    """
+
+    features: Array
+    targets: Array
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __repr__(self) -> str:
+        return f"Records({len(self)} of shape {self.features.shape[1:]}, {self.features.dtype})"
+
+    def take(self, indices: Array | slice) -> Records:
+        """The records at these positions, in this order."""
+        return Records(self.features[indices], self.targets[indices])
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is asked to predict; public, like everything a model's shape depends on.
+
+    Args:
+        shape: shape of one record's features.
+        classes: number of classes, 0 for regression.
+        vocabulary: number of tokens, for text.
+        error_cap: for regression, tau of the bounded score 1 - min(error^2, tau) / tau.
+    """
+
+    kind: Literal["classification", "regression"]
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int | None = None
+    error_cap: float | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Width of a model's output: one logit per class, or one number."""
+        return self.classes if self.kind == "classification" else 1
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who holds each record where clients are natural: a hospital, a school, a speaking role.
+
+    Args:
+        names: one per owner.
+        train: index into `names` for every training record.
+        test: the same for the test records, where the dataset has its own.
+    """
+
+    names: tuple[str, ...]
+    train: Array
+    test: Array | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Records with their task, before anyone decides who holds which.
+
+    Args:
+        test: held-out records where the source publishes them; else None, and the federation holds some out.
+        note: where the records come from and by which public constants they are scaled.
+        owners: the natural clients, where there are any.
+    """
+
+    name: str
+    train: Records
+    test: Records | None
+    task: Task
+    note: str
+    owners: Owners | None = None
+
+    def __repr__(self) -> str:
+        held_out = "none" if self.test is None else len(self.test)
+        clients = "none" if self.owners is None else len(self.owners.names)
+        return f"Dataset({self.name}: train {len(self.train)}, test {held_out}, natural clients {clients})"

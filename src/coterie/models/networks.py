@@ -1,0 +1,160 @@
+"""The papers' networks. None mixes the records of a batch, works in place or draws random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from coterie.data.records import Task
+from coterie.errors import InputError
+
+
+def softmax(task: Task) -> nn.Module:
+    """Logistic regression on the flattened features."""
+    if task.kind != "classification" or task.vocabulary is not None:
+        raise _unsuitable("softmax", "numeric features and classes", task)
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), head=nn.Linear(math.prod(task.shape), task.classes))
+    )
+
+
+def linear(task: Task) -> nn.Module:
+    """Linear regression on the flattened features."""
+    if task.kind != "regression" or task.vocabulary is not None:
+        raise _unsuitable("linear", "numeric features and a regression target", task)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(math.prod(task.shape), 1)))
+
+
+def cnn(task: Task) -> nn.Module:
+    """Two 5x5 convolutions of 16 and 32 channels and a dense layer: 28,938 parameters on MNIST."""
+    channels, height, width = _image("cnn", task, smallest=4)
+    layers = _two_convolutions(channels, 16, 32)
+    layers["head"] = nn.Linear(32 * (height // 4) * (width // 4), task.outputs)
+    return nn.Sequential(layers)
+
+
+def mcmahan_cnn(task: Task, hidden: int = 512) -> nn.Module:
+    """The CNN of McMahan et al. 2017 with one hidden dense layer: 1,663,370 parameters on MNIST."""
+    channels, height, width = _image("mcmahan-cnn", task, smallest=4)
+    layers = _two_convolutions(channels, 32, 64)
+    layers["dense"] = nn.Linear(64 * (height // 4) * (width // 4), hidden)
+    layers["relu3"] = nn.ReLU()
+    layers["head"] = nn.Linear(hidden, task.outputs)
+    return nn.Sequential(layers)
+
+
+def _two_convolutions(channels: int, first: int, second: int) -> OrderedDict[str, nn.Module]:
+    return OrderedDict(
+        conv1=nn.Conv2d(channels, first, 5, padding=2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(first, second, 5, padding=2),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al. 2016), with group instead of batch norms."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.norm1 = _group_norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = _group_norm(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(
+                OrderedDict(conv=nn.Conv2d(channels, width, 1, stride, bias=False), norm=_group_norm(width))
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm1(self.conv1(images)))
+        return torch.relu(self.norm2(self.conv2(hidden)) + self.shortcut(images))
+
+
+def resnet18(task: Task) -> nn.Module:
+    """ResNet-18 for small images: 3x3 stem without pooling, group norms; 11.2 million parameters."""
+    channels, _, _ = _image("resnet18", task, smallest=8)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        stem=nn.Conv2d(channels, 64, 3, padding=1, bias=False), norm=_group_norm(64), relu=nn.ReLU()
+    )
+    before = 64
+    for stage, width in enumerate((64, 128, 256, 512), start=1):
+        layers[f"block{stage}a"] = ResidualBlock(before, width, stride=1 if stage == 1 else 2)
+        layers[f"block{stage}b"] = ResidualBlock(width, width, stride=1)
+        before = width
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["head"] = nn.Linear(512, task.outputs)
+    return nn.Sequential(layers)
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels)
+
+
+class LstmLayer(nn.Module):
+    """One LSTM layer made of linear maps.
+
+    `nn.LSTM` has no batching rule in torch.func: under `vmap` it falls back to a loop on a CPU, and cuDNN's
+    kernel wants its weights in one flat buffer. One bias instead of two; otherwise the same function.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.input_map = nn.Linear(width, 4 * hidden)
+        self.recurrent_map = nn.Linear(hidden, 4 * hidden, bias=False)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        driven = self.input_map(steps)
+        state = cell = steps.new_zeros(len(steps), self.hidden)
+        states = []
+        for step in range(steps.shape[1]):
+            gates = driven[:, step] + self.recurrent_map(state)
+            input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
+            cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(candidate)
+            state = torch.sigmoid(output_gate) * torch.tanh(cell)
+            states.append(state)
+        return torch.stack(states, dim=1)
+
+
+class LastStep(nn.Module):
+    """What a sequence model knows at the end of the window."""
+
+    def forward(self, steps: Tensor) -> Tensor:
+        return steps[:, -1]
+
+
+def lstm(task: Task, embedding: int = 8, hidden: int = 256, layers: int = 2) -> nn.Module:
+    """Character model: embedding, LSTM layers, and a dense layer on the last step."""
+    if task.vocabulary is None or len(task.shape) != 1:
+        raise _unsuitable("lstm", "text", task)
+    parts: OrderedDict[str, nn.Module] = OrderedDict(embedding=nn.Embedding(task.vocabulary, embedding))
+    for layer in range(1, layers + 1):
+        parts[f"lstm{layer}"] = LstmLayer(embedding if layer == 1 else hidden, hidden)
+    parts["last"] = LastStep()
+    parts["head"] = nn.Linear(hidden, task.outputs)
+    return nn.Sequential(parts)
+
+
+def _image(name: str, task: Task, smallest: int) -> tuple[int, int, int]:
+    if len(task.shape) != 3 or task.vocabulary is not None or min(task.shape[1:]) < smallest:
+        raise _unsuitable(name, f"images of at least {smallest}x{smallest} pixels", task)
+    channels, height, width = task.shape
+    return channels, height, width
+
+
+def _unsuitable(name: str, needs: str, task: Task) -> InputError:
+    kind = "text" if task.vocabulary is not None else task.kind
+    return InputError(
+        f"model.name: {name}; it needs {needs}, the data are {kind} with records of shape {task.shape}"
+    )

@@ -1,0 +1,115 @@
+"""Models by name: the `model` section of an experiment, and the function behind each name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from pydantic import PositiveInt, model_validator
+from torch import nn
+
+from coterie.data.records import Task
+from coterie.errors import InputError
+from coterie.models import networks
+from coterie.models.check import check_model, one_line
+from coterie.settings import Settings
+
+_NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "softmax": networks.softmax,
+    "linear": networks.linear,
+    "cnn": networks.cnn,
+    "resnet18": networks.resnet18,
+    "mcmahan-cnn": networks.mcmahan_cnn,
+    "lstm": networks.lstm,
+}
+
+
+class ModelSettings(Settings):
+    """Which model.
+
+    Args:
+        name: a registered name, or `package.module:function` for your own: the function gets the task and
+            returns an `nn.Module` that maps (n, *task.shape) to (n, task.outputs).
+        hidden: width of the hidden layer (mcmahan-cnn, lstm).
+        embedding: width of the character embedding (lstm).
+        layers: number of LSTM layers (lstm).
+    """
+
+    name: str = "softmax"
+    hidden: PositiveInt | None = None
+    embedding: PositiveInt | None = None
+    layers: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> ModelSettings:
+        if ":" not in self.name and self.name not in _NETWORKS:
+            near = difflib.get_close_matches(self.name, _NETWORKS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(
+                f"name: {self.name!r}{hint}; allowed: {', '.join(_NETWORKS)} or package.module:function"
+            )
+        for option in self.given():
+            if option not in _options(self.name):
+                owners = ", ".join(name for name in _NETWORKS if option in _options(name))
+                raise ValueError(f"{option}: {self.name} has no such option; it belongs to {owners}")
+        return self
+
+    def given(self) -> dict[str, int]:
+        """The options that were set."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+def _options(name: str) -> list[str]:
+    """The options of a registered model: what its function takes beside the task."""
+    return list(inspect.signature(_NETWORKS[name]).parameters)[1:] if name in _NETWORKS else []
+
+
+def model_names() -> tuple[str, ...]:
+    """Every registered name that `model.name` may take."""
+    return tuple(_NETWORKS)
+
+
+def build_model(settings: ModelSettings, task: Task, seed: int) -> nn.Module:
+    """The model with its initial parameters, which depend on the seed alone.
+
+    A user's own model comes back checked. The global random state is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: that would seed the accelerators too, and those are not restored.
+        torch.default_generator.manual_seed(seed)
+        if ":" in settings.name:
+            model = _user_model(settings.name, task)
+        else:
+            model = _NETWORKS[settings.name](task, **settings.given())
+    if ":" in settings.name:
+        check_model(model, task)
+    return model
+
+
+def _user_model(name: str, task: Task) -> nn.Module:
+    module_name, _, function_name = name.partition(":")
+    try:
+        with _working_directory_first():
+            model = getattr(importlib.import_module(module_name), function_name)(task)
+    except Exception as error:  # anything may go wrong in a user's module
+        raise InputError(f"model.name: {name}: {one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model.name: {name} returned a {type(model).__name__}; allowed: an nn.Module")
+    return model
+
+
+@contextmanager
+def _working_directory_first() -> Iterator[None]:
+    """Find a user's module beside the experiment file, where an installed command would not look."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

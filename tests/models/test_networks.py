@@ -1,0 +1,183 @@
+"""The papers' networks: sizes, per-record gradients, initialisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from coterie.data import DataSettings, Task, load_dataset
+from coterie.errors import InputError
+from coterie.models import ModelSettings, build_model, check_model, model_names
+from coterie.models.networks import LstmLayer
+
+DIGITS = Task("classification", (1, 8, 8), 10)
+MNIST = Task("classification", (1, 28, 28), 10)
+CIFAR = Task("classification", (3, 32, 32), 10)
+TEXT = Task("classification", (12,), 77, vocabulary=77)
+SCHOOL = Task("regression", (28,), 0, error_cap=0.1)
+SMALL_LSTM = ModelSettings(name="lstm", hidden=16)
+
+EVERY = [
+    (ModelSettings(name="softmax"), DIGITS),
+    (ModelSettings(name="linear"), SCHOOL),
+    (ModelSettings(name="cnn"), MNIST),
+    (ModelSettings(name="cnn"), Task("regression", (1, 9, 9), 0)),
+    (ModelSettings(name="mcmahan-cnn"), DIGITS),
+    (ModelSettings(name="resnet18"), Task("classification", (3, 8, 8), 10)),
+    (SMALL_LSTM, TEXT),
+]
+
+
+def records(task: Task, count: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    if task.vocabulary is None:
+        features = torch.rand(count, *task.shape, generator=draw)
+    else:
+        features = torch.randint(task.vocabulary, (count, *task.shape), generator=draw)
+    if task.kind == "regression":
+        return features, torch.rand(count, generator=draw)
+    return features, torch.randint(task.classes, (count,), generator=draw)
+
+
+def loss_of(outputs: Tensor, target: Tensor, task: Task) -> Tensor:
+    if task.kind == "regression":
+        return ((outputs[:, 0] - target) ** 2).mean()
+    return nn.functional.cross_entropy(outputs, target)
+
+
+def test_every_registered_model_is_tested_here() -> None:
+    assert {settings.name for settings, _ in EVERY} == set(model_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "parameters"),
+    [
+        ("softmax", DIGITS, 650),
+        ("linear", SCHOOL, 29),
+        ("cnn", MNIST, 28_938),
+        ("mcmahan-cnn", MNIST, 1_663_370),
+        ("resnet18", CIFAR, 11_173_962),
+        ("lstm", Task("classification", (80,), 77, vocabulary=77), 817_077),
+    ],
+)
+def test_models_have_the_published_number_of_parameters(name: str, task: Task, parameters: int) -> None:
+    model = build_model(ModelSettings(name=name), task, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(("settings", "task"), EVERY, ids=lambda value: getattr(value, "name", ""))
+def test_per_record_gradients_by_vmap_equal_one_backward_pass_per_record(
+    settings: ModelSettings, task: Task
+) -> None:
+    model = build_model(settings, task, seed=0)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    features, targets = records(task, 3)
+
+    def loss(weights: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        return loss_of(functional_call(model, weights, (record[None],)), target[None], task)
+
+    fast = vmap(grad(loss), (None, 0, 0))(parameters, features, targets)
+    for index in range(3):
+        model.zero_grad()
+        loss_of(model(features[index : index + 1]), targets[index : index + 1], task).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(fast[name][index], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("settings", "task"), EVERY, ids=lambda value: getattr(value, "name", ""))
+def test_every_model_passes_its_own_check(settings: ModelSettings, task: Task) -> None:
+    check_model(build_model(settings, task, seed=0), task)
+
+
+def test_a_stack_of_clients_can_be_trained_as_one_program() -> None:
+    model = build_model(SMALL_LSTM, TEXT, seed=0)
+    weights = {name: torch.stack([p.detach()] * 2) for name, p in model.named_parameters()}
+    features, targets = records(TEXT, 6)
+
+    def loss(one: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        return loss_of(functional_call(model, one, (record[None],)), target[None], TEXT)
+
+    stacked = vmap(vmap(grad(loss), (None, 0, 0)))(weights, features.view(2, 3, -1), targets.view(2, 3))
+    alone = vmap(grad(loss), (None, 0, 0))({k: v[1] for k, v in weights.items()}, features[3:], targets[3:])
+    for name, gradient in alone.items():
+        torch.testing.assert_close(stacked[name][1], gradient)
+
+
+def test_lstm_layer_computes_what_torch_computes() -> None:
+    ours, theirs = LstmLayer(5, 7), nn.LSTM(5, 7, batch_first=True)
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(ours.input_map.weight)
+        theirs.bias_ih_l0.copy_(ours.input_map.bias)
+        theirs.weight_hh_l0.copy_(ours.recurrent_map.weight)
+        theirs.bias_hh_l0.zero_()
+    steps = torch.randn(3, 11, 5)
+    torch.testing.assert_close(ours(steps), theirs(steps)[0])
+
+
+@pytest.mark.parametrize(("settings", "task"), EVERY, ids=lambda value: getattr(value, "name", ""))
+def test_initialisation_depends_on_the_seed_alone_and_leaves_the_global_state(
+    settings: ModelSettings, task: Task
+) -> None:
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    first = build_model(settings, task, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(321)
+    again = build_model(settings, task, seed=7).state_dict()
+    other = build_model(settings, task, seed=8).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("softmax", SCHOOL),
+        ("softmax", TEXT),
+        ("linear", DIGITS),
+        ("cnn", SCHOOL),
+        ("cnn", Task("classification", (1, 3, 3), 2)),
+        ("resnet18", TEXT),
+        ("lstm", MNIST),
+    ],
+)
+def test_a_model_that_does_not_suit_the_data_is_refused(name: str, task: Task) -> None:
+    with pytest.raises(InputError, match=f"model.name: {name}; it needs"):
+        build_model(ModelSettings(name=name), task, seed=0)
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(ValidationError, match="did you mean resnet18"):
+        ModelSettings(name="resnet-18")
+
+
+def test_options_of_another_model_are_refused() -> None:
+    with pytest.raises(ValidationError, match="embedding: cnn has no such option; it belongs to lstm"):
+        ModelSettings(name="cnn", embedding=3)
+
+
+def test_settings_survive_a_round_trip_through_plain_data() -> None:
+    settings = ModelSettings(name="lstm", hidden=16)
+    assert ModelSettings.model_validate(settings.model_dump()) == settings
+
+
+def test_options_change_the_model() -> None:
+    narrow = build_model(ModelSettings(name="mcmahan-cnn", hidden=3), MNIST, seed=0)
+    assert narrow.get_submodule("dense").weight.shape == (3, 3136)
+
+
+def test_softmax_learns_the_digits() -> None:
+    train = load_dataset(DataSettings(name="digits"), seed=0).train
+    model = build_model(ModelSettings(name="softmax"), DIGITS, seed=0)
+    features, targets = torch.from_numpy(train.features), torch.from_numpy(train.targets)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(100):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(features), targets).backward()
+        optimiser.step()
+    assert np.mean(model(features).argmax(dim=1).numpy() == train.targets) > 0.93
