@@ -1,0 +1,457 @@
+"""What was released so far, in an append-only file that no restart can reset.
+
+Every line carries the hash of itself and the line before, so a changed, dropped, moved, doubled or
+inserted line is found. Somebody who rewrites the whole chain, or cuts whole lines off its end, is found by
+the head that a checkpoint keeps apart. The content depends on nothing but the plan and the charges, so an
+interrupted and resumed run leaves the same bytes as an uninterrupted one.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from coterie.privacy.accounting import accountant_named, epsilon_of
+from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
+from coterie.privacy.events import atoms
+from coterie.privacy.plan import PlannedRelease, PrivacyPlan, canonical_json
+from coterie.privacy.units import Budget, Json, number_to_json
+
+_FORMAT = 1
+_NOTHING_BEFORE = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One release of one subject in one round, on one input.
+
+    Another input under the same names is another release: it meets other noise, and both can be seen.
+    """
+
+    subject: str
+    round: int
+    release: str
+    input_hash: str
+
+    def __post_init__(self) -> None:
+        texts = {"subject": self.subject, "release": self.release, "input_hash": self.input_hash}
+        for key, value in texts.items():
+            if not isinstance(value, str) or not value:
+                raise PrivacyInputError(f"charge: {key} {value!r} is not allowed, a text is")
+        if type(self.round) is not int or self.round < 0:
+            raise PrivacyInputError(f"charge: round {self.round!r} is not allowed, an integer from 0 is")
+
+    def to_json(self) -> Json:
+        return {
+            "subject": self.subject,
+            "round": self.round,
+            "release": self.release,
+            "input_hash": self.input_hash,
+        }
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """How many lines a ledger had, and the hash of the last: kept apart, it shows what was dropped later."""
+
+    count: int
+    hash: str
+
+    def to_json(self) -> Json:
+        return {"count": self.count, "hash": self.hash}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        try:
+            return cls(int(str(data["count"])), str(data["hash"]))
+        except (KeyError, ValueError):
+            raise LedgerError("ledger head: a count and a hash are needed") from None
+
+
+class _History:
+    """The charges in the order of the file, held against the plan."""
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        self.plan = plan
+        self.hashes: list[str] = []
+        self.size = 0
+        self.counts = {unit.subject: {r.name: 0 for r in unit.releases} for unit in plan.units}
+        self._known: set[Charge] = set()
+
+    @property
+    def head(self) -> LedgerHead:
+        return LedgerHead(len(self.hashes), self.hashes[-1])
+
+    def new(self, charges: Iterable[Charge]) -> list[Charge]:
+        """The charges not yet known, each once; an error when the plan does not allow all of them."""
+        fresh = [charge for charge in dict.fromkeys(charges) if charge not in self._known]
+        asked: dict[tuple[str, str], int] = {}
+        for charge in fresh:
+            planned = self.plan.for_subject(charge.subject).release(charge.release)
+            key = (charge.subject, charge.release)
+            asked[key] = asked.get(key, self.counts[charge.subject][charge.release]) + 1
+            if asked[key] > planned.times:
+                raise BudgetError(
+                    f"{charge.subject}: release {charge.release!r} in round {charge.round} would be number "
+                    f"{asked[key]}, the plan allows {planned.times}"
+                )
+        return fresh
+
+    def record(self, fresh: Iterable[Charge], line: bytes, digest: str) -> None:
+        for charge in fresh:
+            self._known.add(charge)
+            self.counts[charge.subject][charge.release] += 1
+        self.hashes.append(digest)
+        self.size += len(line)
+
+
+class Ledger:
+    """The one door to releases: `charge` writes durably first, and only then may the noise be added.
+
+    Example:
+        with Ledger.open(path, plan, budget=Budget(8.0, 1e-3), accountant="rdp") as ledger:
+            ledger.charge([Charge("client 3", round=2, release="training", input_hash=digest)])
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file: io.FileIO,
+        history: _History,
+        header: Json,
+        deltas: Mapping[str, float],
+    ) -> None:
+        self._path = path
+        self._file = file
+        self._history = history
+        self._header = header
+        self._accountant = str(header["accountant"])
+        self._deltas = deltas
+        self._epsilons: dict[tuple[int, tuple[int, ...]], float] = {}
+        # Subjects with equal releases and delta cost the same: a kind each, computed once for all of them.
+        kinds: dict[tuple[tuple[PlannedRelease, ...], float], int] = {}
+        self._kinds = {
+            unit.subject: kinds.setdefault((unit.releases, deltas[unit.subject]), len(kinds))
+            for unit in history.plan.units
+        }
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        plan: PrivacyPlan,
+        *,
+        budget: Budget | Mapping[str, Budget],
+        accountant: str,
+        anchor: LedgerHead | None = None,
+    ) -> Self:
+        """Start the ledger of this plan, or read it back and check every line.
+
+        Args:
+            path: The file; its directory exists.
+            plan: The calibrated plan; a file of any other plan is refused.
+            budget: One for all subjects, or one for each.
+            accountant: The accountant that proved the plan.
+            anchor: The head at the last checkpoint; the file must contain it.
+        """
+        budgets = _budget_of_each(plan, budget)
+        deltas = {subject: each.delta for subject, each in budgets.items()}
+        header = _header(plan, budgets, accountant)
+        _check_accountable(plan, accountant)
+        if anchor is not None and not path.exists():
+            raise LedgerError(
+                f"{path}: the ledger is missing, the checkpoint has seen {anchor.count} lines of it"
+            )
+        with _explained(path):
+            file = _create(path, header) or _open_locked(path)
+            try:
+                history = _replay(path, _contents(file), plan, header, anchor)
+                _cut_torn_line(file, history.size)
+            except BaseException:
+                file.close()
+                raise
+        return cls(path, file, history, header, deltas)
+
+    @property
+    def head(self) -> LedgerHead:
+        """Where the ledger stands, for a checkpoint to keep."""
+        return self._history.head
+
+    def executed(self, subject: str) -> Mapping[str, int]:
+        """How often each planned release of a subject was charged."""
+        self._history.plan.for_subject(subject)
+        return dict(self._history.counts[subject])
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """Write releases that are about to happen; when this returns, they survive any crash.
+
+        All or none are written. What was charged before, with the same input, is not charged again.
+        """
+        self._check_untouched()
+        fresh = self._history.new(charges)
+        if not fresh:
+            return
+        line, digest = _line({"charges": [charge.to_json() for charge in fresh]}, self.head.hash)
+        try:
+            with _explained(self._path):
+                _append(self._file, line)
+        except BaseException:
+            # What reached the disk is cut as torn or counted at the next opening; this process is done.
+            self.close()
+            raise
+        self._history.record(fresh, line, digest)
+
+    def spent(self, subject: str | None = None) -> float:
+        """Epsilon of what was charged so far, of one subject or of the one that spent most."""
+        if subject is not None:
+            self._history.plan.for_subject(subject)
+            return self._spent_by(subject)
+        return max((self._spent_by(each) for each in self._kinds), default=0.0)
+
+    def verify(self) -> None:
+        """Read the whole file again and check it as `open` does."""
+        self._check_untouched()
+        with _explained(self._path):
+            contents = _contents(self._file)
+        _replay(self._path, contents, self._history.plan, self._header, self.head)
+
+    def close(self) -> None:
+        """Let go of the file; another process may open it now."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        mistake: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self._path)!r}, {self.head.count} lines)"
+
+    def _spent_by(self, subject: str) -> float:
+        counts = self._history.counts[subject]
+        key = (self._kinds[subject], tuple(counts.values()))
+        if key not in self._epsilons:
+            plan = self._history.plan
+            event = plan.for_subject(subject).executed(counts)
+            self._epsilons[key] = (
+                epsilon_of(event, self._deltas[subject], self._accountant, plan.adjacency)
+                if any(counts.values())
+                else 0.0
+            )
+        return self._epsilons[key]
+
+    def _check_untouched(self) -> None:
+        """Refuse to go on when the file was removed, replaced, cut or extended under this process."""
+        if self._file.closed:
+            raise LedgerError(f"{self._path}: the ledger is closed")
+        with _explained(self._path):
+            held = os.fstat(self._file.fileno())
+            same = self._path.exists() and os.path.samestat(held, self._path.stat())
+        if not same or held.st_size != self._history.size:
+            what = "changed" if same else "removed or replaced"
+            raise LedgerError(f"{self._path}: the ledger was {what} by somebody else during the run")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn a failure of the file system into one line that names the ledger."""
+    try:
+        yield
+    except OSError as mistake:
+        raise LedgerError(f"{path}: the ledger cannot be used: {mistake.strerror}") from mistake
+
+
+def _budget_of_each(plan: PrivacyPlan, budget: Budget | Mapping[str, Budget]) -> dict[str, Budget]:
+    subjects = [unit.subject for unit in plan.units]
+    if isinstance(budget, Budget):
+        return dict.fromkeys(subjects, budget)
+    odd = sorted(set(subjects) ^ set(budget))
+    if odd:
+        raise PlanError(f"budget: every subject of the plan needs one, and nobody else: {odd[0]!r}")
+    return {subject: budget[subject] for subject in subjects}
+
+
+def _check_accountable(plan: PrivacyPlan, accountant: str) -> None:
+    """Refuse an unknown accountant and a plan without all its noise now, rather than after releases."""
+    accountant_named(accountant)
+    for release in {release for unit in plan.units for release in unit.releases}:
+        atoms(release.event)
+
+
+def _header(plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -> Json:
+    alike: dict[tuple[tuple[tuple[str, int], ...], Budget], list[str]] = {}
+    for unit in plan.units:
+        times = tuple((release.name, release.times) for release in unit.releases)
+        alike.setdefault((times, budgets[unit.subject]), []).append(unit.subject)
+    return {
+        "ledger": _FORMAT,
+        "plan": plan.digest(),
+        "accountant": accountant,
+        "units": [
+            {
+                "subjects": subjects,
+                "releases": [{"name": name, "times": times} for name, times in releases],
+                "epsilon": number_to_json(budget.epsilon),
+                "delta": budget.delta,
+            }
+            for (releases, budget), subjects in alike.items()
+        ],
+    }
+
+
+def _line(body: Json, previous: str) -> tuple[bytes, str]:
+    """The line of a body, and the hash that binds it to all lines before."""
+    digest = hashlib.sha256(f"{previous}{canonical_json(body)}".encode()).hexdigest()
+    return f"{canonical_json({**body, 'hash': digest})}\n".encode(), digest
+
+
+def _parse(path: Path, number: int, line: bytes, previous: str) -> tuple[Json, str]:
+    """The body of a line that follows from the one before, byte for byte as this module writes it."""
+    try:
+        body = json.loads(line)
+        digest = body.pop("hash")
+        expected, expected_digest = _line(body, previous)
+    # Deep brackets exhaust the parser's stack; a list has no "hash", a number no pop.
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise LedgerError(f"{path}: line {number} is not a line of a ledger") from None
+    if digest != expected_digest or line + b"\n" != expected:
+        place = "the start of a ledger" if number == 1 else f"line {number - 1}"
+        happened = "a line was changed, dropped, moved or inserted"
+        raise LedgerError(f"{path}: line {number} does not follow from {place}: {happened}")
+    return body, digest
+
+
+def _replay(
+    path: Path, contents: bytes, plan: PrivacyPlan, header: Json, anchor: LedgerHead | None
+) -> _History:
+    """The history that the complete lines of a file tell."""
+    *lines, _torn = contents.split(b"\n")
+    if not lines:
+        raise LedgerError(f"{path}: line 1 is missing: the file is no ledger")
+    history = _History(plan)
+    found, digest = _parse(path, 1, lines[0], _NOTHING_BEFORE)
+    _check_header(path, found, header)
+    history.record([], lines[0] + b"\n", digest)
+    for number, line in enumerate(lines[1:], start=2):
+        body, digest = _parse(path, number, line, history.head.hash)
+        charges = _charges(path, number, body)
+        try:
+            fresh = history.new(charges)
+        except (PlanError, BudgetError) as mistake:
+            raise LedgerError(f"{path}: line {number} breaks the plan: {mistake}") from None
+        if len(fresh) != len(charges):
+            raise LedgerError(f"{path}: line {number} charges a release twice")
+        history.record(fresh, line + b"\n", digest)
+    if anchor is not None:
+        _check_anchor(path, history.hashes, anchor)
+    return history
+
+
+def _check_header(path: Path, found: Json, header: Json) -> None:
+    if found.get("ledger") != _FORMAT or found.keys() != header.keys():
+        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}")
+    if found["accountant"] != header["accountant"]:
+        raise LedgerError(
+            f"{path}: line 1: the ledger was opened with accountant {found['accountant']!r}, "
+            f"not {header['accountant']!r}"
+        )
+    if found["plan"] != header["plan"]:
+        raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({found['plan']})")
+    if canonical_json(found) != canonical_json(header):
+        raise LedgerError(f"{path}: line 1: the ledger was opened with other budgets")
+
+
+def _charges(path: Path, number: int, body: Json) -> list[Charge]:
+    entries = body.get("charges")
+    try:
+        if body.keys() != {"charges"} or not isinstance(entries, list) or not entries:
+            raise TypeError
+        return [Charge(**entry) for entry in entries]
+    except (TypeError, PrivacyInputError):
+        raise LedgerError(f"{path}: line {number} is not a list of charges") from None
+
+
+def _check_anchor(path: Path, hashes: Sequence[str], anchor: LedgerHead) -> None:
+    if anchor.count > len(hashes):
+        raise LedgerError(
+            f"{path}: line {len(hashes) + 1} is missing: the checkpoint has seen {anchor.count} lines"
+        )
+    if anchor.count < 1 or hashes[anchor.count - 1] != anchor.hash:
+        raise LedgerError(f"{path}: line {anchor.count} is not the one that the checkpoint has seen")
+
+
+def _create(path: Path, header: Json) -> io.FileIO | None:
+    """A new, locked ledger with its header, or None when the file exists.
+
+    The file appears under its name complete, by a link that fails if the name is taken: there is no moment
+    in which a crash leaves an empty ledger, or a second process an unlocked one.
+    """
+    if path.exists():
+        return None
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    file = io.FileIO(os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666), "r+")
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _append(file, _line(header, _NOTHING_BEFORE)[0])
+            os.link(draft, path)
+        finally:
+            draft.unlink()
+        _sync_directory(path.parent)
+    except BaseException as mistake:
+        file.close()
+        if isinstance(mistake, FileExistsError):
+            return None
+        raise
+    return file
+
+
+def _open_locked(path: Path) -> io.FileIO:
+    file = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND), "r+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise LedgerError(f"{path}: another run has this ledger open; only one may spend at a time") from None
+    return file
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file.fileno(), rest) :]
+    os.fsync(file.fileno())
+
+
+def _contents(file: io.FileIO) -> bytes:
+    file.seek(0)
+    return file.readall()
+
+
+def _cut_torn_line(file: io.FileIO, size: int) -> None:
+    """Drop what follows the last complete line: its writer died inside `charge`, so nothing was released."""
+    if os.fstat(file.fileno()).st_size > size:
+        os.ftruncate(file.fileno(), size)
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
