@@ -1,0 +1,56 @@
+"""What a release costs: mechanisms, events, accountants, calibration and the guarantee.
+
+A library of its own: it needs numpy, scipy and dp-accounting, no other part of Coterie and no torch.
+"""
+
+from coterie.privacy.accounting import delta_of, epsilon_of
+from coterie.privacy.calibration import calibrate
+from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
+from coterie.privacy.guarantee import Guarantee, guarantee
+from coterie.privacy.mechanisms import (
+    FullBatchSketch,
+    FullBatchSteps,
+    Mechanism,
+    Multiplier,
+    NoiseRule,
+    PoissonSteps,
+    PrivateSelection,
+    RebalancedSums,
+    RoutedSums,
+    SampledSum,
+    ShuffledSteps,
+)
+from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
+
+__all__ = [
+    "Adjacency",
+    "Budget",
+    "BudgetError",
+    "CoterieError",
+    "FullBatchSketch",
+    "FullBatchSteps",
+    "Guarantee",
+    "LedgerError",
+    "Mechanism",
+    "Mode",
+    "Multiplier",
+    "NoiseRule",
+    "PlanError",
+    "PlannedRelease",
+    "PoissonSteps",
+    "PrivacyInputError",
+    "PrivacyPlan",
+    "PrivateSelection",
+    "RebalancedSums",
+    "RoutedSums",
+    "SampledSum",
+    "ShuffledSteps",
+    "ThreatModel",
+    "Unit",
+    "UnitPlan",
+    "calibrate",
+    "delta_of",
+    "epsilon_of",
+    "guarantee",
+]

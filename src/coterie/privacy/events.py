@@ -1,0 +1,231 @@
+"""What was released, as trees of dp_accounting events, and their normal form.
+
+An event says what was done, not what it costs. `GaussianDpEvent(z)` is a sum of contributions of norm at
+most C with noise of standard deviation z C; an accountant adds the adjacency, under which that sum moves by
+C (zero-out, add-remove) or 2 C (replace-one). One tree therefore gives both values of a guarantee.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import attr
+import dp_accounting as dp
+from dp_accounting import DpEvent
+
+from coterie.privacy.errors import PlanError
+from coterie.privacy.units import Json, number_from_json, number_to_json
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class SelectionDpEvent(DpEvent):  # type: ignore[misc]
+    """The argmax of counts plus Gumbel noise of this scale (the exponential mechanism).
+
+    Each unit adds between 0 and 1 to every count. Taking one away moves all counts the same way, so the
+    log-probabilities of any two outcomes drift apart by at most 1/scale; replacing one may raise some
+    counts and lower others, which doubles it.
+    """
+
+    gumbel_scale: float
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ShuffledEpochDpEvent(DpEvent):  # type: ignore[misc]
+    """One pass over the data in disjoint batches of a shuffled order, each released with Gaussian noise.
+
+    Each unit is in exactly one batch. Given the order, only that batch's sum differs between neighbours,
+    so an epoch costs one Gaussian; no amplification is claimed for the secret order.
+    """
+
+    noise_multiplier: float
+
+
+def gaussian(noise_multiplier: float) -> DpEvent:
+    """A Gaussian release; without noise it is not private."""
+    return dp.GaussianDpEvent(noise_multiplier) if noise_multiplier > 0 else dp.NonPrivateDpEvent()
+
+
+def poisson_gaussian(rate: float, noise_multiplier: float) -> DpEvent:
+    """A Gaussian release on a Poisson sample; without noise it is not private."""
+    if not noise_multiplier > 0:
+        return dp.NonPrivateDpEvent()
+    return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise_multiplier))
+
+
+def selection(gumbel_scale: float) -> DpEvent:
+    """A noisy argmax of counts; without noise it is not private."""
+    return SelectionDpEvent(gumbel_scale) if gumbel_scale > 0 else dp.NonPrivateDpEvent()
+
+
+def repeated(event: DpEvent, times: int) -> DpEvent:
+    """The same release several times, adaptively."""
+    if times == 0:
+        return dp.NoOpDpEvent()
+    return event if times == 1 else dp.SelfComposedDpEvent(event, times)
+
+
+def composed(events: Sequence[DpEvent]) -> DpEvent:
+    """Several releases, adaptively."""
+    if not events:
+        return dp.NoOpDpEvent()
+    return events[0] if len(events) == 1 else dp.ComposedDpEvent(list(events))
+
+
+def atoms(event: DpEvent) -> Counter[DpEvent]:
+    """The tree as a multiset of releases that an accountant knows how to bound.
+
+    A composition under one sample becomes one sampled Gaussian with the joint multiplier: sampling once and
+    releasing twice is dominated by one Gaussian of combined shift, amplified once. Amplifying its parts
+    separately would claim less than is spent.
+    """
+    found: Counter[DpEvent] = Counter()
+    _collect(event, 1, found)
+    return found
+
+
+def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
+    if isinstance(event, dp.NoOpDpEvent) or times == 0:
+        return
+    if isinstance(event, dp.SelfComposedDpEvent):
+        _collect(event.event, times * event.count, found)
+    elif isinstance(event, dp.ComposedDpEvent):
+        for part in event.events:
+            _collect(part, times, found)
+    elif isinstance(event, dp.NonPrivateDpEvent):
+        found[event] += times
+    elif isinstance(event, dp.GaussianDpEvent | ShuffledEpochDpEvent):
+        found[gaussian(event.noise_multiplier)] += times
+    elif isinstance(event, SelectionDpEvent):
+        found[selection(event.gumbel_scale)] += times
+    elif isinstance(event, dp.PoissonSampledDpEvent):
+        joint = joint_multiplier(event.event)
+        rate = event.sampling_probability
+        if not 0 <= rate <= 1:
+            raise PlanError(f"sampling probability: {rate} is not allowed, a number from 0 to 1 is")
+        if rate == 1:
+            found[gaussian(joint)] += times
+        elif rate > 0 and not math.isinf(joint):
+            found[poisson_gaussian(rate, joint)] += times
+    elif isinstance(event, dp.SampledWithoutReplacementDpEvent):
+        joint = joint_multiplier(event.event)
+        size, source = event.sample_size, event.source_dataset_size
+        if not 1 <= size <= source:
+            raise PlanError(f"sample size: {size} is not allowed, an integer from 1 to {source} is")
+        if joint == 0:
+            found[dp.NonPrivateDpEvent()] += times
+        elif not math.isinf(joint):
+            atom = dp.SampledWithoutReplacementDpEvent(source, size, dp.GaussianDpEvent(joint))
+            found[atom] += times
+    else:
+        raise PlanError(f"{type(event).__name__}: no accountant here can bound this event")
+
+
+def joint_multiplier(event: DpEvent) -> float:
+    """The multiplier of the one Gaussian that dominates an adaptive composition of Gaussians.
+
+    Shifts over standard deviations add in squares (Dong, Roth, Su 2019), so inverse squares of multipliers
+    add; 0 means not private and infinity means nothing is released.
+    """
+    precision = _precision(event)
+    if math.isinf(precision):
+        return 0.0
+    return math.inf if precision == 0 else 1.0 / math.sqrt(precision)
+
+
+def _precision(event: DpEvent) -> float:
+    if isinstance(event, dp.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dp.NonPrivateDpEvent):
+        return math.inf
+    if isinstance(event, dp.GaussianDpEvent):
+        multiplier = float(event.noise_multiplier)
+        return (1.0 / multiplier) * (1.0 / multiplier) if multiplier > 0 else math.inf
+    if isinstance(event, dp.SelfComposedDpEvent):
+        return event.count * _precision(event.event) if event.count else 0.0
+    if isinstance(event, dp.ComposedDpEvent):
+        return math.fsum(_precision(part) for part in event.events)
+    raise PlanError(f"{type(event).__name__} inside a sample: only Gaussian releases can be amplified here")
+
+
+def event_to_json(event: DpEvent) -> Json:
+    """The tree as plain data."""
+    for name, (kind, write, _) in _FORMATS.items():
+        if isinstance(event, kind):
+            return {"event": name, **write(event)}
+    raise PlanError(f"{type(event).__name__}: this event cannot be written to a file")
+
+
+def event_from_json(data: Mapping[str, object]) -> DpEvent:
+    """The tree that `event_to_json` wrote."""
+    name = str(data.get("event"))
+    if name not in _FORMATS:
+        raise PlanError(f"event: {name!r} is not known; allowed are {', '.join(_FORMATS)}")
+    return _FORMATS[name][2](data)
+
+
+def _children(data: Mapping[str, object]) -> list[DpEvent]:
+    parts = data["events"]
+    assert isinstance(parts, list)
+    return [event_from_json(part) for part in parts]
+
+
+def _child(data: Mapping[str, object]) -> DpEvent:
+    part = data["of"]
+    assert isinstance(part, Mapping)
+    return event_from_json(part)
+
+
+def _number(data: Mapping[str, object], key: str) -> float:
+    return number_from_json(data[key])
+
+
+def _integer(data: Mapping[str, object], key: str) -> int:
+    return int(str(data[key]))
+
+
+_Format = tuple[type, Callable[[DpEvent], Json], Callable[[Mapping[str, object]], DpEvent]]
+_FORMATS: dict[str, _Format] = {
+    "nothing": (dp.NoOpDpEvent, lambda e: {}, lambda d: dp.NoOpDpEvent()),
+    "non-private": (dp.NonPrivateDpEvent, lambda e: {}, lambda d: dp.NonPrivateDpEvent()),
+    "gaussian": (
+        dp.GaussianDpEvent,
+        lambda e: {"noise_multiplier": number_to_json(e.noise_multiplier)},
+        lambda d: dp.GaussianDpEvent(_number(d, "noise_multiplier")),
+    ),
+    "shuffled-epoch": (
+        ShuffledEpochDpEvent,
+        lambda e: {"noise_multiplier": number_to_json(e.noise_multiplier)},
+        lambda d: ShuffledEpochDpEvent(_number(d, "noise_multiplier")),
+    ),
+    "selection": (
+        SelectionDpEvent,
+        lambda e: {"gumbel_scale": number_to_json(e.gumbel_scale)},
+        lambda d: SelectionDpEvent(_number(d, "gumbel_scale")),
+    ),
+    "poisson": (
+        dp.PoissonSampledDpEvent,
+        lambda e: {"rate": e.sampling_probability, "of": event_to_json(e.event)},
+        lambda d: dp.PoissonSampledDpEvent(_number(d, "rate"), _child(d)),
+    ),
+    "fixed-size": (
+        dp.SampledWithoutReplacementDpEvent,
+        lambda e: {
+            "population": e.source_dataset_size,
+            "size": e.sample_size,
+            "of": event_to_json(e.event),
+        },
+        lambda d: dp.SampledWithoutReplacementDpEvent(
+            _integer(d, "population"), _integer(d, "size"), _child(d)
+        ),
+    ),
+    "repeated": (
+        dp.SelfComposedDpEvent,
+        lambda e: {"times": e.count, "of": event_to_json(e.event)},
+        lambda d: dp.SelfComposedDpEvent(_child(d), _integer(d, "times")),
+    ),
+    "composed": (
+        dp.ComposedDpEvent,
+        lambda e: {"events": [event_to_json(part) for part in e.events]},
+        lambda d: dp.ComposedDpEvent(_children(d)),
+    ),
+}

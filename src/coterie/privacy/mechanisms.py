@@ -1,0 +1,403 @@
+"""What one unit releases in one round: sampling, clip, noise, denominator and event in one frozen object.
+
+Everything that decides the cost of a release stands together here, so that execution and accounting cannot
+drift apart. `noise_multiplier` always means the standard deviation of the noise on the clipped SUM divided
+by the clip, under every adjacency.
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Self, TypeVar
+
+import dp_accounting as dp
+from dp_accounting import DpEvent
+
+from coterie.privacy import events
+from coterie.privacy.errors import PlanError, PrivacyInputError
+from coterie.privacy.units import Adjacency, Json, number_from_json, number_to_json
+
+
+class NoiseRule(Enum):
+    """A noise multiplier that calibration has yet to find.
+
+    `SHARED` is the plan's one free multiplier; `AUTO` is the first round's own noise, chosen so that the
+    round costs a small, fixed share of the training noise.
+    """
+
+    SHARED = "shared"
+    AUTO = "auto"
+
+
+Multiplier = float | NoiseRule
+
+
+class Mechanism(ABC):
+    """One kind of release; subclasses are frozen dataclasses known to the registry by name."""
+
+    name: ClassVar[str]
+    adjacency: Adjacency
+
+    @property
+    @abstractmethod
+    def event(self) -> DpEvent:
+        """What one use of the mechanism costs."""
+
+    @property
+    def rule(self) -> NoiseRule | None:
+        """The rule by which calibration must find the noise, or None when the noise is known."""
+        return None
+
+    def with_noise(self, noise_multiplier: float) -> Self:
+        """The same mechanism with this much noise."""
+        raise PlanError(f"{self.name}: this mechanism has no noise multiplier to set")
+
+    def to_json(self) -> Json:
+        """The mechanism as plain data."""
+        data: Json = {"mechanism": self.name}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            data[field.name] = _write_field(field.type, getattr(self, field.name))
+        return data
+
+
+_MECHANISMS: dict[str, type[Mechanism]] = {}
+_M = TypeVar("_M", bound=Mechanism)
+
+
+def mechanism(name: str) -> Callable[[type[_M]], type[_M]]:
+    """Register a mechanism under the name that plans on disk use."""
+
+    def register(cls: type[_M]) -> type[_M]:
+        cls.name = name
+        _MECHANISMS[name] = cls
+        return cls
+
+    return register
+
+
+def mechanism_from_json(data: Mapping[str, object]) -> Mechanism:
+    """The mechanism that `to_json` wrote."""
+    name = str(data.get("mechanism"))
+    if name not in _MECHANISMS:
+        raise PlanError(f"mechanism: {name!r} is not known; allowed are {', '.join(sorted(_MECHANISMS))}")
+    cls = _MECHANISMS[name]
+    fields = {field.name: field.type for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given = {key: value for key, value in data.items() if key != "mechanism"}
+    if given.keys() != fields.keys():
+        odd = ", ".join(sorted(given.keys() ^ fields.keys()))
+        raise PlanError(f"mechanism {name}: missing or unknown fields: {odd}")
+    return cls(**{key: _read_field(fields[key], value) for key, value in given.items()})
+
+
+def _write_field(kind: object, value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    # By declared type, so that a clip of 1 and a clip of 1.0 have the same spelling.
+    return int(str(value)) if kind is int else number_to_json(float(str(value)))
+
+
+def _read_field(kind: object, value: object) -> object:
+    if kind is Adjacency:
+        return Adjacency(str(value))
+    if kind is int:
+        return int(str(value))
+    if kind == Multiplier and isinstance(value, str) and value != "inf":
+        return NoiseRule(value)
+    return number_from_json(value)
+
+
+def check_positive(key: str, value: float) -> None:
+    """Refuse a quantity that must be a finite number above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise PrivacyInputError(f"{key}: {value} is not allowed, a finite number above 0 is")
+
+
+def check_count(key: str, value: int, most: int | None = None) -> None:
+    """Refuse a count below 1, or above the most that makes sense."""
+    if value < 1 or (most is not None and value > most):
+        allowed = "an integer of at least 1" if most is None else f"an integer from 1 to {most}"
+        raise PrivacyInputError(f"{key}: {value} is not allowed, {allowed} is")
+
+
+def check_rate(key: str, value: float) -> None:
+    """Refuse a sampling rate outside (0, 1]."""
+    if not 0 < value <= 1:
+        raise PrivacyInputError(f"{key}: {value} is not allowed, a number above 0 and at most 1 is")
+
+
+@dataclass(frozen=True)
+class NoisySum(Mechanism):
+    """Contributions clipped to `clip` are summed and Gaussian noise is added to the sum."""
+
+    clip: float
+    noise_multiplier: Multiplier
+
+    def __post_init__(self) -> None:
+        check_positive("clip", self.clip)
+        if not isinstance(self.noise_multiplier, NoiseRule) and not 0 <= self.noise_multiplier < math.inf:
+            raise PrivacyInputError(
+                f"noise_multiplier: {self.noise_multiplier} is not allowed, a finite number from 0 is"
+            )
+
+    @property
+    def rule(self) -> NoiseRule | None:
+        return self.noise_multiplier if isinstance(self.noise_multiplier, NoiseRule) else None
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier as a number; a plan that was not calibrated has none."""
+        if isinstance(self.noise_multiplier, NoiseRule):
+            raise PlanError(
+                f"{self.name}: the noise is still to be calibrated ({self.noise_multiplier.value})"
+            )
+        return self.noise_multiplier
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum."""
+        return self.clip * self.multiplier
+
+    @property
+    def sensitivity(self) -> float:
+        """How far the sum can move between neighbours."""
+        return self.adjacency.reach * self.clip
+
+    def with_noise(self, noise_multiplier: float) -> Self:
+        return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+
+
+@mechanism("poisson-steps")
+@dataclass(frozen=True)
+class PoissonSteps(NoisySum):
+    """DP-SGD over Poisson batches; every step's sum is divided by the public batch size."""
+
+    records: int
+    batch: int
+    epochs: int
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("records", self.records)
+        check_count("batch", self.batch, self.records)
+        check_count("epochs", self.epochs)
+
+    @property
+    def rate(self) -> float:
+        """Probability that a record is in a batch."""
+        return self.batch / self.records
+
+    @property
+    def steps(self) -> int:
+        """Steps of one round."""
+        return self.epochs * math.ceil(self.records / self.batch)
+
+    @property
+    def denominator(self) -> int:
+        """The expected batch, a constant: the realised size would be data."""
+        return self.batch
+
+    @property
+    def event(self) -> DpEvent:
+        return events.repeated(events.poisson_gaussian(self.rate, self.multiplier), self.steps)
+
+
+@mechanism("shuffled-steps")
+@dataclass(frozen=True)
+class ShuffledSteps(NoisySum):
+    """DP-SGD over disjoint batches of a shuffled order: every record once an epoch, nothing amplified."""
+
+    records: int
+    batch: int
+    epochs: int
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("records", self.records)
+        check_count("batch", self.batch, self.records)
+        check_count("epochs", self.epochs)
+
+    @property
+    def steps(self) -> int:
+        """Steps of one round."""
+        return self.epochs * math.ceil(self.records / self.batch)
+
+    @property
+    def denominator(self) -> int:
+        """The batch size, also for a shorter last batch."""
+        return self.batch
+
+    @property
+    def event(self) -> DpEvent:
+        if not self.multiplier > 0:
+            return dp.NonPrivateDpEvent()
+        return events.repeated(events.ShuffledEpochDpEvent(self.multiplier), self.epochs)
+
+
+@mechanism("full-batch-steps")
+@dataclass(frozen=True)
+class FullBatchSteps(NoisySum):
+    """One step an epoch over all records, divided by their public number."""
+
+    records: int
+    epochs: int
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("records", self.records)
+        check_count("epochs", self.epochs)
+
+    @property
+    def steps(self) -> int:
+        """Steps of one round."""
+        return self.epochs
+
+    @property
+    def denominator(self) -> int:
+        """The public number of records."""
+        return self.records
+
+    @property
+    def event(self) -> DpEvent:
+        return events.repeated(events.gaussian(self.multiplier), self.steps)
+
+
+@mechanism("full-batch-sketch")
+@dataclass(frozen=True)
+class FullBatchSketch(NoisySum):
+    """One noisy sum of per-record gradients, each projected at random (publicly) and then clipped."""
+
+    records: int
+    dimensions: int
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("records", self.records)
+        check_count("dimensions", self.dimensions)
+
+    @property
+    def denominator(self) -> int:
+        """The public number of records."""
+        return self.records
+
+    @property
+    def event(self) -> DpEvent:
+        return events.gaussian(self.multiplier)
+
+
+@mechanism("private-selection")
+@dataclass(frozen=True)
+class PrivateSelection(Mechanism):
+    """The model with the most correct records, by the exponential mechanism on counts.
+
+    `epsilon` is the range of the log-probabilities between neighbours. Counts have sensitivity 1 and, under
+    zero-out and add-remove, all move the same way, which allows half the noise that replace-one needs.
+    """
+
+    epsilon: float
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise PrivacyInputError(f"selection epsilon: {self.epsilon} is not allowed, a number above 0 is")
+
+    @property
+    def gumbel_scale(self) -> float:
+        """Scale of the Gumbel noise on each count."""
+        return self.adjacency.reach / self.epsilon
+
+    @property
+    def event(self) -> DpEvent:
+        return events.selection(self.gumbel_scale)
+
+
+@mechanism("sampled-sum")
+@dataclass(frozen=True)
+class SampledSum(NoisySum):
+    """One noisy sum of the updates of Poisson-sampled units (DP-FedAvg, one group of DP-OGL)."""
+
+    rate: float
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rate("rate", self.rate)
+
+    @property
+    def event(self) -> DpEvent:
+        return events.poisson_gaussian(self.rate, self.multiplier)
+
+
+@mechanism("routed-sums")
+@dataclass(frozen=True)
+class RoutedSums(NoisySum):
+    """A Poisson cohort releases a noisy histogram of its choices, then one noisy sum for each cluster.
+
+    A unit adds one vector of norm at most `clip` to exactly one of the sums, so all sums together move by
+    `clip`. Histogram and sums come from the same sample: their composition is amplified once.
+    """
+
+    histogram_ratio: float
+    rate: float
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("histogram_ratio", self.histogram_ratio)
+        check_rate("rate", self.rate)
+
+    @property
+    def histogram_multiplier(self) -> float:
+        """Standard deviation of the noise on each count."""
+        return self.histogram_ratio * self.multiplier
+
+    @property
+    def event(self) -> DpEvent:
+        pair = [events.gaussian(self.histogram_multiplier), events.gaussian(self.multiplier)]
+        return dp.PoissonSampledDpEvent(self.rate, dp.ComposedDpEvent(pair))
+
+
+@mechanism("rebalanced-sums")
+@dataclass(frozen=True)
+class RebalancedSums(NoisySum):
+    """The published rebalancing rule: noisy one-hot identifiers, refilled clusters, noisy cluster sums.
+
+    A cohort of exactly `cohort` of `clients` is drawn without replacement and every comparison inside a
+    round is between cohorts that differ in one slot: an identifier moves by sqrt(2), one sum by twice the
+    clip. `identifier_ratio` is the identifiers' noise over half the sums' multiplier, which the publication
+    calls sigma_s and sigma_theta.
+    """
+
+    identifier_ratio: float
+    clients: int
+    cohort: int
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("identifier_ratio", self.identifier_ratio)
+        check_count("clients", self.clients)
+        check_count("cohort", self.cohort, self.clients)
+
+    @property
+    def rate(self) -> float:
+        """Probability that a client is in the cohort."""
+        return self.cohort / self.clients
+
+    @property
+    def identifier_multiplier(self) -> float:
+        """Standard deviation of the noise on each entry of a one-hot identifier."""
+        return self.identifier_ratio * self.multiplier / 2
+
+    @property
+    def event(self) -> DpEvent:
+        # Identifiers are points at mutual distance sqrt(2), as contributions bounded by sqrt(1/2) would be.
+        identifiers = events.gaussian(math.sqrt(2) * self.identifier_multiplier)
+        pair = dp.ComposedDpEvent([identifiers, events.gaussian(self.multiplier)])
+        return dp.SampledWithoutReplacementDpEvent(self.clients, self.cohort, pair)

@@ -1,0 +1,172 @@
+"""What will be released, to the last time: the plan that is calibrated, printed and enforced."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from dp_accounting import DpEvent
+
+from coterie.privacy import events
+from coterie.privacy.errors import PlanError, PrivacyInputError
+from coterie.privacy.mechanisms import Mechanism, mechanism_from_json
+from coterie.privacy.units import Adjacency, Json, ThreatModel, Unit
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """A mechanism, under a name of its own, and how often it may run at most."""
+
+    name: str
+    mechanism: Mechanism
+    times: int
+
+    def __post_init__(self) -> None:
+        if self.times < 1:
+            raise PrivacyInputError(f"release {self.name}: times {self.times} is not allowed, at least 1 is")
+
+    @property
+    def event(self) -> DpEvent:
+        return events.repeated(self.mechanism.event, self.times)
+
+    def to_json(self) -> Json:
+        return {"name": self.name, "times": self.times, **self.mechanism.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        rest = {key: value for key, value in data.items() if key not in ("name", "times")}
+        return cls(str(data["name"]), mechanism_from_json(rest), int(str(data["times"])))
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """Everything that is ever computed from one subject's data."""
+
+    subject: str
+    releases: tuple[PlannedRelease, ...]
+
+    def __post_init__(self) -> None:
+        names = [release.name for release in self.releases]
+        if len(set(names)) != len(names):
+            raise PlanError(f"plan of {self.subject}: release names must differ, found {', '.join(names)}")
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of the whole plan."""
+        return self.executed({release.name: release.times for release in self.releases})
+
+    def executed(self, counts: Mapping[str, int]) -> DpEvent:
+        """The cost of having run each named release so many times."""
+        parts = [
+            events.repeated(self.release(name).mechanism.event, times)
+            for name, times in counts.items()
+            if times
+        ]
+        return events.composed(parts)
+
+    def release(self, name: str) -> PlannedRelease:
+        """The release of that name; a name that was not planned is an error."""
+        for release in self.releases:
+            if release.name == name:
+                return release
+        known = ", ".join(release.name for release in self.releases) or "nothing"
+        raise PlanError(f"plan of {self.subject}: release {name!r} is not declared, declared are: {known}")
+
+    def without(self, *names: str) -> Self:
+        """The plan less some of its releases."""
+        return replace(self, releases=tuple(r for r in self.releases if r.name not in names))
+
+    def to_json(self) -> Json:
+        return {"subject": self.subject, "releases": [release.to_json() for release in self.releases]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        releases = data["releases"]
+        if not isinstance(releases, list):
+            raise PlanError(f"plan of {data.get('subject')}: releases must be a list")
+        return cls(str(data["subject"]), tuple(PlannedRelease.from_json(item) for item in releases))
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """All mechanisms of an algorithm, for every unit, with what its guarantee will say."""
+
+    unit: Unit
+    adjacency: Adjacency
+    threat: ThreatModel
+    units: tuple[UnitPlan, ...]
+    caveats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        subjects = [unit.subject for unit in self.units]
+        if len(set(subjects)) != len(subjects):
+            raise PlanError("plan: two units have the same subject")
+        for unit in self.units:
+            for release in unit.releases:
+                if release.mechanism.adjacency is not self.adjacency:
+                    raise PlanError(
+                        f"plan of {unit.subject}: release {release.name!r} is built for "
+                        f"{release.mechanism.adjacency}, the plan for {self.adjacency}"
+                    )
+
+    @cached_property
+    def _by_subject(self) -> dict[str, UnitPlan]:
+        return {unit.subject: unit for unit in self.units}
+
+    def for_subject(self, subject: str) -> UnitPlan:
+        """The plan of one subject."""
+        try:
+            return self._by_subject[subject]
+        except KeyError:
+            raise PlanError(f"plan: no unit is called {subject!r}") from None
+
+    def to_json(self) -> Json:
+        """The plan as plain data; subjects with the same releases share one entry."""
+        groups: dict[tuple[PlannedRelease, ...], list[str]] = {}
+        for unit in self.units:
+            groups.setdefault(unit.releases, []).append(unit.subject)
+        return {
+            "unit": self.unit.value,
+            "adjacency": self.adjacency.value,
+            "threat": self.threat.to_json(),
+            "subjects": [unit.subject for unit in self.units],
+            "plans": [
+                {"subjects": subjects, "releases": [release.to_json() for release in releases]}
+                for releases, subjects in groups.items()
+            ],
+            "caveats": list(self.caveats),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        try:
+            threat, plans, order, caveats = (data[key] for key in ("threat", "plans", "subjects", "caveats"))
+            assert isinstance(threat, Mapping)
+            assert isinstance(plans, list)
+            assert isinstance(order, list)
+            assert isinstance(caveats, list)
+            units = {
+                subject: UnitPlan.from_json({"subject": subject, "releases": entry["releases"]})
+                for entry in plans
+                for subject in entry["subjects"]
+            }
+            return cls(
+                unit=Unit(str(data["unit"])),
+                adjacency=Adjacency(str(data["adjacency"])),
+                threat=ThreatModel.from_json(threat),
+                units=tuple(units[subject] for subject in order),
+                caveats=tuple(str(caveat) for caveat in caveats),
+            )
+        except (KeyError, AssertionError, TypeError, ValueError) as mistake:
+            raise PlanError(f"plan: the data does not describe a privacy plan ({mistake!r})") from None
+
+    def digest(self) -> str:
+        """A fingerprint of the plan that every process computes alike."""
+        return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+
+
+def canonical_json(data: object) -> str:
+    """One spelling for equal data: sorted keys, no spaces, shortest round-trip numbers."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

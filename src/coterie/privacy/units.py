@@ -1,0 +1,111 @@
+"""Whose privacy is meant, against whom, and how much of it: the words of a guarantee."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from coterie.privacy.errors import PrivacyInputError
+
+Json = dict[str, object]
+
+
+class Unit(StrEnum):
+    """What one person contributes: the thing that is changed between two neighbouring datasets."""
+
+    RECORD = "record"
+    CLIENT = "client"
+    WORKER = "worker"
+
+
+class Adjacency(StrEnum):
+    """How two neighbouring datasets differ.
+
+    `ZERO_OUT` turns one unit's contribution into zero and keeps every public count; `ADD_REMOVE` takes the
+    unit away; `REPLACE_ONE` puts another unit in its place, so a clipped sum moves twice as far.
+    """
+
+    ZERO_OUT = "zero-out"
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+    @property
+    def reach(self) -> float:
+        """How far a sum of contributions bounded by one can move between neighbours."""
+        return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
+
+
+class Mode(StrEnum):
+    """`SOUND` proves what it prints; `PAPER` repeats a publication's arithmetic, labelled as such."""
+
+    SOUND = "sound"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """Who watches, what they see, and whom the promise has to trust."""
+
+    observers: str
+    sees: str
+    trusted: str = "nobody"
+    collusion: int = 1
+
+    def __post_init__(self) -> None:
+        if self.collusion < 1:
+            raise PrivacyInputError(f"collusion: {self.collusion} is not allowed, at least 1 observer is")
+
+    def __str__(self) -> str:
+        several = f" ({self.collusion} colluding)" if self.collusion > 1 else ""
+        return f"{self.observers}{several} seeing {self.sees}"
+
+    def to_json(self) -> Json:
+        return {
+            "observers": self.observers,
+            "sees": self.sees,
+            "trusted": self.trusted,
+            "collusion": self.collusion,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        return cls(
+            observers=str(data["observers"]),
+            sees=str(data["sees"]),
+            trusted=str(data["trusted"]),
+            collusion=int(str(data["collusion"])),
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent; an infinite epsilon asks for no privacy at all."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise PrivacyInputError(f"epsilon: {self.epsilon} is not allowed, a number above 0 is")
+        check_delta(self.delta)
+
+    @property
+    def is_private(self) -> bool:
+        return not math.isinf(self.epsilon)
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a delta that is not a probability strictly between 0 and 1."""
+    if not 0 < delta < 1:
+        raise PrivacyInputError(f"delta: {delta} is not allowed, a number strictly between 0 and 1 is")
+
+
+def number_to_json(value: float) -> float | str:
+    """JSON knows no infinity; write it as a word."""
+    return "inf" if math.isinf(value) else value
+
+
+def number_from_json(value: object) -> float:
+    """The number that `number_to_json` wrote."""
+    return float(str(value))
