@@ -1,1 +1,35 @@
-"""Coterie: differentially private federated learning in clusters and groups."""
+"""Coterie: differentially private federated learning in clusters and groups, with guarantees that hold.
+
+>>> import coterie as ct
+>>> ct.run("experiment.yaml")          # doctest: +SKIP
+>>> ct.privacy.calibrate               # usable alone, without torch  # doctest: +SKIP
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from coterie import privacy
+    from coterie.api import compare, run
+    from coterie.experiment.runner import RunResult
+    from coterie.experiment.schema import Experiment
+
+__all__ = ["Experiment", "RunResult", "__version__", "compare", "privacy", "run"]
+
+_HOMES = {
+    "Experiment": "coterie.experiment.schema",
+    "compare": "coterie.api",
+    "RunResult": "coterie.experiment.runner",
+    "run": "coterie.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Loaded on first use: `coterie.privacy` must not pull in torch.
+    if name == "privacy":
+        return import_module("coterie.privacy")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'coterie' has no attribute '{name}'")

@@ -1,0 +1,14 @@
+"""One file per algorithm, readable beside the paper's pseudo-code."""
+
+from coterie.algorithms import federated, isolated, oracle, rdpcfl
+from coterie.algorithms.registry import AnyAlgorithm, algorithm_names, find_algorithm
+
+__all__ = [
+    "AnyAlgorithm",
+    "algorithm_names",
+    "federated",
+    "find_algorithm",
+    "isolated",
+    "oracle",
+    "rdpcfl",
+]

@@ -1,0 +1,62 @@
+"""Parts of a plan that record-level algorithms share."""
+
+from collections.abc import Callable, Sequence
+
+from coterie.algorithms.protocol import PublicFacts
+from coterie.algorithms.settings import PrivacySettings, Schedule
+from coterie.errors import InputError
+from coterie.privacy import (
+    NoiseRule,
+    PlannedRelease,
+    PoissonSteps,
+    PrivacyPlan,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+)
+
+UNTRUSTED_SERVER = ThreatModel(
+    observers="the server and all other clients",
+    sees="every release of every round",
+    trusted="nobody",
+)
+
+
+def record_plan(
+    facts: PublicFacts,
+    privacy: PrivacySettings,
+    releases_of: Callable[[int], Sequence[PlannedRelease]],
+    caveats: tuple[str, ...] = (),
+) -> PrivacyPlan:
+    """A plan in which every client protects its own records; releases depend on their number."""
+    units = tuple(UnitPlan(client, tuple(releases_of(facts.records[client]))) for client in facts.clients)
+    return PrivacyPlan(
+        unit=Unit.RECORD, adjacency=privacy.adjacency, threat=UNTRUSTED_SERVER, units=units, caveats=caveats
+    )
+
+
+def training(schedule: Schedule, privacy: PrivacySettings, records: int, rounds: int) -> PlannedRelease:
+    """DP-SGD over Poisson batches, released once a round, with the plan's free noise multiplier."""
+    if schedule.batch > records:
+        raise InputError(
+            f"schedule.batch: {schedule.batch} is more than the {records} records of a client; "
+            f"allowed: 1 to {records}"
+        )
+    steps = PoissonSteps(
+        clip=privacy.clip,
+        noise_multiplier=NoiseRule.SHARED,
+        records=records,
+        batch=schedule.batch,
+        epochs=schedule.epochs,
+        adjacency=privacy.adjacency,
+    )
+    return PlannedRelease("training", steps, rounds)
+
+
+def training_plan(
+    facts: PublicFacts, schedule: Schedule, privacy: PrivacySettings, caveats: tuple[str, ...] = ()
+) -> PrivacyPlan:
+    """A plan of training alone, in every round."""
+    return record_plan(
+        facts, privacy, lambda records: [training(schedule, privacy, records, schedule.rounds)], caveats
+    )

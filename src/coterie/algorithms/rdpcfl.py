@@ -1,0 +1,328 @@
+"""`r-dpcfl`: robust clustered federated learning under record-level privacy.
+
+Malekmohammadi, Taik and Farnadi, "Differentially Private Clustered Federated Learning", TMLR 2025,
+Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
+
+- Round 1 serves only to cluster, so by default a client releases a random projection of its clipped
+  gradients (`first_round_release: sketch`) with a noise of its own (`first_round_noise: auto`) instead
+  of the update under the noise of training: same sensitivity, far fewer noisy dimensions.
+- The mixture is fitted to the first M - 1 principal components with one shared variance.
+- Clients choose by the exponential mechanism on counts, and the assignment that is kept is the choice
+  made most often, not the last one: the votes are released anyway.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from coterie.algorithms.averaging import step_clusters
+from coterie.algorithms.planning import record_plan, training
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Asking,
+    Assignment,
+    Findings,
+    PublicFacts,
+    State,
+    TrainJob,
+    Vector,
+    select,
+    train,
+)
+from coterie.algorithms.registry import register
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.clustering.embedding import principal_components
+from coterie.clustering.mixture import Mixture, choose_mixture, fit_mixture
+from coterie.errors import InputError
+from coterie.privacy import (
+    FullBatchSketch,
+    FullBatchSteps,
+    NoiseRule,
+    PlannedRelease,
+    PrivacyPlan,
+    PrivateSelection,
+    Unit,
+)
+from coterie.privacy.released import Released
+
+CLEAR_SEPARATION = 3.0
+"""Separation score from which components count as apart (the paper, after Lemma 4.2)."""
+
+
+class RDPCFLSettings(AlgorithmSettings):
+    """Options of r-dpcfl."""
+
+    clusters: int | Literal["auto"] = Field("auto", description="number of clusters, or auto")
+    candidates: tuple[int, ...] = Field(
+        tuple(range(2, 11)), min_length=1, description="numbers of clusters that auto tries"
+    )
+    first_round_release: Literal["sketch", "update"] = Field(
+        "sketch", description="sketch (a random projection) | update (the paper's)"
+    )
+    sketch_dimensions: int | Literal["auto"] = Field("auto", description="length of the sketch, or auto")
+    first_round_noise: float | Literal["auto", "shared"] = Field(
+        "auto", description="auto | shared (the paper's: that of training) | a noise multiplier"
+    )
+    selection_share: float = Field(
+        0.03, gt=0, lt=1, description="epsilon of one private selection, as a share of privacy.epsilon"
+    )
+
+    @field_validator("clusters", "sketch_dimensions")
+    @classmethod
+    def _at_least_two(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 2:
+            raise ValueError("must be auto or at least 2")
+        return value
+
+    @field_validator("candidates")
+    @classmethod
+    def _candidates_at_least_two(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if min(value) < 2:
+            raise ValueError("every candidate must be at least 2")
+        return tuple(sorted(set(value)))
+
+    @field_validator("first_round_noise")
+    @classmethod
+    def _positive(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and not 0 < value < float("inf"):
+            raise ValueError("must be auto, shared or a number above 0")
+        return value
+
+
+@dataclass(frozen=True)
+class RDPCFLState(State):
+    initial: Vector
+    models: NDArray[np.float32]
+    """Cluster models, one per row; before clusters are known, the initial model alone."""
+    responsibilities: NDArray[np.float64]
+    """Probability of each cluster (column) for each client (row), from the mixture."""
+    cluster_of: Mapping[str, int]
+    votes: Mapping[str, tuple[int, ...]]
+    """Private selections of each client so far."""
+    switch_round: int
+    """E_c: first round in which clients choose themselves (0 before it is known)."""
+    scores: Mapping[str, float]
+    spread: float
+    separation: float
+    overlap: float
+    points: NDArray[np.float64]
+    centres: NDArray[np.float64]
+
+
+@register
+class RDPCFL(Algorithm[RDPCFLState]):
+    name = "r-dpcfl"
+    unit = Unit.RECORD
+    settings_type = RDPCFLSettings
+    state_type = RDPCFLState
+    settings: RDPCFLSettings
+
+    def __init__(self, settings: RDPCFLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
+        super().__init__(settings, schedule, privacy)
+        if schedule.rounds < 2:
+            raise InputError(
+                f"schedule.rounds: {schedule.rounds} leaves no round to train after the clustering round; "
+                "allowed for r-dpcfl: 2 or more"
+            )
+
+    @property
+    def selections(self) -> int:
+        """Rounds E_c .. E_c + floor(E/10), both ends included."""
+        return self.schedule.rounds // 10 + 1
+
+    def plan(self, facts: PublicFacts) -> PrivacyPlan:
+        self._clusters_allowed(len(facts.clients))
+        selection = PrivateSelection(
+            epsilon=self.settings.selection_share * self.privacy.epsilon, adjacency=self.privacy.adjacency
+        )
+        return record_plan(
+            facts,
+            self.privacy,
+            lambda records: [
+                self._first_round(records, facts.parameters),
+                training(self.schedule, self.privacy, records, self.schedule.rounds - 1),
+                PlannedRelease("selection", selection, self.selections),
+            ],
+        )
+
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RDPCFLState:
+        seed = int(rng.integers(2**31))
+        initial = facts.initialise(seed)
+        clients = len(facts.clients)
+        return RDPCFLState(
+            round=0,
+            clients=facts.clients,
+            seed=seed,
+            initial=initial,
+            models=initial[None].copy(),
+            responsibilities=np.ones((clients, 1)),
+            cluster_of=dict.fromkeys(facts.clients, 0),
+            votes=dict.fromkeys(facts.clients, ()),
+            switch_round=0,
+            scores={},
+            spread=0.0,
+            separation=0.0,
+            overlap=1.0,
+            points=np.zeros((clients, 2)),
+            centres=np.zeros((1, 2)),
+        )
+
+    def round(self, state: RDPCFLState) -> Asking[RDPCFLState]:
+        if state.round == 0:
+            return (yield from self._cluster(state))
+        current = state.round + 1
+        votes, cluster_of = state.votes, state.cluster_of
+        joined = cluster_of
+        if current < state.switch_round:  # l. 15-17: join a cluster with the mixture's probability
+            joined = self._draw(state)
+        elif current < state.switch_round + self.selections:  # l. 19-21, made private
+            choices = yield from select("selection", state.clients, state.models)
+            votes = {
+                client: (*state.votes[client], choices[client]) if client in choices else state.votes[client]
+                for client in state.clients
+            }
+            joined = cluster_of = self._most_voted(state, votes)
+        jobs = [TrainJob(client, state.models[joined[client]]) for client in state.clients]
+        updates = yield from train("training", jobs)  # l. 22-23
+        return replace(  # l. 24-28
+            state,
+            round=current,
+            models=step_clusters(state.models, joined, updates),
+            cluster_of=cluster_of,
+            votes=votes,
+        )
+
+    def models(self, state: RDPCFLState) -> Assignment:
+        return Assignment(state.models, state.cluster_of)
+
+    def findings(self, state: RDPCFLState) -> Findings | None:
+        if state.switch_round == 0:
+            return None
+        warnings = []
+        if state.separation < CLEAR_SEPARATION:
+            warnings.append(
+                f"the clusters found in round 1 are not clearly apart: separation {state.separation:.2f}, "
+                f"clear from {CLEAR_SEPARATION:g}; more records, a larger epsilon or a larger share of it in "
+                "round 1 (algorithm.first_round_noise) would help"
+            )
+        return Findings(
+            clients=state.clients,
+            points=tuple((float(x), float(y)) for x, y in state.points),
+            centres=tuple((float(x), float(y)) for x, y in state.centres),
+            spread=state.spread,
+            responsibilities=tuple(tuple(float(p) for p in row) for row in state.responsibilities),
+            separation=state.separation,
+            overlap=state.overlap,
+            scores=dict(state.scores),
+            switch_round=state.switch_round,
+            warnings=tuple(warnings),
+        )
+
+    # --- round 1 ------------------------------------------------------------------------------------
+
+    def _first_round(self, records: int, parameters: int) -> PlannedRelease:
+        noise = {"auto": NoiseRule.AUTO, "shared": NoiseRule.SHARED}.get(
+            str(self.settings.first_round_noise)
+        ) or float(self.settings.first_round_noise)
+        if self.settings.first_round_release == "update":
+            steps = FullBatchSteps(
+                clip=self.privacy.clip,
+                noise_multiplier=noise,
+                records=records,
+                epochs=self.schedule.epochs,
+                adjacency=self.privacy.adjacency,
+            )
+            return PlannedRelease("first round", steps, 1)
+        sketch = FullBatchSketch(
+            clip=self.privacy.clip,
+            noise_multiplier=noise,
+            records=records,
+            dimensions=self._sketch_dimensions(parameters),
+            adjacency=self.privacy.adjacency,
+        )
+        return PlannedRelease("first round", sketch, 1)
+
+    def _sketch_dimensions(self, parameters: int) -> int:
+        if self.settings.sketch_dimensions != "auto":
+            return self.settings.sketch_dimensions
+        return max(2, min(parameters, 200, max(64, parameters // 10)))
+
+    def _cluster(self, state: RDPCFLState) -> Asking[RDPCFLState]:
+        jobs = [TrainJob(client, state.initial) for client in state.clients]
+        answers = yield from train("first round", jobs)  # l. 6-7
+        present = [client for client in state.clients if client in answers]
+        releases = [answers[client] for client in present]
+        mixture, scores = self._fit(releases, int(state.rng().integers(2**31)))  # l. 9-11
+        clusters = len(mixture.centres)
+        responsibilities = np.full((len(state.clients), clusters), 1.0 / clusters)
+        points = np.zeros((len(state.clients), 2))
+        rows = [state.clients.index(client) for client in present]
+        plane = principal_components(np.stack([release.value for release in releases]), 2)
+        responsibilities[rows] = mixture.responsibilities
+        points[rows, : plane.shape[1]] = plane
+        centres = np.stack([points[rows][mixture.labels == k].mean(axis=0) for k in range(clusters)])
+        rounds = self.schedule.rounds
+        return replace(
+            state,
+            round=1,
+            models=np.tile(state.initial, (clusters, 1)),  # l. 13
+            responsibilities=responsibilities,
+            cluster_of={
+                client: int(row.argmax()) for client, row in zip(state.clients, responsibilities, strict=True)
+            },
+            switch_round=max(2, int((1.0 - mixture.overlap) * rounds / 2)),  # l. 12
+            scores={str(candidate): score for candidate, score in scores.items()},
+            spread=mixture.spread,
+            separation=mixture.separation,
+            overlap=mixture.overlap,
+            points=points,
+            centres=centres,
+        )
+
+    def _fit(self, releases: list[Released[Vector]], seed: int) -> tuple[Mixture, Mapping[int, float]]:
+        allowed = self._clusters_allowed(len(releases))
+        if self.settings.clusters == "auto":
+            return choose_mixture(releases, allowed, seed)
+        mixture = fit_mixture(releases, self.settings.clusters, seed)
+        return mixture, {self.settings.clusters: mixture.separation}
+
+    def _clusters_allowed(self, clients: int) -> list[int]:
+        """Numbers of clusters that can be told apart among so many clients."""
+        if self.settings.clusters != "auto":
+            if self.settings.clusters > clients:
+                raise InputError(
+                    f"algorithm.clusters: {self.settings.clusters} is more than the {clients} clients; "
+                    f"allowed: auto, or 2 to {clients}"
+                )
+            return [self.settings.clusters]
+        allowed = [candidate for candidate in self.settings.candidates if candidate < clients]
+        if not allowed:
+            raise InputError(
+                f"algorithm.candidates: {list(self.settings.candidates)} leaves nothing to try with "
+                f"{clients} clients; allowed: numbers from 2 to one less than the number of clients"
+            )
+        return allowed
+
+    # --- later rounds -------------------------------------------------------------------------------
+
+    def _draw(self, state: RDPCFLState) -> dict[str, int]:
+        rng = state.rng()
+        return {
+            client: int(rng.choice(len(row), p=row / row.sum()))
+            for client, row in zip(state.clients, state.responsibilities, strict=True)
+        }
+
+    def _most_voted(self, state: RDPCFLState, votes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """The cluster a client chose most often; between equals, the one chosen last."""
+        chosen = {}
+        for client in state.clients:
+            counts = Counter(votes[client])
+            most = max(counts.values(), default=0)
+            tied = [vote for vote in votes[client] if counts[vote] == most]
+            chosen[client] = tied[-1] if tied else state.cluster_of[client]
+        return chosen

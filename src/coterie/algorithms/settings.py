@@ -1,0 +1,44 @@
+"""Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from coterie.privacy import Adjacency, Mode, Unit
+from coterie.settings import Settings
+
+
+class AlgorithmSettings(Settings):
+    """Options of an algorithm; one that has more than a name subclasses this."""
+
+    name: str = "r-dpcfl"
+
+
+class Schedule(Settings):
+    """How long and how fast clients learn."""
+
+    rounds: int = Field(30, ge=1, description="rounds of the whole run")
+    epochs: int = Field(1, ge=1, description="passes over a client's records in a round")
+    batch: int = Field(24, ge=1, description="expected records in a step (Poisson batches)")
+    lr: float = Field(0.5, gt=0, allow_inf_nan=False, description="step size of a client")
+
+
+class PrivacySettings(Settings):
+    """The promise: for which unit, how strong, counted how."""
+
+    unit: Unit = Field(Unit.RECORD, description="what one individual is: record | client | worker")
+    epsilon: float = Field(8.0, gt=0, description="budget of every unit; .inf trains without privacy")
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="null: a tenth of one over the number of units, rounded down"
+    )
+    adjacency: Adjacency = Field(Adjacency.ZERO_OUT, description="zero-out | replace-one")
+    accountant: Literal["rdp", "pld"] = Field("rdp", description="rdp | pld (tighter, slower)")
+    mode: Mode = Field(Mode.SOUND, description="sound | paper (a publication's own arithmetic, labelled)")
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of one unit's contribution")
+
+    @field_validator("epsilon")
+    @classmethod
+    def _a_number(cls, value: float) -> float:
+        if value != value:
+            raise ValueError("must be a number above 0, or .inf")
+        return value

@@ -1,0 +1,105 @@
+"""`coterie`: the commands, and how mistakes are reported."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie import __version__
+from coterie.cli.plan import plan_app
+from coterie.errors import CoterieError
+
+app = typer.Typer(
+    name="coterie",
+    help="Differentially private federated learning in clusters and groups, with guarantees that hold.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(plan_app, name="plan")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="Experiment file (YAML); without one, the built-in default runs.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. schedule.rounds=40."),
+    ] = None,
+    resume: Resume = False,
+    out: Out = None,
+    print_default: Annotated[
+        bool, typer.Option("--print-default", help="Print the built-in experiment as a commented file.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Train under differential privacy, find the clusters, print the guarantee, write a report."""
+    from coterie.cli import run as command
+
+    if print_default:
+        command.print_default()
+    else:
+        command.run(experiment, overrides or [], resume=resume, out=out, json=json)
+
+
+@app.command()
+def compare(
+    sweep: Annotated[
+        Path | None, typer.Argument(help="Sweep file (base and grid); without one, the built-in comparison.")
+    ] = None,
+    resume: Resume = False,
+    out: Out = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a grid of experiments and put them side by side."""
+    from coterie.cli import compare as command
+
+    command.compare(sweep, resume=resume, out=out, workers=workers, json=json)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run folder or the folder of a comparison.")],
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write the self-contained HTML report of a finished run or comparison anew."""
+    from coterie.cli import report as command
+
+    command.report(folder, show=show)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Entry point: a mistake is one line on stderr and the exit code of its kind."""
+    try:
+        app()
+    except CoterieError as mistake:
+        print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
+        sys.exit(mistake.exit_code)
+    except KeyboardInterrupt:
+        print("stopped; --resume continues", file=sys.stderr)
+        sys.exit(1)

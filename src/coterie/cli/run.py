@@ -1,0 +1,60 @@
+"""`coterie run`: progress while it goes, a table and the guarantee when it is done."""
+
+from pathlib import Path
+
+from coterie import api
+from coterie.cli.console import err, out, print_json, print_table, progress_bar
+from coterie.experiment.files import commented_default, read_experiment
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import RoundReport, RunResult
+
+
+def print_default() -> None:
+    print(commented_default(), end="")
+
+
+def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Path | None, json: bool) -> None:
+    if experiment is None and not overrides and resume and out is not None and RunFolder(out).exists:
+        experiment = RunFolder(out).experiment
+    chosen = read_experiment(experiment, overrides)
+    with progress_bar() as progress:
+        task = progress.add_task(chosen.algorithm.name, total=chosen.schedule.rounds, status="preparing")
+
+        def watch(report: RoundReport) -> None:
+            accuracy = f"accuracy {report.accuracy:.1%}, " if report.accuracy is not None else ""
+            status = f"{accuracy}epsilon spent {report.epsilon:.2f}"
+            progress.update(task, completed=report.round, status=status)
+
+        result = api.run(chosen, out, resume=resume, watch=watch)
+    if json:
+        print_json(result.to_json())
+    else:
+        show(result)
+
+
+def show(result: RunResult) -> None:
+    """The result as a person wants to read it."""
+    fairness = result.fairness
+    figures = [
+        ("mean accuracy", f"{result.accuracy.mean:.1%}"),
+        ("worst client", f"{result.accuracy.min:.1%}"),
+        ("best client", f"{result.accuracy.max:.1%}"),
+        ("disparity", f"{fairness.disparity:.1%}"),
+    ]
+    if fairness.f_acc is not None and fairness.f_loss is not None:
+        figures += [("F_acc", f"{fairness.f_acc:.1%}"), ("F_loss", f"{fairness.f_loss:.3f}")]
+    if result.cluster_accuracy:
+        figures += [(f"true cluster {k}", f"{v:.1%}") for k, v in result.cluster_accuracy.items()]
+    clusters = len(set(result.clusters.values()))
+    found = {True: ", as in truth", False: ", not as in truth", None: ""}[result.clusters_found]
+    figures += [
+        ("clusters", f"{clusters}{found}"),
+        ("noise multiplier", f"{result.noise_multiplier:.3f}"),
+        ("seconds", f"{result.seconds:.1f}"),
+        ("sample gradients / s", f"{result.sample_gradients_per_second:,.0f}"),
+    ]
+    print_table(["figure", "value"], figures, title=f"{result.algorithm}, {result.rounds} rounds")
+    for warning in result.warnings:
+        err.print(f"warning: {warning}", style="yellow", markup=False)
+    out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"report: {result.report}", markup=False, highlight=False, soft_wrap=True)

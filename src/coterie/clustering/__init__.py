@@ -1,0 +1,1 @@
+"""How the server groups clients, from released values alone."""

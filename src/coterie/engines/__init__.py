@@ -1,0 +1,1 @@
+"""Who executes an algorithm's requests."""

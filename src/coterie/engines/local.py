@@ -1,0 +1,166 @@
+"""The in-process engine: all clients of a simulation on this machine.
+
+Every answer goes the same way: look up the mechanism in the plan, charge the ledger, and only then
+touch records. Noise and sampling coins come from streams keyed by client, round, release and a hash of what
+the client was sent, so a round repeated after a crash repeats itself exactly, and anything else draws afresh.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.algorithms.protocol import (
+    Choices,
+    Reply,
+    Request,
+    Select,
+    Train,
+    TrainJob,
+    Updates,
+    Vector,
+)
+from coterie.data import Federation
+from coterie.errors import PlanError
+from coterie.privacy import (
+    Charge,
+    FullBatchSketch,
+    FullBatchSteps,
+    Ledger,
+    Mechanism,
+    PoissonSteps,
+    PrivacyPlan,
+    PrivateSelection,
+    RandomStream,
+    SecretKey,
+)
+from coterie.privacy.released import Released
+from coterie.training.dpsgd import sketch_privately, train_privately
+from coterie.training.learner import Batch, Learner
+from coterie.training.scoring import select_privately
+from coterie.training.sketch import Projection
+
+
+class LocalEngine:
+    """Answers `Train` and `Select` one client after the other."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        learner: Learner,
+        lr: float,
+        plan: PrivacyPlan,
+        ledger: Ledger,
+        noise_key: SecretKey,
+        coin_key: SecretKey,
+        public_seed: int,
+    ) -> None:
+        self.learner = learner
+        self.lr = lr
+        self.plan = plan
+        self.ledger = ledger
+        self._noise_key = noise_key
+        self._coin_key = coin_key
+        self._public_seed = public_seed
+        self._projections: dict[int, Projection] = {}
+        self._records: Mapping[str, Batch] = {
+            client.name: Batch.of(client.train, learner.device) for client in federation.clients
+        }
+
+    def answer(self, request: Request, round: int) -> Reply:
+        if isinstance(request, Train):
+            return self._train(request, round)
+        return self._select(request, round)
+
+    # --- training -----------------------------------------------------------------------------------
+
+    def _train(self, request: Train, round: int) -> Updates:
+        inputs = {job.client: input_hash(job.start) for job in request.jobs}
+        if len(inputs) != len(request.jobs):
+            raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
+        self._charge(request.release, round, inputs)
+        return Updates(
+            {
+                job.client: self._train_one(job, request.release, round, inputs[job.client])
+                for job in request.jobs
+            }
+        )
+
+    def _train_one(self, job: TrainJob, release: str, round: int, hashed: str) -> Released[Vector]:
+        mechanism = self._mechanism(job.client, release)
+        records = self._records[job.client]
+        start = torch.from_numpy(job.start).to(self.learner.device)
+        noise = self._stream("noise", job.client, round, release, hashed)
+        if isinstance(mechanism, FullBatchSketch):
+            projection = self._projection(mechanism.dimensions)
+            value = sketch_privately(self.learner, start, records, mechanism, projection, noise)
+            noise_std = mechanism.noise_std / mechanism.denominator
+        elif isinstance(mechanism, PoissonSteps | FullBatchSteps):
+            coins = self._stream("coins", job.client, round, release, hashed)
+            value = train_privately(self.learner, start, records, mechanism, self.lr, noise, coins)
+            noise_std = self.lr * mechanism.noise_std / mechanism.denominator * mechanism.steps**0.5
+        else:
+            raise PlanError(f"release '{release}' is planned as {type(mechanism).__name__}: not trainable")
+        return Released(_vector(value), noise_std)
+
+    def _projection(self, dimensions: int) -> Projection:
+        """The public projection, the same for every client: sketches must be comparable."""
+        if dimensions not in self._projections:
+            size = self.learner.layout.size
+            self._projections[dimensions] = Projection(
+                size, dimensions, self._public_seed, self.learner.device
+            )
+        return self._projections[dimensions]
+
+    # --- selection ----------------------------------------------------------------------------------
+
+    def _select(self, request: Select, round: int) -> Choices:
+        hashed = input_hash(request.models)
+        self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
+        models = torch.from_numpy(request.models).to(self.learner.device)
+        return Choices(
+            {
+                client: Released(self._select_one(client, models, request.release, round, hashed), 0.0)
+                for client in request.clients
+            }
+        )
+
+    def _select_one(self, client: str, models: Tensor, release: str, round: int, hashed: str) -> int:
+        mechanism = self._mechanism(client, release)
+        if not isinstance(mechanism, PrivateSelection):
+            raise PlanError(f"release '{release}' is planned as {type(mechanism).__name__}: not a selection")
+        noise = self._stream("noise", client, round, release, hashed)
+        return select_privately(self.learner, models, self._records[client], mechanism, noise)
+
+    # --- before anything is released ----------------------------------------------------------------
+
+    def _charge(self, release: str, round: int, inputs: Mapping[str, str]) -> None:
+        self.ledger.charge([Charge(client, round, release, hashed) for client, hashed in inputs.items()])
+
+    def _mechanism(self, client: str, release: str) -> Mechanism:
+        return self.plan.for_subject(client).release(release).mechanism
+
+    def _stream(self, purpose: str, client: str, round: int, release: str, hashed: str) -> RandomStream:
+        key = self._coin_key if purpose == "coins" else self._noise_key
+        return key.stream(purpose, subject=client, round=round, release=release, input_hash=hashed)
+
+
+def input_hash(*arrays: NDArray[np.float32]) -> str:
+    """Digest of what a client is sent; equal exactly when shapes and bits are."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(repr((array.shape, array.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _vector(value: Tensor) -> Vector:
+    return value.to("cpu", torch.float32).numpy()
+
+
+def coin_key(noise_key: SecretKey, simulation_seed: int) -> SecretKey:
+    """The key of sampling coins: part of the simulation when noise is seeded, else as secret as the noise."""
+    return SecretKey.from_seed(simulation_seed) if noise_key.simulation else noise_key

@@ -1,0 +1,1 @@
+"""One run as data: experiment file, runner, run folder, resume, sweeps and metrics."""

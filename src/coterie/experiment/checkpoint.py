@@ -1,0 +1,98 @@
+"""A run's state on disk: safetensors for arrays, JSON for the rest, swapped in whole or not at all."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from coterie.algorithms.protocol import State
+from coterie.errors import InputError
+from coterie.privacy import LedgerHead
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is needed to continue after `state.round` rounds."""
+
+    state: State
+    ledger: LedgerHead
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint beside the old one, then let it take its place: a crash leaves one whole."""
+    folder.mkdir(exist_ok=True)
+    target = folder / f"round-{checkpoint.state.round:06d}"
+    scratch = folder / f".{target.name}.{os.getpid()}"
+    for leftover in folder.glob(".round-*"):
+        shutil.rmtree(leftover)
+    scratch.mkdir()
+    fields = {
+        field.name: getattr(checkpoint.state, field.name) for field in dataclasses.fields(checkpoint.state)
+    }
+    arrays = {
+        name: np.ascontiguousarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
+    }
+    save_file(arrays, scratch / "state.safetensors")
+    content = {
+        "format": FORMAT,
+        "ledger": dataclasses.asdict(checkpoint.ledger),
+        "state": {name: value for name, value in fields.items() if name not in arrays},
+    }
+    (scratch / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    for name in ("state.safetensors", "state.json"):
+        _sync(scratch / name)
+    if target.exists():
+        shutil.rmtree(target)
+    scratch.rename(target)
+    _sync(folder)
+    for older in sorted(folder.glob("round-*")):
+        if older != target:
+            shutil.rmtree(older)
+
+
+def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
+    """The newest checkpoint, or None before the first."""
+    found = sorted(folder.glob("round-*"))
+    if not found:
+        return None
+    newest = found[-1]
+    try:
+        content = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise InputError(
+                f"{newest}: written by another version (format {content['format']}, ours is {FORMAT})"
+            )
+        fields: dict[str, Any] = {
+            **_frozen(content["state"]),
+            **load_file(newest / "state.safetensors"),
+        }
+        return Checkpoint(state=state_type(**fields), ledger=LedgerHead(**content["ledger"]))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InputError(f"{newest}: damaged checkpoint ({type(error).__name__}: {error})") from None
+
+
+def _frozen(value: Any) -> Any:
+    """JSON back to what a state holds: lists were tuples."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return tuple(_frozen(inner) for inner in value)
+    return value
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,115 @@
+"""From pydantic's errors to one line a person can act on: the key, the value, what is allowed."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+
+def explain(mistakes: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first mistake in words, and how many more there are."""
+    errors = mistakes.errors(include_url=False, include_context=True)
+    line = _explain_one(errors[0], model, prefix)
+    more = len({error["loc"] for error in errors}) - 1
+    return f"{line} (and {more} more mistake{'s' if more > 1 else ''})" if more > 0 else line
+
+
+def nearest(word: str, known: Iterator[str] | list[str]) -> str | None:
+    """The known word that was probably meant."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def _explain_one(error: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
+    path, owner = _walk(error["loc"], model)
+    key = ".".join(part for part in (prefix, *path) if part)
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(key, path[-1], owner)
+    if error["type"] == "missing":
+        return f"{key}: missing; {_allowed(owner, path[-1])}"
+    reason = _reason(error)
+    allowed = _allowed(owner, path[-1]) if path else ""
+    value = _shown(error["input"])
+    return f"{key}: {value} is not allowed, {reason}" + (f"; {allowed}" if allowed else "")
+
+
+def _unknown_key(key: str, name: str, owner: type[BaseModel] | None) -> str:
+    known = list(owner.model_fields) if owner else []
+    guess = nearest(name, known)
+    hint = f"did you mean '{guess}'? " if guess else ""
+    return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
+
+
+def _allowed(owner: type[BaseModel] | None, name: str) -> str:
+    field = owner.model_fields.get(name) if owner else None
+    return f"{name} is {field.description}" if field and field.description else ""
+
+
+def _reason(error: ErrorDetails) -> str:
+    message = error["msg"]
+    for opening in ("Value error, ", "Input "):
+        message = message.removeprefix(opening)
+    return message[0].lower() + message[1:]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _walk(
+    location: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[list[str], type[BaseModel] | None]:
+    """Path as written in the file, and the model that holds the last key.
+
+    Pydantic puts the tag of a union (`federation.clusters.sizes`) into the location; the file has none.
+    """
+    path: list[str] = []
+    owner: type[BaseModel] | None = model
+    candidates: Mapping[str, type[BaseModel]] = {}
+    for step in location:
+        if candidates and step in candidates:
+            owner, candidates = candidates[str(step)], {}
+            continue
+        if isinstance(step, int):
+            path[-1] += f"[{step}]"
+            continue
+        if _is_type_branch(step):
+            continue
+        path.append(step)
+        last = owner
+        field = owner.model_fields.get(step) if owner else None
+        candidates = {}
+        if field is not None and step != location[-1]:
+            members = list(_models_in(field.rebuild_annotation()))
+            if len(members) == 1:
+                owner = members[0]
+            elif members:
+                candidates = {tag: member for member in members for tag in _tags(member)}
+        owner = owner if field is not None and step != location[-1] else last
+    return path, owner
+
+
+def _is_type_branch(step: str) -> bool:
+    """Whether a step names the branch of a union of plain types, such as `int` or `literal['auto']`."""
+    return step in {"int", "float", "str", "bool"} or step.startswith(
+        ("literal[", "constrained-", "tuple[", "function-")
+    )
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Annotated, Union) or get_args(annotation):
+        for part in get_args(annotation):
+            yield from _models_in(part)
+
+
+def _tags(member: type[BaseModel]) -> Iterator[str]:
+    """Discriminator values of a member of a tagged union: those of its literal fields."""
+    for field in member.model_fields.values():
+        for value in get_args(field.annotation):
+            if isinstance(value, str):
+                yield value

@@ -1,0 +1,134 @@
+"""Reading and writing YAML experiment files, and overriding single keys."""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from coterie.errors import InputError
+from coterie.experiment.schema import Experiment
+
+Tree = dict[str, Any]
+"""Nested sections as YAML gives them: validated before anything else looks inside."""
+
+SELECTORS = ("data.name", "federation.kind", "model.name", "algorithm.name", "engine.name")
+"""Keys that decide which other keys their section has."""
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain YAML in which a key given twice is a mistake, not a silent overwrite."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = str(self.construct_object(key_node, deep=True))
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key '{key}' stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Tree:
+    """The mapping in a YAML file; anything else in it is one clear line."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error.__class__.__name__})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it is not valid"
+        raise InputError(f"{path}: not YAML{where}: {problem}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{path}: should hold sections (data, federation, ...), not a {type(content).__name__}"
+        )
+    return content
+
+
+def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment in a file (or the built-in default), with `key=value` overrides applied."""
+    tree = read_yaml(path) if path is not None else {}
+    changes = dict(parse_override(text) for text in overrides)
+    return Experiment.model_validate(override(tree, changes))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`schedule.rounds=40` as a key and a value."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set: '{text}' is not of the form section.key=value")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError(f"--set: the value of '{text}' is not valid YAML") from None
+
+
+def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+    """A copy of the tree with dotted keys replaced.
+
+    Changing a selector (`algorithm.name`) drops the section's other keys, which belonged to the old choice.
+    """
+    changed: Tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    for key in sorted(changes, key=lambda key: key not in SELECTORS):
+        section, _, rest = key.partition(".")
+        if not rest:
+            changed[section] = changes[key]
+            continue
+        current = changed.get(section)
+        target: Tree = dict(current) if isinstance(current, dict) else {}
+        if key in SELECTORS and target.get(rest, _default(section, rest)) != changes[key]:
+            target = {}
+        changed[section] = _put(target, rest, changes[key])
+    return changed
+
+
+def _put(tree: Tree, path: str, value: Any) -> Tree:
+    first, _, rest = path.partition(".")
+    if not rest:
+        return {**tree, first: value}
+    inner = tree.get(first)
+    return {**tree, first: _put(dict(inner) if isinstance(inner, dict) else {}, rest, value)}
+
+
+def _default(section: str, key: str) -> object:
+    return getattr(getattr(Experiment(), section), key, None)
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """The whole experiment, every default written out, as stored in a run folder."""
+    content = experiment.model_dump(mode="json")
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+
+
+def commented_default() -> str:
+    """The built-in experiment as a file to start from: every key with what it means."""
+    lines = [
+        "# A Coterie experiment. Run it with: coterie run FILE.yaml",
+        "# Every key is optional; what stands here is the default.",
+    ]
+    experiment = Experiment()
+    for section in type(experiment).model_fields:
+        settings: BaseModel = getattr(experiment, section)
+        lines += ["", f"# {(type(settings).__doc__ or '').strip().splitlines()[0]}", f"{section}:"]
+        for name, field in type(settings).model_fields.items():
+            entry = f"  {name}: {_scalar(getattr(settings, name))}"
+            lines.append(f"{entry:<44}# {field.description}" if field.description else entry)
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, tuple):
+        value = list(value)
+    return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()

@@ -1,0 +1,71 @@
+"""What a run is judged by, on held-out records: accuracy, fairness, and whether the clusters were found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.training.scoring import Score
+
+Scores = Mapping[str, Score]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over clients."""
+
+    mean: float
+    min: float
+    max: float
+    per_client: Mapping[str, float]
+
+    @classmethod
+    def of(cls, per_client: Mapping[str, float]) -> "Spread":
+        values = list(per_client.values())
+        return cls(float(np.mean(values)), float(min(values)), float(max(values)), dict(per_client))
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """How evenly clients are served (smaller is fairer).
+
+    `f_acc` and `f_loss` are the largest difference between two clients in what each falls short of
+    the best model of its cluster, trained centrally without privacy; None where no reference was trained.
+    """
+
+    disparity: float
+    f_acc: float | None
+    f_loss: float | None
+
+
+def accuracy(scores: Scores) -> Spread:
+    return Spread.of({client: score.accuracy for client, score in scores.items()})
+
+
+def loss(scores: Scores) -> Spread:
+    return Spread.of({client: score.loss for client, score in scores.items()})
+
+
+def fairness(scores: Scores, best: Scores | None) -> Fairness:
+    """Disparity of accuracy, and how unevenly clients fall short of their cluster's best model."""
+    reached = [score.accuracy for score in scores.values()]
+    disparity = max(reached) - min(reached)
+    if best is None:
+        return Fairness(disparity, None, None)
+    missing = [best[client].accuracy - score.accuracy for client, score in scores.items()]
+    excess = [score.loss - best[client].loss for client, score in scores.items()]
+    return Fairness(disparity, max(missing) - min(missing), max(excess) - min(excess))
+
+
+def same_partition(found: Sequence[int], truth: Sequence[int]) -> bool:
+    """Whether two assignments group the clients alike, whatever the clusters are called."""
+    pairs = set(zip(found, truth, strict=True))
+    return len(pairs) == len(set(found)) == len(set(truth))
+
+
+def cluster_means(scores: Scores, truth: Mapping[str, int]) -> dict[int, float]:
+    """Mean accuracy of the clients of each true cluster."""
+    return {
+        cluster: float(np.mean([scores[client].accuracy for client, own in truth.items() if own == cluster]))
+        for cluster in sorted(set(truth.values()))
+    }

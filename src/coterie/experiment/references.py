@@ -1,0 +1,51 @@
+"""Central models without privacy: what a cluster could reach at best. For evaluation only."""
+
+from collections.abc import Mapping
+
+import torch
+
+from coterie.data import Federation
+from coterie.experiment.metrics import Scores
+from coterie.training.learner import Batch, Learner
+from coterie.training.scoring import evaluate
+
+EPOCHS = 30
+BATCH = 64
+QUICK_WORK = 5e9
+"""Parameters times records that `references: auto` still trains."""
+
+
+def affordable(federation: Federation, parameters: int) -> bool:
+    """Whether training the references is quick beside the run itself."""
+    records = sum(len(client.train) for client in federation.clients)
+    return EPOCHS * records * parameters <= QUICK_WORK
+
+
+def train_references(
+    federation: Federation, learner: Learner, start: torch.Tensor, cluster_of: Mapping[str, int], seed: int
+) -> Scores:
+    """Score of each client under a model trained on the pooled records of its cluster."""
+    scores = {}
+    for cluster in sorted(set(cluster_of.values())):
+        members = [client for client in federation.clients if cluster_of[client.name] == cluster]
+        batches = [Batch.of(client.train, learner.device) for client in members]
+        pooled = Batch(
+            torch.cat([batch.features for batch in batches]), torch.cat([batch.targets for batch in batches])
+        )
+        best = _train_centrally(learner, start, pooled, seed)
+        for client in members:
+            scores[client.name] = evaluate(learner, best, Batch.of(client.test, learner.device))
+    return scores
+
+
+def _train_centrally(learner: Learner, start: torch.Tensor, records: Batch, seed: int) -> torch.Tensor:
+    parameters = start.clone().requires_grad_(True)
+    optimiser = torch.optim.Adam([parameters], lr=3e-3)
+    shuffle = torch.Generator().manual_seed(seed)
+    for _ in range(EPOCHS):
+        order = torch.randperm(len(records), generator=shuffle).to(learner.device)
+        for batch in torch.split(order, BATCH):
+            optimiser.zero_grad()
+            learner.losses(parameters, records.take(batch)).mean().backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return parameters.detach()

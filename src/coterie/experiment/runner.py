@@ -1,0 +1,449 @@
+"""One run from experiment to result: prepare, prove the budget, open the ledger, rounds, evaluate, report."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie import __version__
+from coterie.algorithms import AnyAlgorithm, find_algorithm
+from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
+from coterie.data import Federation, build_federation, check_federation, load_dataset
+from coterie.engines.driver import drive
+from coterie.engines.local import LocalEngine, coin_key
+from coterie.errors import InputError
+from coterie.experiment import checkpoint, folder, references
+from coterie.experiment.checkpoint import Checkpoint
+from coterie.experiment.files import read_experiment, to_yaml
+from coterie.experiment.folder import RunFolder, RunSecret
+from coterie.experiment.metrics import (
+    Fairness,
+    Scores,
+    Spread,
+    accuracy,
+    cluster_means,
+    fairness,
+    loss,
+    same_partition,
+)
+from coterie.experiment.schema import Experiment
+from coterie.models import build_model, check_model
+from coterie.privacy import (
+    Budget,
+    FullBatchSketch,
+    FullBatchSteps,
+    Guarantee,
+    Ledger,
+    PoissonSteps,
+    PrivacyPlan,
+    SecretKey,
+    calibrate,
+    guarantee,
+)
+from coterie.training.learner import Batch, Learner
+from coterie.training.parameters import flatten
+from coterie.training.scoring import Score, evaluate
+
+SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
+HELD_OUT = "test accuracies are computed on held-out records, outside the guarantee"
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a run tells while it goes on."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    epsilon: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run found, as stored in `result.json`."""
+
+    folder: Path
+    algorithm: str
+    accuracy: Spread
+    cluster_accuracy: Mapping[str, float] | None
+    """Mean accuracy of each true cluster, where it is known."""
+    loss: Spread
+    fairness: Fairness
+    clusters: Mapping[str, int]
+    clusters_found: bool | None
+    guarantee: str
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    rounds: int
+    seconds: float
+    sample_gradients_per_second: float
+    warnings: tuple[str, ...]
+
+    @property
+    def report(self) -> Path:
+        return RunFolder(self.folder).report
+
+    def to_json(self) -> dict[str, Any]:
+        content = asdict(self)
+        content["folder"] = str(self.folder)
+        content["report"] = str(self.report)
+        content["warnings"] = list(self.warnings)
+        return content
+
+    @classmethod
+    def load(cls, path: Path) -> "RunResult":
+        content = folder.read_json(RunFolder(path).result)
+        content.pop("report", None)
+        try:
+            return cls(
+                **{
+                    **content,
+                    "folder": path,
+                    "accuracy": Spread(**content["accuracy"]),
+                    "loss": Spread(**content["loss"]),
+                    "fairness": Fairness(**content["fairness"]),
+                    "warnings": tuple(content["warnings"]),
+                }
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{RunFolder(path).result}: not a result of this version ({error})") from None
+
+    def __repr__(self) -> str:
+        found = {True: ", clusters found", False: ", clusters not found", None: ""}[self.clusters_found]
+        return f"RunResult({self.algorithm}: mean accuracy {self.accuracy.mean:.1%}{found}; {self.guarantee})"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is known to be possible, before anything is written or released."""
+
+    experiment: Experiment
+    federation: Federation
+    learner: Learner
+    algorithm: AnyAlgorithm
+    facts: PublicFacts
+    plan: PrivacyPlan
+    budgets: Mapping[str, Budget]
+    guarantee: Guarantee
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Load data and model, let the algorithm declare its plan, and find the noise that keeps the promise."""
+    seed = experiment.seeds.simulation
+    dataset = load_dataset(experiment.data, seed)
+    federation = build_federation(dataset, experiment.federation, seed)
+    check_federation(federation)
+    model = build_model(experiment.model, federation.task, seed)
+    check_model(model, federation.task)
+    learner = Learner(model, federation.task, _device(experiment))
+    algorithm = _build_algorithm(experiment, federation)
+
+    def initialise(seed: int) -> Vector:
+        return flatten(build_model(experiment.model, federation.task, seed))
+
+    facts = PublicFacts(
+        clients=tuple(client.name for client in federation.clients),
+        records={client.name: len(client.train) for client in federation.clients},
+        parameters=learner.layout.size,
+        initialise=initialise,
+    )
+    privacy = experiment.privacy
+    budgets = {
+        client: Budget(privacy.epsilon, privacy.delta or _default_delta(records))
+        for client, records in facts.records.items()
+    }
+    plan = calibrate(algorithm.plan(facts), budgets, accountant=privacy.accountant, mode=privacy.mode)
+    caveats = (HELD_OUT,) if experiment.seeds.noise is None else (HELD_OUT, SEEDED)
+    promise = guarantee(
+        plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
+    )
+    return Prepared(experiment, federation, learner, algorithm, facts, plan, budgets, promise)
+
+
+def run(
+    experiment: Experiment | str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    watch: Callable[[RoundReport], None] | None = None,
+) -> RunResult:
+    """Run an experiment (a file, an object, or the built-in default) and return what it found.
+
+    Example:
+        >>> import coterie as ct
+        >>> result = ct.run("experiment.yaml", out="runs/mine")
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = read_experiment(Path(experiment) if experiment is not None else None)
+    target = Path(out) if out is not None else _folder_for(experiment, resume)
+    files = RunFolder(target)
+    if files.exists:
+        if not resume:
+            raise InputError(
+                f"{target}: holds a run already; --resume continues it, --out names another folder"
+            )
+        _check_same_experiment(files, experiment)
+        if files.finished:
+            files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
+            return RunResult.load(target)
+    elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target}: exists and is not a run folder; --out names another")
+    return Run(prepare(experiment), files).finish(watch or (lambda report: None))
+
+
+class Run:
+    """A prepared run and its folder."""
+
+    def __init__(self, prepared: Prepared, files: RunFolder) -> None:
+        self.prepared = prepared
+        self.files = files
+        self._tests = {
+            client.name: Batch.of(client.test, prepared.learner.device)
+            for client in prepared.federation.clients
+        }
+
+    def finish(self, watch: Callable[[RoundReport], None]) -> RunResult:
+        """Do the rounds that are still to be done, then evaluate and write the result."""
+        prepared = self.prepared
+        secret = self._open_folder()
+        algorithm = prepared.algorithm
+        saved = checkpoint.load(self.files.checkpoint, algorithm.state_type)
+        state: State = saved.state if saved else self._start()
+        folder.keep_rounds(self.files.metrics, state.round)
+        folder.keep_rounds(self.files.timing, state.round)
+        with Ledger.open(
+            self.files.ledger,
+            prepared.plan,
+            budget=prepared.budgets,
+            accountant=prepared.experiment.privacy.accountant,
+            anchor=saved.ledger if saved else None,
+        ) as ledger:
+            engine = LocalEngine(
+                prepared.federation,
+                prepared.learner,
+                prepared.experiment.schedule.lr,
+                prepared.plan,
+                ledger,
+                noise_key=secret.key,
+                coin_key=coin_key(secret.key, prepared.experiment.seeds.simulation),
+                public_seed=prepared.experiment.seeds.simulation,
+            )
+            while state.round < prepared.experiment.schedule.rounds:
+                began = time.perf_counter()
+                state = drive(algorithm.round(state), engine, state.round + 1)
+                trained = time.perf_counter()
+                scores = self._evaluate_if_due(state)
+                self._log(state, scores, ledger)
+                seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
+                folder.append_line(self.files.timing, {"round": state.round, **seconds})
+                checkpoint.save(self.files.checkpoint, Checkpoint(state, ledger.head))
+                watch(
+                    RoundReport(
+                        round=state.round,
+                        rounds=prepared.experiment.schedule.rounds,
+                        accuracy=accuracy(scores).mean if scores else None,
+                        epsilon=ledger.spent(),
+                        seconds=sum(seconds.values()),
+                    )
+                )
+            result = self._result(state, ledger)
+        folder.write_json(self.files.result, result.to_json())
+        self.files.secret.unlink()
+        return result
+
+    # --- the folder ---------------------------------------------------------------------------------
+
+    def _open_folder(self) -> RunSecret:
+        """Write down what will be run, or check that it is what was being run."""
+        data = self.prepared.federation.fingerprint()
+        if self.files.exists:
+            secret = RunSecret.load(self.files.secret)
+            if secret.data != data:
+                raise InputError(f"{self.files.path}: the data changed since this run began; start a new run")
+            return secret
+        seed = self.prepared.experiment.seeds.noise
+        secret = RunSecret(SecretKey.from_os() if seed is None else SecretKey.from_seed(seed), data)
+        with folder.new_folder(self.files.path) as scratch:
+            files = RunFolder(scratch)
+            secret.save(files.secret)
+            folder.write_json(files.federation, self._federation_facts())
+            folder.write_json(files.plan, self.prepared.plan.to_json())
+            folder.write_json(files.guarantee, self.prepared.guarantee.to_json())
+            folder.write_text(files.experiment, to_yaml(self.prepared.experiment))
+        return secret
+
+    def _federation_facts(self) -> dict[str, Any]:
+        federation, truth = self.prepared.federation, self._truth()
+        return {
+            "coterie": __version__,
+            "task": federation.task.kind,
+            "classes": federation.task.classes,
+            "parameters": self.prepared.facts.parameters,
+            "clients": [
+                {
+                    "name": client.name,
+                    "records": len(client.train),
+                    "test_records": len(client.test),
+                    "true_cluster": truth[client.name] if truth else None,
+                }
+                for client in federation.clients
+            ],
+        }
+
+    # --- rounds -------------------------------------------------------------------------------------
+
+    def _start(self) -> State:
+        rng = np.random.default_rng(self.prepared.experiment.seeds.simulation)
+        state: State = self.prepared.algorithm.start(self.prepared.facts, rng)
+        return state
+
+    def _evaluate_if_due(self, state: State) -> Scores | None:
+        due = state.round % self.prepared.experiment.evaluation.every == 0
+        if not due and state.round < self.prepared.experiment.schedule.rounds:
+            return None
+        return self._evaluate(self.prepared.algorithm.models(state))
+
+    def _evaluate(self, assignment: Assignment) -> dict[str, Score]:
+        learner = self.prepared.learner
+        models = torch.from_numpy(assignment.models).to(learner.device)
+        return {
+            client: evaluate(learner, models[assignment.cluster_of[client]], test)
+            for client, test in self._tests.items()
+        }
+
+    def _log(self, state: State, scores: Scores | None, ledger: Ledger) -> None:
+        assignment = self.prepared.algorithm.models(state)
+        line = {
+            "round": state.round,
+            "accuracy": asdict(accuracy(scores)) if scores else None,
+            "loss": asdict(loss(scores)) if scores else None,
+            "clusters": dict(assignment.cluster_of),
+            "epsilon": ledger.spent(),
+        }
+        folder.append_line(self.files.metrics, line)
+        findings = self.prepared.algorithm.findings(state)
+        if findings is not None:
+            folder.write_json(self.files.findings, asdict(findings))
+
+    # --- the result ---------------------------------------------------------------------------------
+
+    def _truth(self) -> dict[str, int] | None:
+        federation = self.prepared.federation
+        if federation.truth is None:
+            return None
+        return {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
+
+    def _result(self, state: State, ledger: Ledger) -> RunResult:
+        prepared = self.prepared
+        assignment = prepared.algorithm.models(state)
+        scores = self._evaluate(assignment)
+        truth = self._truth()
+        found = None
+        if truth is not None:
+            found = same_partition([assignment.cluster_of[client] for client in truth], list(truth.values()))
+        findings = prepared.algorithm.findings(state)
+        timing = list(folder.read_lines(self.files.timing))
+        trained = sum(line["train"] for line in timing)
+        gradients = sample_gradients(prepared.plan, ledger)
+        training = [unit.release("training").mechanism.noise_multiplier for unit in prepared.plan.units]
+        return RunResult(
+            folder=self.files.path,
+            algorithm=prepared.algorithm.name,
+            accuracy=accuracy(scores),
+            cluster_accuracy={str(k): v for k, v in cluster_means(scores, truth).items()} if truth else None,
+            loss=loss(scores),
+            fairness=fairness(scores, self._references(truth or assignment.cluster_of)),
+            clusters=dict(assignment.cluster_of),
+            clusters_found=found,
+            guarantee=str(prepared.guarantee),
+            epsilon=prepared.guarantee.epsilon,
+            delta=prepared.guarantee.delta,
+            noise_multiplier=max(training),
+            rounds=state.round,
+            seconds=trained + sum(line["evaluate"] for line in timing),
+            sample_gradients_per_second=gradients / trained if trained > 0 else 0.0,
+            warnings=findings.warnings if findings else (),
+        )
+
+    def _references(self, cluster_of: Mapping[str, int]) -> Scores | None:
+        prepared = self.prepared
+        wanted = prepared.experiment.evaluation.references
+        if wanted == "auto":
+            wanted = references.affordable(prepared.federation, prepared.facts.parameters)
+        if not wanted:
+            return None
+        seed = prepared.experiment.seeds.simulation
+        start = torch.from_numpy(prepared.facts.initialise(seed)).to(prepared.learner.device)
+        return references.train_references(prepared.federation, prepared.learner, start, cluster_of, seed)
+
+
+def sample_gradients(plan: PrivacyPlan, ledger: Ledger) -> int:
+    """Per-record gradients computed so far (in expectation, for Poisson batches), from what was executed."""
+    total = 0
+    for unit in plan.units:
+        for name, times in ledger.executed(unit.subject).items():
+            mechanism = unit.release(name).mechanism
+            if isinstance(mechanism, PoissonSteps | FullBatchSteps):
+                total += times * mechanism.steps * mechanism.denominator
+            elif isinstance(mechanism, FullBatchSketch):
+                total += times * mechanism.denominator
+    return total
+
+
+def _build_algorithm(experiment: Experiment, federation: Federation) -> AnyAlgorithm:
+    algorithm = find_algorithm(experiment.privacy.unit, experiment.algorithm.name)
+    arguments = (experiment.algorithm, experiment.schedule, experiment.privacy)
+    if not algorithm.needs_truth:
+        return algorithm(*arguments)
+    if federation.truth is None:
+        raise InputError(
+            f"algorithm.name: '{experiment.algorithm.name}' needs the true clusters, which this federation "
+            "does not know; allowed here: algorithms that find them"
+        )
+    truth = {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
+    return algorithm(*arguments, truth=truth)  # type: ignore[call-arg]
+
+
+def _device(experiment: Experiment) -> torch.device:
+    wanted = experiment.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("engine.device: 'cuda' is not available on this machine; allowed here: auto, cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _default_delta(records: int) -> float:
+    """A tenth of one over the number of units, rounded down to one digit."""
+    exact = 0.1 / records
+    digit = 10.0 ** math.floor(math.log10(exact))
+    return math.floor(exact / digit) * digit
+
+
+def _folder_for(experiment: Experiment, resume: bool) -> Path:
+    base, name = Path("runs"), f"{experiment.algorithm.name}-{experiment.data.name}"
+    if resume:
+        for candidate in folder.newest_first(base.glob(f"{name}-*")):
+            files = RunFolder(candidate)
+            if files.exists and not files.finished and read_experiment(files.experiment) == experiment:
+                return candidate
+    return folder.next_free(base, name)
+
+
+def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
+    stored = read_experiment(files.experiment)
+    if stored == experiment:
+        return
+    before, now = stored.model_dump(mode="json"), experiment.model_dump(mode="json")
+    for section, content in now.items():
+        for key in {**before[section], **content}:
+            if before[section].get(key) != content.get(key):
+                raise InputError(
+                    f"{section}.{key}: {content.get(key)!r} is not {before[section].get(key)!r}, with "
+                    f"which {files.path} was begun; resume it as it was or start a new run"
+                )

@@ -1,0 +1,89 @@
+"""The experiment file: everything a run depends on, validated."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic_core.core_schema import ValidatorFunctionWrapHandler
+
+from coterie.algorithms import find_algorithm
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.data import ClustersFederation, DataSettings, FederationSettings
+from coterie.errors import InputError
+from coterie.experiment.explain import explain
+from coterie.models import ModelSettings
+from coterie.privacy import Unit
+from coterie.settings import Settings
+
+
+class EngineSettings(Settings):
+    """Who executes, and where. Nothing here can change what is released or what it costs."""
+
+    name: Literal["local"] = Field("local", description="local (in this process)")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto | cpu | cuda")
+
+
+class Seeds(Settings):
+    """What repeats and what stays secret."""
+
+    simulation: int = Field(0, ge=0, description="data split, initialisation, the server's draws")
+    noise: int | None = Field(
+        None, ge=0, description="null: secret, from the operating system; a number makes it a simulation"
+    )
+
+
+class EvaluationSettings(Settings):
+    """What is measured on held-out records, outside the guarantee."""
+
+    every: int = Field(1, ge=1, description="rounds between two evaluations (the last is always evaluated)")
+    references: bool | Literal["auto"] = Field(
+        "auto", description="train a central model per cluster for the fairness figures (auto: if quick)"
+    )
+
+
+class Experiment(Settings):
+    """One run: which data, split how, learnt by whom, under which promise."""
+
+    data: DataSettings = DataSettings()
+    federation: FederationSettings = ClustersFederation()
+    model: ModelSettings = ModelSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    algorithm: SerializeAsAny[AlgorithmSettings] = Field(
+        default_factory=lambda: find_algorithm(Unit.RECORD, "r-dpcfl").settings_type()
+    )
+    schedule: Schedule = Schedule()
+    engine: EngineSettings = EngineSettings()
+    seeds: Seeds = Seeds()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+        """Turn pydantic's list of mistakes into one line that names the key and what is allowed."""
+        if isinstance(value, Mapping):
+            value = {**value, **cls._algorithm_section(value)}
+        try:
+            experiment: Self = handler(value)
+        except ValidationError as mistakes:
+            raise InputError(explain(mistakes, cls)) from None
+        return experiment
+
+    @classmethod
+    def _algorithm_section(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Which options an algorithm has depends on its name and on the privacy unit, in another section."""
+        section = value.get("algorithm")
+        if not isinstance(section, Mapping):
+            return {}
+        privacy = value.get("privacy", {})
+        unit = (
+            privacy.unit
+            if isinstance(privacy, PrivacySettings)
+            else dict(privacy or {}).get("unit", "record")
+        )
+        if unit not in list(Unit):
+            return {}  # the privacy section reports it
+        algorithm = find_algorithm(Unit(unit), str(section.get("name", "r-dpcfl")))
+        try:
+            return {"algorithm": algorithm.settings_type.model_validate(section)}
+        except ValidationError as mistakes:
+            raise InputError(explain(mistakes, algorithm.settings_type, prefix="algorithm")) from None

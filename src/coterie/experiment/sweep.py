@@ -1,0 +1,367 @@
+"""A grid of experiments: every cell an ordinary run in a process of its own, then one table.
+
+Cells are separate processes so that one that breaks (or is killed) takes nothing with it, and so that several
+run at once on as many cores, each with one thread.
+"""
+
+import csv
+import io
+import itertools
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from coterie.errors import InputError
+from coterie.experiment import folder
+from coterie.experiment.files import override, read_yaml, to_yaml
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import RunResult
+from coterie.experiment.schema import Experiment
+
+POLL_SECONDS = 0.2
+
+BUILT_IN = {"base": {}, "grid": {"algorithm.name": ["r-dpcfl", "oracle", "local", "global"]}}
+"""The comparison that needs no file and no download."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    name: str
+    values: Mapping[str, Any]
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A base experiment and the values that vary."""
+
+    base: Mapping[str, Any]
+    grid: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def read(cls, path: Path | None) -> "Sweep":
+        """The sweep in a file, or the built-in comparison."""
+        content = read_yaml(path) if path is not None else BUILT_IN
+        unknown = set(content) - {"base", "grid"}
+        if unknown:
+            raise InputError(f"{path}: unknown key '{min(unknown)}'; a sweep has base and grid")
+        base, grid = content.get("base") or {}, content.get("grid") or {}
+        if not isinstance(base, dict):
+            raise InputError(f"{path}: base should hold sections of an experiment")
+        if not isinstance(grid, dict) or not grid:
+            raise InputError(f"{path}: grid should map keys such as algorithm.name to lists of values")
+        for key, values in grid.items():
+            if not isinstance(values, list) or not values:
+                raise InputError(f"{path}: grid.{key}: {values!r} is not allowed; allowed: a list of values")
+        return cls(base, grid)
+
+    def cells(self) -> list[Cell]:
+        """Every combination, validated before any of them runs."""
+        found: dict[str, Cell] = {}
+        for combination in itertools.product(*self.grid.values()):
+            values = dict(zip(self.grid, combination, strict=True))
+            name = _cell_name(values)
+            if name in found:
+                raise InputError(f"grid: {name} stands twice")
+            found[name] = Cell(name, values, Experiment.model_validate(override(self.base, values)))
+        return list(found.values())
+
+    def to_yaml(self) -> str:
+        content = {"base": dict(self.base), "grid": {key: list(values) for key, values in self.grid.items()}}
+        return yaml.safe_dump(content, sort_keys=False)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far each cell is."""
+
+    done: Mapping[str, int]
+    """Rounds completed, by cell."""
+    rounds: Mapping[str, int]
+    failed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of everything but the seeds: means and spreads over its runs."""
+
+    values: Mapping[str, Any]
+    runs: int
+    accuracy: float
+    accuracy_std: float | None
+    worst_client: float
+    best_client: float
+    worst_cluster: float | None
+    disparity: float
+    f_acc: float | None
+    f_loss: float | None
+    clusters_found: int | None
+    """Runs that found all clusters, where the truth is known."""
+    epsilon: float
+    noise_multiplier: float
+    seconds: float
+    guarantee: str
+
+    def to_json(self) -> dict[str, Any]:
+        content = {key: value for key, value in self.__dict__.items() if key != "values"}
+        return {"values": dict(self.values), **content}
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The finished cells, the table over them, and what broke."""
+
+    folder: Path
+    rows: tuple[Row, ...]
+    cells: Mapping[str, Path]
+    failed: Mapping[str, str]
+    """Why, for each cell that did not finish."""
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "report": str(self.report),
+            "table": [row.to_json() for row in self.rows],
+            "cells": {name: str(path) for name, path in self.cells.items()},
+            "failed": dict(self.failed),
+        }
+
+
+def compare(
+    sweep: Sweep,
+    out: Path,
+    *,
+    resume: bool = False,
+    workers: int | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> SweepResult:
+    """Run every cell that is not finished yet, then write the table."""
+    cells = sweep.cells()
+    stored = out / "sweep.yaml"
+    if out.exists() and any(out.iterdir()):
+        if not resume:
+            raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")
+        if not stored.exists():
+            raise InputError(f"{out}: exists and is not a comparison; --out names another folder")
+        if Sweep.read(stored) != sweep:
+            raise InputError(f"{out}: was begun with another sweep; resume it as it was or start a new one")
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        folder.write_text(stored, sweep.to_yaml())
+    failed = _run_cells(cells, out, workers or _default_workers(cells), watch or (lambda progress: None))
+    finished = {cell.name: RunResult.load(_cell_path(out, cell)) for cell in cells if cell.name not in failed}
+    rows = tuple(_rows(sweep, cells, finished))
+    folder.write_text(out / "table.csv", table_csv(rows))
+    folder.write_text(out / "table.md", table_markdown(rows))
+    return SweepResult(out, rows, {name: result.folder for name, result in finished.items()}, failed)
+
+
+# --- running cells ----------------------------------------------------------------------------------
+
+
+def _run_cells(
+    cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[Progress], None]
+) -> dict[str, str]:
+    """Keep `workers` processes busy until every cell has finished or failed; returns the failures."""
+    waiting = [cell for cell in cells if not RunFolder(_cell_path(out, cell)).finished]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    failed: dict[str, str] = {}
+    rounds = {cell.name: cell.experiment.schedule.rounds for cell in cells}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                cell = waiting.pop(0)
+                running[cell.name] = _start(cell, out, threads=1 if workers > 1 else None)
+            for name, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[name]
+                if process.returncode != 0:
+                    failed[name] = (
+                        _last_line(out / "cells" / f"{name}.log") or f"exit code {process.returncode}"
+                    )
+            watch(Progress({cell.name: _rounds_done(out, cell) for cell in cells}, rounds, frozenset(failed)))
+            if running:
+                time.sleep(POLL_SECONDS)
+    finally:
+        for process in running.values():
+            process.terminate()
+    return failed
+
+
+def _start(cell: Cell, out: Path, threads: int | None) -> subprocess.Popen[bytes]:
+    path = _cell_path(out, cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    experiment = path.parent / f"{cell.name}.yaml"
+    folder.write_text(experiment, to_yaml(cell.experiment))
+    environment = dict(os.environ)
+    if threads is not None:
+        environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    command = [
+        sys.executable,
+        "-m",
+        "coterie",
+        "run",
+        str(experiment),
+        "--out",
+        str(path),
+        "--resume",
+        "--json",
+    ]
+    with (path.parent / f"{cell.name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
+
+
+def _default_workers(cells: Sequence[Cell]) -> int:
+    """A core per cell; on a GPU, one cell at a time has it all."""
+    on_gpu = torch.cuda.is_available() and any(cell.experiment.engine.device != "cpu" for cell in cells)
+    return 1 if on_gpu else max(1, min(len(cells), os.cpu_count() or 1))
+
+
+def _cell_path(out: Path, cell: Cell) -> Path:
+    return out / "cells" / cell.name
+
+
+def _cell_name(values: Mapping[str, Any]) -> str:
+    parts = (f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", ",".join(parts).replace(",", "+")).strip("-")
+
+
+def _rounds_done(out: Path, cell: Cell) -> int:
+    return sum(1 for _ in folder.read_lines(RunFolder(_cell_path(out, cell)).metrics))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1].removeprefix("error: ") if lines else ""
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def _rows(sweep: Sweep, cells: Sequence[Cell], finished: Mapping[str, RunResult]) -> Iterator[Row]:
+    varying = [key for key in sweep.grid if not key.startswith("seeds.")]
+    groups: dict[tuple[str, ...], list[tuple[Cell, RunResult]]] = {}
+    for cell in cells:
+        if cell.name in finished:
+            key = tuple(repr(cell.values[name]) for name in varying)
+            groups.setdefault(key, []).append((cell, finished[cell.name]))
+    for members in groups.values():
+        yield _row({name: members[0][0].values[name] for name in varying}, [result for _, result in members])
+
+
+def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
+    means = [result.accuracy.mean for result in results]
+    known = [result.clusters_found for result in results if result.clusters_found is not None]
+    worst = max(results, key=lambda result: result.epsilon)
+    return Row(
+        values=values,
+        runs=len(results),
+        accuracy=float(np.mean(means)),
+        accuracy_std=float(np.std(means, ddof=1)) if len(means) > 1 else None,
+        worst_client=_mean([result.accuracy.min for result in results]),
+        best_client=_mean([result.accuracy.max for result in results]),
+        worst_cluster=_mean_or_none(
+            [min(result.cluster_accuracy.values()) if result.cluster_accuracy else None for result in results]
+        ),
+        disparity=_mean([result.fairness.disparity for result in results]),
+        f_acc=_mean_or_none([result.fairness.f_acc for result in results]),
+        f_loss=_mean_or_none([result.fairness.f_loss for result in results]),
+        clusters_found=sum(known) if known else None,
+        epsilon=worst.epsilon,
+        noise_multiplier=max(result.noise_multiplier for result in results),
+        seconds=_mean([result.seconds for result in results]),
+        guarantee=worst.guarantee,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
+def table_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the comparison as a person reads it: accuracies in per cent."""
+    keys = list(rows[0].values) if rows else []
+    headings = [
+        *keys,
+        "accuracy",
+        "worst client",
+        "best client",
+        "worst cluster",
+        "disparity",
+        "F_acc",
+        "F_loss",
+        "clusters found",
+        "epsilon",
+        "noise",
+        "seconds",
+    ]
+    body = []
+    for row in rows:
+        spread = "" if row.accuracy_std is None else f" ± {100 * row.accuracy_std:.1f}"
+        body.append(
+            [
+                *(str(row.values[key]) for key in keys),
+                f"{100 * row.accuracy:.1f}{spread}",
+                _percent(row.worst_client),
+                _percent(row.best_client),
+                _percent(row.worst_cluster),
+                _percent(row.disparity),
+                _percent(row.f_acc),
+                "–" if row.f_loss is None else f"{row.f_loss:.3f}",
+                "–" if row.clusters_found is None else f"{row.clusters_found} of {row.runs}",
+                f"{row.epsilon:.4g}",
+                f"{row.noise_multiplier:.3f}",
+                f"{row.seconds:.1f}",
+            ]
+        )
+    return headings, body
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def table_markdown(rows: Sequence[Row]) -> str:
+    """The table with the guarantee of every row beneath it."""
+    headings, body = table_columns(rows)
+    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in body]
+    lines.append("")
+    for row in rows:
+        label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"
+        lines.append(f"- {label}: {row.guarantee}")
+    return "\n".join(lines) + "\n"
+
+
+def table_csv(rows: Sequence[Row]) -> str:
+    """Full precision, one row per setting, for machines."""
+    text = io.StringIO()
+    keys = list(rows[0].values) if rows else []
+    figures = [name for name in Row.__dataclass_fields__ if name != "values"]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*keys, *figures])
+    for row in rows:
+        writer.writerow([*(row.values[key] for key in keys), *(getattr(row, name) for name in figures)])
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""How a client learns: per-record gradients, clipping, noise on the sum, public denominators."""

@@ -1,0 +1,38 @@
+"""A model as a function of one flat vector of parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of a model's parameters, in the order in which they stand in the flat vector."""
+
+    shapes: Mapping[str, torch.Size]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Layout":
+        return cls({name: parameter.shape for name, parameter in model.named_parameters()})
+
+    @property
+    def size(self) -> int:
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views into the vector, by parameter name."""
+        pieces = torch.split(vector, [shape.numel() for shape in self.shapes.values()])
+        return {
+            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+
+def flatten(model: nn.Module) -> NDArray[np.float32]:
+    """The model's parameters as one vector."""
+    with torch.no_grad():
+        pieces = [parameter.detach().reshape(-1) for parameter in model.parameters()]
+        return torch.cat(pieces).to("cpu", torch.float32).numpy().copy()
