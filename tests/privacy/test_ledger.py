@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.privacy import ledger as ledger_module
-from coterie.privacy.accounting import ACCOUNTANTS
+from coterie.privacy.accounting import ACCOUNTANTS, epsilon_of
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.ledger import Charge, Ledger, LedgerHead
 from coterie.privacy.mechanisms import FullBatchSteps, NoiseRule, PoissonSteps, PrivateSelection
@@ -427,6 +427,8 @@ def test_a_second_process_is_refused_in_one_line_until_the_first_lets_go(path):
     assert subprocess.run(command, check=False).returncode == 0
     with open_ledger(path):
         assert subprocess.run(command, check=False).returncode == 7
+        with pytest.raises(LedgerError, match="another run"):
+            open_ledger(path)
 
 
 def test_the_loser_of_a_race_to_create_the_file_is_refused(path, monkeypatch):
@@ -668,9 +670,11 @@ def test_a_ledger_that_is_gone_is_not_started_again_when_a_checkpoint_has_seen_o
     assert not path.exists()
 
 
-@pytest.mark.parametrize("count", [0, -1, 1])
+@pytest.mark.parametrize("count", [0, -1, 1, ROUNDS + 1])
 def test_an_anchor_that_never_was_is_refused(path, finished, count):
     refused(path, finished, anchor=LedgerHead(count, "00" * 32))
+    if count < 1:
+        refused(path, finished, anchor=LedgerHead(count, json.loads(lines_of(finished)[count - 1])["hash"]))
 
 
 @pytest.mark.parametrize("data", [{}, {"count": 1}, {"count": "x", "hash": "00"}])
@@ -682,7 +686,10 @@ def test_a_head_that_cannot_be_read_is_a_ledger_error(data):
 # --- what was spent --------------------------------------------------------------------------------
 
 
-def test_nothing_is_spent_before_anything_is_charged(path):
+def test_nothing_is_spent_before_anything_is_charged_whatever_the_accountant_thinks_of_nothing(
+    path, monkeypatch
+):
+    monkeypatch.setattr(ledger_module, "epsilon_of", lambda *_: 0.1)
     with open_ledger(path) as ledger:
         assert ledger.spent() == ledger.spent("a") == 0.0
 
@@ -738,6 +745,15 @@ def test_subjects_with_another_delta_are_accounted_by_their_own(path):
     with open_ledger(path, budget=budgets) as ledger:
         ledger.charge([training(subject, 1) for subject in "abc"])
         assert ledger.spent("a") == ledger.spent("c") < ledger.spent("b") == ledger.spent()
+
+
+def test_a_plan_carried_out_in_full_has_spent_what_the_plan_costs(path):
+    with open_ledger(path) as ledger:
+        for release, times in (("selection", 2), ("training", ROUNDS), ("first", 1)):
+            for number in range(times):
+                ledger.charge([Charge("a", number, release, "00")])
+        planned = epsilon_of(PLAN.for_subject("a").event, BUDGET.delta, "rdp", ZERO_OUT)
+        assert ledger.spent() == pytest.approx(planned, rel=1e-12)
 
 
 # --- what the file shows ---------------------------------------------------------------------------
