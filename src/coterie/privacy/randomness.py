@@ -175,11 +175,12 @@ def standard_normals(words: _Words) -> Floats:
     """One normal from two words each.
 
     Each word gives a normal by inversion: its sign and a tail probability in steps of 2^-64, so both tails
-    reach to 9.2 standard deviations at full resolution. A single such value is one of only 2^64 floats,
-    and an observer who knows the grid can tell which inputs a noisy sum may have come from (Mironov 2012;
-    Jin et al. 2022). Adding independent normals closes that hole (Holohan and Braghin 2021): the sum of
-    two has 2^128 preimages for fewer than 2^60 outcomes, so every output is reachable from every input
-    with nearly the right density. Four doubled the time, for density that was there already.
+    reach to 9.2 standard deviations at full resolution. One such value is one of 2^64 numbers, sparse among
+    the doubles near zero, and an observer who knows them can tell which inputs a noisy sum cannot have come
+    from (Mironov 2012; Jin et al. 2022). Adding independent normals closes that hole (Holohan and Braghin
+    2021): a sum of two has 2^128 preimages for some 2^56 outcomes, so the neighbours of an output are all
+    reachable, and nearly equally often. They add four where a sampler draws pairs from shared uniforms, as
+    Box-Muller does; inversion shares none. Four would also take twice the time.
     """
     fractions = words.view("<i8").astype(np.float64)
     fractions += 0.5
