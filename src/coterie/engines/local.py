@@ -7,11 +7,11 @@ the client was sent, so a round repeated after a crash repeats itself exactly, a
 
 import hashlib
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from coterie.algorithms.protocol import (
     Choices,
@@ -43,6 +43,8 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import select_privately
 from coterie.training.sketch import Projection
 
+Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
+
 
 class LocalEngine:
     """Answers `Train` and `Select` one client after the other."""
@@ -57,7 +59,14 @@ class LocalEngine:
         noise_key: SecretKey,
         coin_key: SecretKey,
         public_seed: int,
+        context: str = "",
     ) -> None:
+        """Args beside the obvious:
+
+        public_seed: of the random projection that sketches share.
+        context: whatever else decides what a client computes from what it is sent (model, step size,
+            device, library version); noise must not repeat when any of it differs.
+        """
         self.learner = learner
         self.lr = lr
         self.plan = plan
@@ -65,6 +74,7 @@ class LocalEngine:
         self._noise_key = noise_key
         self._coin_key = coin_key
         self._public_seed = public_seed
+        self._context = context
         self._projections: dict[int, Projection] = {}
         self._records: Mapping[str, Batch] = {
             client.name: Batch.of(client.train, learner.device) for client in federation.clients
@@ -78,33 +88,41 @@ class LocalEngine:
     # --- training -----------------------------------------------------------------------------------
 
     def _train(self, request: Train, round: int) -> Updates:
-        inputs = {job.client: input_hash(job.start) for job in request.jobs}
-        if len(inputs) != len(request.jobs):
+        mechanisms = {job.client: self._trainable(job.client, request.release) for job in request.jobs}
+        if len(mechanisms) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
+        inputs = {job.client: input_hash(self._context, job.start) for job in request.jobs}
         self._charge(request.release, round, inputs)
         return Updates(
             {
-                job.client: self._train_one(job, request.release, round, inputs[job.client])
+                job.client: self._train_one(
+                    job, mechanisms[job.client], request.release, round, inputs[job.client]
+                )
                 for job in request.jobs
             }
         )
 
-    def _train_one(self, job: TrainJob, release: str, round: int, hashed: str) -> Released[Vector]:
-        mechanism = self._mechanism(job.client, release)
+    def _trainable(self, client: str, release: str) -> Trainable:
+        mechanism = self._mechanism(client, release)
+        if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
+            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not trainable")
+        return mechanism
+
+    def _train_one(
+        self, job: TrainJob, mechanism: Trainable, release: str, round: int, hashed: str
+    ) -> Released[Vector]:
         records = self._records[job.client]
         start = torch.from_numpy(job.start).to(self.learner.device)
         noise = self._stream("noise", job.client, round, release, hashed)
+        noise_std = mechanism.noise_std / mechanism.denominator
         if isinstance(mechanism, FullBatchSketch):
             projection = self._projection(mechanism.dimensions)
             value = sketch_privately(self.learner, start, records, mechanism, projection, noise)
-            noise_std = mechanism.noise_std / mechanism.denominator
-        elif isinstance(mechanism, PoissonSteps | FullBatchSteps):
+        else:
             coins = self._stream("coins", job.client, round, release, hashed)
             value = train_privately(self.learner, start, records, mechanism, self.lr, noise, coins)
-            noise_std = self.lr * mechanism.noise_std / mechanism.denominator * mechanism.steps**0.5
-        else:
-            raise PlanError(f"release '{release}' is planned as {type(mechanism).__name__}: not trainable")
-        return Released(_vector(value), noise_std)
+            noise_std *= self.lr * mechanism.steps**0.5
+        return Released(value.to("cpu", torch.float32).numpy(), noise_std)
 
     def _projection(self, dimensions: int) -> Projection:
         """The public projection, the same for every client: sketches must be comparable."""
@@ -118,22 +136,22 @@ class LocalEngine:
     # --- selection ----------------------------------------------------------------------------------
 
     def _select(self, request: Select, round: int) -> Choices:
-        hashed = input_hash(request.models)
+        mechanisms = {client: self._selection(client, request.release) for client in request.clients}
+        hashed = input_hash(self._context, request.models)
         self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
         models = torch.from_numpy(request.models).to(self.learner.device)
-        return Choices(
-            {
-                client: Released(self._select_one(client, models, request.release, round, hashed), 0.0)
-                for client in request.clients
-            }
-        )
+        choices = {}
+        for client, mechanism in mechanisms.items():
+            noise = self._stream("noise", client, round, request.release, hashed)
+            chosen = select_privately(self.learner, models, self._records[client], mechanism, noise)
+            choices[client] = Released(chosen, 0.0)
+        return Choices(choices)
 
-    def _select_one(self, client: str, models: Tensor, release: str, round: int, hashed: str) -> int:
+    def _selection(self, client: str, release: str) -> PrivateSelection:
         mechanism = self._mechanism(client, release)
         if not isinstance(mechanism, PrivateSelection):
-            raise PlanError(f"release '{release}' is planned as {type(mechanism).__name__}: not a selection")
-        noise = self._stream("noise", client, round, release, hashed)
-        return select_privately(self.learner, models, self._records[client], mechanism, noise)
+            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not a selection")
+        return mechanism
 
     # --- before anything is released ----------------------------------------------------------------
 
@@ -148,17 +166,11 @@ class LocalEngine:
         return key.stream(purpose, subject=client, round=round, release=release, input_hash=hashed)
 
 
-def input_hash(*arrays: NDArray[np.float32]) -> str:
-    """Digest of what a client is sent; equal exactly when shapes and bits are."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(repr((array.shape, array.dtype.str)).encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+def input_hash(context: str, array: NDArray[np.float32]) -> str:
+    """Digest of what a client is sent and of what else decides its answer; shapes and bits count."""
+    digest = hashlib.sha256(repr((context, array.shape, array.dtype.str)).encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _vector(value: Tensor) -> Vector:
-    return value.to("cpu", torch.float32).numpy()
 
 
 def coin_key(noise_key: SecretKey, simulation_seed: int) -> SecretKey:

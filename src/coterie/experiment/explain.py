@@ -30,6 +30,11 @@ def _explain_one(error: ErrorDetails, model: type[BaseModel], prefix: str) -> st
     if error["type"] == "missing":
         return f"{key}: missing; {_allowed(owner, path[-1])}"
     reason = _reason(error)
+    section = _section(owner, path)
+    opening, colon, rest = reason.partition(": ")
+    if colon and section and opening in section.model_fields:
+        # A check of a whole section names the key it is about itself.
+        return f"{key}.{opening}: {rest}"
     allowed = _allowed(owner, path[-1]) if path else ""
     value = _shown(error["input"])
     return f"{key}: {value} is not allowed, {reason}" + (f"; {allowed}" if allowed else "")
@@ -45,6 +50,13 @@ def _unknown_key(key: str, name: str, owner: type[BaseModel] | None) -> str:
 def _allowed(owner: type[BaseModel] | None, name: str) -> str:
     field = owner.model_fields.get(name) if owner else None
     return f"{name} is {field.description}" if field and field.description else ""
+
+
+def _section(owner: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
+    """The model of the section at the end of the path, if that is one (or the only kind of one) there."""
+    field = owner.model_fields.get(path[-1]) if owner and path else None
+    members = list(_models_in(field.rebuild_annotation())) if field else []
+    return members[0] if len(members) == 1 else None
 
 
 def _reason(error: ErrorDetails) -> str:

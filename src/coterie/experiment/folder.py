@@ -184,8 +184,6 @@ class RunSecret:
     @classmethod
     def load(cls, path: Path) -> "RunSecret":
         if not path.exists():
-            raise InputError(
-                f"{path}: the noise key of this run is gone, so it cannot be resumed; start a new run"
-            )
+            raise InputError(f"{path}: the noise key is gone, so the run cannot be resumed; start a new one")
         content = read_json(path)
         return cls(SecretKey.from_hex(str(content.get("key"))), str(content.get("data")))

@@ -92,6 +92,7 @@ class RunResult:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
+        content["epsilon"] = finite_or_none(self.epsilon)
         content["folder"] = str(self.folder)
         content["report"] = str(self.report)
         content["warnings"] = list(self.warnings)
@@ -106,6 +107,7 @@ class RunResult:
                 **{
                     **content,
                     "folder": path,
+                    "epsilon": math.inf if content["epsilon"] is None else content["epsilon"],
                     "accuracy": Spread(**content["accuracy"]),
                     "loss": Spread(**content["loss"]),
                     "fairness": Fairness(**content["fairness"]),
@@ -234,6 +236,7 @@ class Run:
                 noise_key=secret.key,
                 coin_key=coin_key(secret.key, prepared.experiment.seeds.simulation),
                 public_seed=prepared.experiment.seeds.simulation,
+                context=self._context(),
             )
             while state.round < prepared.experiment.schedule.rounds:
                 began = time.perf_counter()
@@ -297,6 +300,11 @@ class Run:
             ],
         }
 
+    def _context(self) -> str:
+        """What decides, beside the message and the data, what a client computes."""
+        experiment, device = self.prepared.experiment, self.prepared.learner.device
+        return f"{experiment.model!r} {experiment.schedule.lr!r} {device.type} {torch.__version__}"
+
     # --- rounds -------------------------------------------------------------------------------------
 
     def _start(self) -> State:
@@ -325,7 +333,7 @@ class Run:
             "accuracy": asdict(accuracy(scores)) if scores else None,
             "loss": asdict(loss(scores)) if scores else None,
             "clusters": dict(assignment.cluster_of),
-            "epsilon": ledger.spent(),
+            "epsilon": finite_or_none(ledger.spent()),
         }
         folder.append_line(self.files.metrics, line)
         findings = self.prepared.algorithm.findings(state)
@@ -352,7 +360,6 @@ class Run:
         timing = list(folder.read_lines(self.files.timing))
         trained = sum(line["train"] for line in timing)
         gradients = sample_gradients(prepared.plan, ledger)
-        training = [unit.release("training").mechanism.noise_multiplier for unit in prepared.plan.units]
         return RunResult(
             folder=self.files.path,
             algorithm=prepared.algorithm.name,
@@ -365,7 +372,7 @@ class Run:
             guarantee=str(prepared.guarantee),
             epsilon=prepared.guarantee.epsilon,
             delta=prepared.guarantee.delta,
-            noise_multiplier=max(training),
+            noise_multiplier=training_noise(prepared.plan),
             rounds=state.round,
             seconds=trained + sum(line["evaluate"] for line in timing),
             sample_gradients_per_second=gradients / trained if trained > 0 else 0.0,
@@ -382,6 +389,17 @@ class Run:
         seed = prepared.experiment.seeds.simulation
         start = torch.from_numpy(prepared.facts.initialise(seed)).to(prepared.learner.device)
         return references.train_references(prepared.federation, prepared.learner, start, cluster_of, seed)
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no infinity; an infinite epsilon (no privacy) is written as null."""
+    return value if math.isfinite(value) else None
+
+
+def training_noise(plan: PrivacyPlan) -> float:
+    """The largest noise multiplier that any unit trains with."""
+    mechanisms = (release.mechanism for unit in plan.units for release in unit.releases)
+    return max(mechanism.multiplier for mechanism in mechanisms if isinstance(mechanism, PoissonSteps))
 
 
 def sample_gradients(plan: PrivacyPlan, ledger: Ledger) -> int:

@@ -61,12 +61,18 @@ class Experiment(Settings):
     def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
         """Turn pydantic's list of mistakes into one line that names the key and what is allowed."""
         if isinstance(value, Mapping):
-            value = {**value, **cls._algorithm_section(value)}
+            value = {**value, **cls._algorithm_section(value), **cls._federation_section(value)}
         try:
             experiment: Self = handler(value)
         except ValidationError as mistakes:
             raise InputError(explain(mistakes, cls)) from None
         return experiment
+
+    @classmethod
+    def _federation_section(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A federation that does not say its kind is of the default one."""
+        section = value.get("federation")
+        return {"federation": {"kind": "clusters", **section}} if isinstance(section, Mapping) else {}
 
     @classmethod
     def _algorithm_section(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,9 +20,7 @@ def clip_rows(rows: Tensor, clip: float) -> Tensor:
     exact = rows.double()
     norms = torch.linalg.vector_norm(exact, dim=1)
     usable = torch.isfinite(norms)
-    scales = torch.where(
-        usable, (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0), 0.0
-    )
+    scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     return torch.where(usable[:, None], exact * scales[:, None], 0.0)
 
 

@@ -44,11 +44,11 @@ class Learner:
     """What the engine needs of a model: everything takes the parameters as a flat vector."""
 
     def __init__(self, model: nn.Module, task: Task, device: torch.device) -> None:
-        self.model = model.to(device)
-        self.model.requires_grad_(False)
+        self.layout = Layout.of(model)
+        # Evaluation mode throughout: a layer that draws at random (dropout) would not repeat on resume.
+        self.model = model.to(device).eval()
         self.task = task
         self.device = device
-        self.layout = Layout.of(model)
         self.micro_batch = max(1, min(LARGEST_MICRO_BATCH, GRADIENT_BYTES // (4 * self.layout.size)))
         self._gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0), randomness="error")
 

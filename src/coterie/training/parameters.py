@@ -11,13 +11,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of a model's parameters, in the order in which they stand in the flat vector."""
+    """Names and shapes of a model's trainable parameters, in the order in which they stand in the flat vector.
+
+    Frozen parameters stay in the model as they were initialised.
+    """
 
     shapes: Mapping[str, torch.Size]
 
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
-        return cls({name: parameter.shape for name, parameter in model.named_parameters()})
+        trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        return cls({name: parameter.shape for name, parameter in trainable})
 
     @property
     def size(self) -> int:
@@ -32,7 +36,7 @@ class Layout:
 
 
 def flatten(model: nn.Module) -> NDArray[np.float32]:
-    """The model's parameters as one vector."""
+    """The model's trainable parameters as one vector."""
     with torch.no_grad():
-        pieces = [parameter.detach().reshape(-1) for parameter in model.parameters()]
+        pieces = [p.detach().reshape(-1) for p in model.parameters() if p.requires_grad]
         return torch.cat(pieces).to("cpu", torch.float32).numpy().copy()

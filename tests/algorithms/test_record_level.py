@@ -1,0 +1,219 @@
+"""Record-level algorithms against scripted answers: who is asked what, when, and what comes of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scripted import ScriptedEngine, facts_of
+
+from coterie.algorithms import AnyAlgorithm, find_algorithm
+from coterie.algorithms.protocol import Select, State, Train, TrainJob, Vector
+from coterie.algorithms.rdpcfl import RDPCFL, RDPCFLSettings
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.engines.driver import drive
+from coterie.errors import InputError
+from coterie.privacy import NoiseRule, PoissonSteps, PrivateSelection, Unit
+
+PRIVACY = PrivacySettings(delta=1e-3)
+
+
+def run(algorithm: AnyAlgorithm, engine: ScriptedEngine, clients: int, rounds: int) -> State:
+    state: State = algorithm.start(facts_of(clients), np.random.default_rng(0))
+    for _ in range(rounds):
+        state = drive(algorithm.round(state), engine, state.round + 1)
+    return state
+
+
+def build(name: str, rounds: int, **more: object) -> AnyAlgorithm:
+    return find_algorithm(Unit.RECORD, name)(
+        AlgorithmSettings(name=name), Schedule(rounds=rounds), PRIVACY, **more
+    )
+
+
+def constant(values: dict[str, float]) -> ScriptedEngine:
+    return ScriptedEngine(lambda job, release: np.full(4, values[job.client], dtype=np.float32))
+
+
+def test_global_averages_everyone() -> None:
+    algorithm = build("global", 3)
+    state = run(algorithm, constant({"client-0": 1.0, "client-1": 3.0}), 2, 3)
+    assignment = algorithm.models(state)
+    np.testing.assert_allclose(assignment.model_of("client-0"), 6.0)
+    np.testing.assert_allclose(assignment.model_of("client-1"), 6.0)
+
+
+def test_local_keeps_everyone_apart() -> None:
+    algorithm = build("local", 3)
+    assignment = algorithm.models(run(algorithm, constant({"client-0": 1.0, "client-1": 3.0}), 2, 3))
+    np.testing.assert_allclose(assignment.model_of("client-0"), 3.0)
+    np.testing.assert_allclose(assignment.model_of("client-1"), 9.0)
+
+
+def test_oracle_averages_inside_the_true_clusters_and_says_so() -> None:
+    truth = {"client-0": 0, "client-1": 1, "client-2": 0}
+    algorithm = build("oracle", 2, truth=truth)
+    engine = constant({"client-0": 1.0, "client-1": 5.0, "client-2": 3.0})
+    assignment = algorithm.models(run(algorithm, engine, 3, 2))
+    np.testing.assert_allclose(assignment.model_of("client-0"), 4.0)
+    np.testing.assert_allclose(assignment.model_of("client-1"), 10.0)
+    assert any("true clusters" in caveat for caveat in algorithm.plan(facts_of(3)).caveats)
+
+
+@pytest.mark.parametrize("name", ["global", "local"])
+def test_baselines_plan_training_in_every_round_and_nothing_else(name: str) -> None:
+    (release,) = build(name, 30).plan(facts_of(2)).units[0].releases
+    assert isinstance(release.mechanism, PoissonSteps)
+    assert release.times == 30
+    assert release.mechanism.noise_multiplier is NoiseRule.SHARED
+
+
+def test_a_client_that_did_not_answer_changes_nothing() -> None:
+    algorithm = build("global", 1)
+    engine = constant({"client-0": 1.0, "client-1": 3.0})
+    engine.missing = frozenset({"client-1"})
+    np.testing.assert_allclose(algorithm.models(run(algorithm, engine, 2, 1)).model_of("client-1"), 1.0)
+
+
+# --- r-dpcfl ----------------------------------------------------------------------------------------
+
+CLUSTER_OF = {f"client-{index}": index // 3 for index in range(9)}
+
+
+def clustered(job: TrainJob, release: str) -> Vector:
+    """Round-1 releases that point in the direction of the client's cluster; later updates of that size."""
+    vector = np.zeros(4, dtype=np.float32)
+    vector[CLUSTER_OF[job.client]] = 10.0
+    vector += np.random.default_rng(int(job.client[-1])).normal(size=4).astype(np.float32) * 0.1
+    return vector if release == "first round" else 0.01 * vector
+
+
+def best_model(client: str, models: np.ndarray) -> int:
+    return int(models[:, CLUSTER_OF[client]].argmax())
+
+
+def rdpcfl(rounds: int, **settings: object) -> RDPCFL:
+    return RDPCFL(RDPCFLSettings(name="r-dpcfl", **settings), Schedule(rounds=rounds), PRIVACY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rounds", "selections"), [(200, 21), (30, 4), (9, 1), (2, 1)])
+def test_planned_releases_are_one_first_round_the_rest_training_and_a_tenth_plus_one_selections(
+    rounds: int, selections: int
+) -> None:
+    plan = rdpcfl(rounds).plan(facts_of(9)).units[0]
+    assert [(r.name, r.times) for r in plan.releases] == [
+        ("first round", 1),
+        ("training", rounds - 1),
+        ("selection", selections),
+    ]
+    selection = plan.release("selection").mechanism
+    assert isinstance(selection, PrivateSelection)
+    assert selection.epsilon == pytest.approx(0.03 * PRIVACY.epsilon)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 10, 40])
+def test_what_is_asked_never_exceeds_the_plan(rounds: int) -> None:
+    engine = ScriptedEngine(clustered, best_model)
+    algorithm = rdpcfl(rounds)
+    run(algorithm, engine, 9, rounds)
+    plan = algorithm.plan(facts_of(9)).units[0]
+    assert engine.rounds_of(Train, "first round") == [1]
+    assert engine.rounds_of(Train, "training") == list(range(2, rounds + 1))
+    assert len(engine.rounds_of(Select, "selection")) <= plan.release("selection").times
+
+
+def test_clusters_are_found_and_trained_apart() -> None:
+    algorithm = rdpcfl(40)
+    engine = ScriptedEngine(clustered, best_model)
+    state = run(algorithm, engine, 9, 40)
+    cluster_of = algorithm.models(state).cluster_of
+    assert {frozenset(c for c in CLUSTER_OF if cluster_of[c] == k) for k in range(3)} == {
+        frozenset(c for c in CLUSTER_OF if CLUSTER_OF[c] == k) for k in range(3)
+    }
+    # Clear clusters: E_c = floor(E / 2), then floor(E / 10) + 1 rounds of selection.
+    assert engine.rounds_of(Select, "selection") == list(range(20, 25))
+    for client, cluster in CLUSTER_OF.items():
+        assert int(algorithm.models(state).model_of(client).argmax()) == cluster
+
+
+def test_the_first_round_trains_nothing() -> None:
+    algorithm = rdpcfl(10)
+    state = run(algorithm, ScriptedEngine(clustered, best_model), 9, 1)
+    np.testing.assert_array_equal(algorithm.models(state).models, 0.0)
+    assert len(algorithm.models(state).models) == 3
+
+
+def test_the_most_frequent_choice_wins_and_is_kept() -> None:
+    algorithm = rdpcfl(40, clusters=3)
+    votes = {"client-0": iter([1, 2, 1, 0, 2])}
+
+    def choose(client: str, models: np.ndarray) -> int:
+        return next(votes[client]) if client in votes else best_model(client, models)
+
+    state = run(algorithm, ScriptedEngine(clustered, choose), 9, 40)
+    # 1 and 2 were chosen twice each; 2 was chosen last.
+    assert algorithm.models(state).cluster_of["client-0"] == 2
+
+
+def test_soft_rounds_join_clusters_at_the_mixture_s_odds() -> None:
+    algorithm = rdpcfl(400, clusters=2)
+    state = run(algorithm, ScriptedEngine(clustered, best_model), 9, 1)
+    state = replace(state, responsibilities=np.tile([0.25, 0.75], (9, 1)), switch_round=350)
+    engine = ScriptedEngine(
+        lambda job, release: np.zeros(4, dtype=np.float32),
+    )
+    marked = replace(state, models=np.stack([np.zeros(4), np.ones(4)]).astype(np.float32))
+    joined = []
+    while marked.round < 300:
+        marked = drive(algorithm.round(marked), engine, marked.round + 1)
+        request = engine.asked[-1][1]
+        assert isinstance(request, Train)
+        joined += [job.start[0] for job in request.jobs]
+    # 2,691 coins at 0.75: outside 0.75 +- 0.041 with probability below 1e-6.
+    assert np.mean(joined) == pytest.approx(0.75, abs=0.041)
+
+
+def test_unclear_clusters_are_reported() -> None:
+    rng = np.random.default_rng(0)
+    noise = ScriptedEngine(lambda job, release: rng.normal(size=4).astype(np.float32), best_model)
+    algorithm = rdpcfl(10, clusters=3)
+    findings = algorithm.findings(run(algorithm, noise, 9, 1))
+    assert findings is not None
+    assert findings.separation < 3
+    assert "not clearly apart" in findings.warnings[0]
+
+
+def test_a_round_repeats_exactly_from_the_same_state() -> None:
+    algorithm = rdpcfl(20)
+    state = run(algorithm, ScriptedEngine(clustered, best_model), 9, 5)
+    first, second = (
+        drive(algorithm.round(state), ScriptedEngine(clustered, best_model), 6) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first.models, second.models)
+    assert first.cluster_of == second.cluster_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "clients", "key"),
+    [({"clusters": 10}, 9, "algorithm.clusters"), ({}, 2, "algorithm.candidates")],
+)
+def test_more_clusters_than_clients_are_refused(settings: dict[str, int], clients: int, key: str) -> None:
+    with pytest.raises(InputError, match=key):
+        rdpcfl(10, **settings).plan(facts_of(clients))
+
+
+def test_a_batch_larger_than_a_client_s_records_is_refused() -> None:
+    algorithm = find_algorithm(Unit.RECORD, "global")(
+        AlgorithmSettings(name="global"), Schedule(batch=101), PRIVACY
+    )
+    with pytest.raises(InputError, match=r"schedule.batch: 101 .* 100 records"):
+        algorithm.plan(facts_of(2))
+
+
+def test_one_round_is_too_few_for_clustering() -> None:
+    with pytest.raises(InputError, match=r"schedule.rounds: 1"):
+        rdpcfl(1)
+
+
+def test_an_unknown_algorithm_is_answered_with_those_that_exist() -> None:
+    with pytest.raises(InputError, match=r"'r-dpfl' is not known for unit 'record'; allowed: global, local"):
+        find_algorithm(Unit.RECORD, "r-dpfl")

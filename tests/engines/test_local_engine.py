@@ -1,0 +1,184 @@
+"""The in-process engine charges before it releases, refuses what was not planned, and repeats itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates
+from coterie.data import Client, Federation, Records, Task
+from coterie.engines.local import LocalEngine, coin_key, input_hash
+from coterie.errors import BudgetError, PlanError
+from coterie.models import ModelSettings, build_model
+from coterie.privacy import (
+    Adjacency,
+    Budget,
+    FullBatchSketch,
+    FullBatchSteps,
+    Ledger,
+    PlannedRelease,
+    PoissonSteps,
+    PrivacyPlan,
+    PrivateSelection,
+    SecretKey,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+)
+from coterie.training.learner import Learner
+from coterie.training.parameters import flatten
+
+TASK = Task(kind="classification", shape=(5,), classes=3)
+CLIENTS = ("a", "b")
+START = flatten(build_model(ModelSettings(name="softmax"), TASK, seed=0))
+
+
+def federation(scale: float = 1.0) -> Federation:
+    clients = []
+    for index, name in enumerate(CLIENTS):
+        rng = np.random.default_rng(index)
+        features = (scale * rng.normal(size=(40, 5))).astype(np.float32)
+        records = Records(features, rng.integers(3, size=40))
+        clients.append(Client(name, records, records.take(slice(0, 0)), records.take(slice(0, 10))))
+    return Federation(tuple(clients), TASK)
+
+
+def plan() -> PrivacyPlan:
+    common = {"clip": 1.0, "records": 40, "adjacency": Adjacency.ZERO_OUT}
+    releases = (
+        PlannedRelease("sketch", FullBatchSketch(noise_multiplier=4.0, dimensions=6, **common), 1),  # type: ignore[arg-type]
+        PlannedRelease("first", FullBatchSteps(noise_multiplier=4.0, epochs=1, **common), 1),  # type: ignore[arg-type]
+        PlannedRelease("training", PoissonSteps(noise_multiplier=1.0, batch=8, epochs=1, **common), 3),  # type: ignore[arg-type]
+        PlannedRelease("selection", PrivateSelection(epsilon=0.5, adjacency=Adjacency.ZERO_OUT), 2),
+    )
+    return PrivacyPlan(
+        unit=Unit.RECORD,
+        adjacency=Adjacency.ZERO_OUT,
+        threat=ThreatModel("the server", "everything"),
+        units=tuple(UnitPlan(name, releases) for name in CLIENTS),
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger.open(
+        tmp_path / "ledger.jsonl", plan(), budget=Budget(100.0, 1e-3), accountant="rdp"
+    ) as opened:
+        yield opened
+
+
+def engine_on(ledger: Ledger, *, seed: int = 1, scale: float = 1.0) -> LocalEngine:
+    learner = Learner(build_model(ModelSettings(name="softmax"), TASK, seed=0), TASK, torch.device("cpu"))
+    key = SecretKey.from_seed(seed)
+    return LocalEngine(federation(scale), learner, 0.1, plan(), ledger, key, coin_key(key, 0), public_seed=0)
+
+
+def training(start: np.ndarray = START, release: str = "training") -> Train:
+    return Train(release, tuple(TrainJob(client, start) for client in CLIENTS))
+
+
+def updates(engine: LocalEngine, request: Train, round: int) -> dict[str, np.ndarray]:
+    reply = engine.answer(request, round)
+    assert isinstance(reply, Updates)
+    return {client: update.value for client, update in reply.by_client.items()}
+
+
+def test_the_charge_is_on_disk_before_any_record_is_touched(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(ledger)
+    lines: list[int] = []
+
+    def look(*arguments: object) -> torch.Tensor:
+        lines.append(len((tmp_path / "ledger.jsonl").read_text().splitlines()))
+        return torch.zeros(len(START), dtype=torch.float64)
+
+    monkeypatch.setattr("coterie.engines.local.train_privately", look)
+    engine.answer(training(), 1)
+    # The header and the line that charges both clients stand before the first of them trains.
+    assert lines == [2, 2]
+
+
+def test_a_release_that_was_not_planned_is_refused_untouched(ledger: Ledger) -> None:
+    with pytest.raises(PlanError):
+        engine_on(ledger).answer(training(release="evaluation"), 1)
+    assert ledger.spent() == 0
+
+
+def test_one_release_more_than_planned_is_refused_untouched(ledger: Ledger) -> None:
+    engine = engine_on(ledger)
+    for round in (1, 2, 3):
+        engine.answer(training(), round)
+    before = ledger.head
+    with pytest.raises(BudgetError):
+        engine.answer(training(), 4)
+    assert ledger.head == before
+
+
+def test_a_release_is_executed_as_what_was_planned(ledger: Ledger) -> None:
+    with pytest.raises(PlanError, match="not trainable"):
+        engine_on(ledger).answer(training(release="selection"), 1)
+    models = np.stack([START, START])
+    with pytest.raises(PlanError, match="not a selection"):
+        engine_on(ledger).answer(Select("training", CLIENTS, models), 1)
+    assert ledger.spent() == 0
+
+
+def test_one_client_cannot_be_asked_twice_in_one_request(ledger: Ledger) -> None:
+    twice = Train("training", (TrainJob("a", START), TrainJob("a", START + 1)))
+    with pytest.raises(PlanError, match="twice"):
+        engine_on(ledger).answer(twice, 1)
+    assert ledger.spent() == 0
+
+
+def test_a_repeated_round_repeats_its_noise_and_costs_nothing_more(ledger: Ledger) -> None:
+    first = updates(engine_on(ledger), training(), 1)
+    spent = ledger.spent()
+    again = updates(engine_on(ledger), training(), 1)
+    assert ledger.spent() == spent
+    for client in CLIENTS:
+        np.testing.assert_array_equal(first[client], again[client])
+
+
+def test_another_start_model_draws_other_noise_and_is_charged(ledger: Ledger) -> None:
+    first = updates(engine_on(ledger, scale=0.0), training(release="first"), 1)
+    spent = ledger.spent()
+    with pytest.raises(BudgetError):  # planned once, and this is another release
+        engine_on(ledger).answer(training(START + 1e-3, release="first"), 1)
+    engine_on(ledger).answer(training(), 1)
+    assert ledger.spent() > spent
+    assert not np.array_equal(first["a"], first["b"])
+
+
+def test_sketches_of_equal_clients_differ_by_noise_alone(ledger: Ledger) -> None:
+    reply = engine_on(ledger).answer(training(release="sketch"), 1)
+    assert isinstance(reply, Updates)
+    for release in reply.by_client.values():
+        assert release.value.shape == (6,)
+        assert release.noise_std == pytest.approx(4.0 / 40)
+
+
+def test_selection_answers_everyone_with_an_index(ledger: Ledger) -> None:
+    models = np.stack([START, START + 1, START - 1])
+    reply = engine_on(ledger).answer(Select("selection", CLIENTS, models), 1)
+    assert isinstance(reply, Choices)
+    assert set(reply.by_client) == set(CLIENTS)
+    assert all(choice.value in (0, 1, 2) for choice in reply.by_client.values())
+
+
+def test_input_hash_tells_shapes_and_bits_apart() -> None:
+    zero = np.zeros(6, dtype=np.float32)
+    assert input_hash("", zero) == input_hash("", zero.copy())
+    others = (zero, -zero, zero.reshape(2, 3), zero.reshape(3, 2), zero[:5])
+    assert len({input_hash(context, other) for other in others for context in ("cpu", "cuda")}) == 10
+
+
+def test_coins_are_secret_unless_the_noise_is_seeded() -> None:
+    secret = SecretKey.from_os()
+    assert coin_key(secret, 0) is secret
+    seeded = SecretKey.from_seed(1)
+    where = {"subject": "a", "round": 1, "release": "t", "input_hash": ""}
+    same = [coin_key(seeded, 5).stream("coins", **where).uniform(3) for _ in range(2)]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(*same)

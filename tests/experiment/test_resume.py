@@ -1,0 +1,259 @@
+"""Killed anywhere, a run resumes to the same parameters, metrics and ledger, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coterie.errors import InputError, LedgerError
+from coterie.experiment import runner
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import RunResult
+
+ROUNDS = 7
+EXPERIMENT = f"""
+federation: {{kind: clusters, sizes: [2, 3], shift: rotation, records_per_client: 60}}
+algorithm: {{name: r-dpcfl}}
+schedule: {{rounds: {ROUNDS}, batch: 20}}
+seeds: {{simulation: 3, noise: 5}}
+"""
+
+# Runs the experiment and kills itself, without a chance to clean up, when a round reaches a stage.
+KILLER = """
+import os, signal, sys
+from pathlib import Path
+from coterie.engines.local import LocalEngine
+from coterie.experiment import checkpoint, runner
+
+stage, kill_round, experiment, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+
+train_one = LocalEngine._train_one
+calls = []
+def charged(self, job, mechanism, release, round, hashed):
+    calls.append(round)
+    if round == kill_round and calls.count(round) == 2: die()
+    return train_one(self, job, mechanism, release, round, hashed)
+
+evaluate = runner.Run._evaluate_if_due
+def released(self, state):
+    if state.round == kill_round: die()
+    return evaluate(self, state)
+
+save, rename = checkpoint.save, Path.rename
+def logged(folder, saved):
+    if saved.state.round == kill_round: die()
+    save(folder, saved)
+def half_saved(self, target):
+    if Path(target).name == f"round-{kill_round:06d}": die()
+    return rename(self, target)
+def saved(folder, saved_):
+    save(folder, saved_)
+    if saved_.state.round == kill_round: die()
+
+if stage == "charged": LocalEngine._train_one = charged
+if stage == "released": runner.Run._evaluate_if_due = released
+if stage == "logged": checkpoint.save = logged
+if stage == "half-saved": Path.rename = half_saved
+if stage == "saved": checkpoint.save = saved
+runner.run(experiment, out, resume=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("experiment") / "experiment.yaml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(experiment: Path) -> RunResult:
+    return runner.run(experiment, experiment.parent / "whole")
+
+
+def killed_at(stage: str, round: int, experiment: Path, out: Path) -> None:
+    command = [sys.executable, "-c", KILLER, stage, str(round), str(experiment), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def final_state(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "checkpoint" / f"round-{ROUNDS:06d}" / "state.safetensors")
+
+
+def figures(folder: Path) -> dict[str, object]:
+    content = json.loads(RunFolder(folder).result.read_text())
+    changing = ("folder", "report", "seconds", "sample_gradients_per_second")
+    return {key: value for key, value in content.items() if key not in changing}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert RunFolder(one).ledger.read_bytes() == RunFolder(other).ledger.read_bytes()
+    assert RunFolder(one).metrics.read_bytes() == RunFolder(other).metrics.read_bytes()
+    assert figures(one) == figures(other)
+    first, second = final_state(one), final_state(other)
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.tobytes() == second[name].tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("stage", "round"),
+    [("charged", 1), ("released", 1), ("charged", 4), ("logged", 3), ("half-saved", 5), ("saved", ROUNDS)],
+)
+def test_a_killed_run_resumes_to_the_same_result(
+    stage: str, round: int, experiment: Path, uninterrupted: RunResult, tmp_path: Path
+) -> None:
+    killed_at(stage, round, experiment, tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").finished
+    runner.run(experiment, tmp_path / "run", resume=True)
+    assert_same_run(uninterrupted.folder, tmp_path / "run")
+
+
+def test_killed_again_and_again_from_the_command_line(
+    experiment: Path, uninterrupted: RunResult, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "coterie", "run", str(experiment), "--out", str(out), "--resume"]
+    for wanted in (2, 5):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        metrics = RunFolder(out).metrics
+        while process.poll() is None:
+            if metrics.exists() and metrics.read_text().count("\n") >= wanted:
+                process.kill()
+                process.wait()
+                break
+            time.sleep(0.005)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(uninterrupted.folder, out)
+    assert RunFolder(out).report.exists()
+
+
+def test_the_same_seeds_give_the_same_run_twice(
+    experiment: Path, uninterrupted: RunResult, tmp_path: Path
+) -> None:
+    runner.run(experiment, tmp_path / "again")
+    assert_same_run(uninterrupted.folder, tmp_path / "again")
+
+
+def test_without_a_noise_seed_two_runs_differ_and_the_key_is_secret_until_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(EXPERIMENT.replace("noise: 5", "noise: null").replace(f"rounds: {ROUNDS}", "rounds: 2"))
+    keys = []
+
+    def look(report: object) -> None:
+        secret = RunFolder(tmp_path / "one").secret
+        keys.append(oct(secret.stat().st_mode & 0o777))
+
+    one = runner.run(path, tmp_path / "one", watch=look)
+    two = runner.run(path, tmp_path / "two")
+    assert keys == ["0o600", "0o600"]
+    assert not RunFolder(tmp_path / "one").secret.exists()
+    assert one.accuracy.per_client != two.accuracy.per_client
+    assert "simulation" not in one.guarantee
+
+
+def test_a_seeded_run_says_that_it_is_a_simulation(uninterrupted: RunResult) -> None:
+    assert "simulation" in uninterrupted.guarantee
+
+
+def test_resuming_a_finished_run_returns_its_result(experiment: Path, uninterrupted: RunResult) -> None:
+    again = runner.run(experiment, uninterrupted.folder, resume=True)
+    assert again.to_json() == uninterrupted.to_json()
+
+
+def test_a_run_folder_is_never_overwritten(
+    experiment: Path, uninterrupted: RunResult, tmp_path: Path
+) -> None:
+    before = RunFolder(uninterrupted.folder).ledger.read_bytes()
+    with pytest.raises(InputError, match="holds a run"):
+        runner.run(experiment, uninterrupted.folder)
+    assert RunFolder(uninterrupted.folder).ledger.read_bytes() == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="not a run folder"):
+        runner.run(experiment, tmp_path / "other")
+    assert os.listdir(tmp_path / "other") == ["thesis.tex"]
+
+
+def test_resuming_with_another_experiment_is_refused(
+    experiment: Path, uninterrupted: RunResult, tmp_path: Path
+) -> None:
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(EXPERIMENT + "\nprivacy: {epsilon: 9}\n")
+    with pytest.raises(InputError, match=r"privacy.epsilon: 9.0 is not 8.0"):
+        runner.run(changed, uninterrupted.folder, resume=True)
+
+
+def tampered(lines: list[str], how: str) -> list[str]:
+    middle = len(lines) // 2
+    if how == "changed":
+        return [*lines[:middle], lines[middle].replace('"round":', '"round": '), *lines[middle + 1 :]]
+    if how == "dropped":
+        return lines[:middle] + lines[middle + 1 :]
+    if how == "reordered":
+        return [*lines[:middle], lines[middle + 1], lines[middle], *lines[middle + 2 :]]
+    return lines[:-1]  # the end cut off
+
+
+@pytest.mark.parametrize("how", ["changed", "dropped", "reordered", "cut"])
+def test_a_tampered_ledger_is_found_on_resume(how: str, experiment: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def stop(report: runner.RoundReport) -> None:
+        if report.round == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(experiment, out, watch=stop)
+    ledger = RunFolder(out).ledger
+    lines = tampered(ledger.read_text().splitlines(keepends=True), how)
+    ledger.write_text("".join(lines))
+    with pytest.raises(LedgerError):
+        runner.run(experiment, out, resume=True)
+
+
+def test_resuming_on_changed_data_is_refused(experiment: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def stop(report: runner.RoundReport) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(experiment, out, watch=stop)
+    secret = RunFolder(out).secret
+    content = json.loads(secret.read_text())
+    secret.write_text(json.dumps({**content, "data": "0" * 64}))
+    with pytest.raises(InputError, match="data changed"):
+        runner.run(experiment, out, resume=True)
+    secret.unlink()
+    with pytest.raises(InputError, match="noise key is gone"):
+        runner.run(experiment, out, resume=True)
+
+
+@pytest.mark.parametrize("damage", ["truncated arrays", "broken json"])
+def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def stop(report: runner.RoundReport) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(experiment, out, watch=stop)
+    folder = RunFolder(out).checkpoint / "round-000001"
+    if damage == "truncated arrays":
+        arrays = folder / "state.safetensors"
+        arrays.write_bytes(arrays.read_bytes()[:100])
+    else:
+        (folder / "state.json").write_text('{"format": 1')
+    with pytest.raises(InputError, match="damaged checkpoint"):
+        runner.run(experiment, out, resume=True)

@@ -1,0 +1,86 @@
+"""Doors open downwards only: which room may import which."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "coterie"
+
+# The rooms that each room may use. `errors` and `settings` are open to all but privacy.
+DOORS: dict[str, set[str]] = {
+    "privacy": set(),
+    "clustering": {"privacy"},
+    "data": {"errors", "settings"},
+    "models": {"data", "errors", "settings"},
+    "training": {"data", "models", "privacy"},
+    "algorithms": {"clustering", "privacy", "errors", "settings"},
+    "engines": {"algorithms", "training", "data", "models", "privacy", "errors"},
+    "experiment": {"engines", "algorithms", "training", "data", "models", "privacy", "errors", "settings"},
+    "report": {"experiment", "algorithms", "data", "models", "privacy", "errors"},
+    "api": {"experiment", "report"},
+    "cli": {"api", "experiment", "report", "privacy", "errors"},
+    "errors": {"privacy"},
+    "settings": set(),
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names below `coterie` that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "coterie":
+                found |= {alias.name for alias in node.names if alias.name != "__version__"}
+            elif node.module and node.module.startswith("coterie."):
+                found.add(node.module.removeprefix("coterie."))
+        elif isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names)
+            found |= {name.removeprefix("coterie.") for name in names if name.startswith("coterie.")}
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if room_of(path) not in ("__init__", "__main__")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_through_its_doors(path: Path) -> None:
+    room = room_of(path)
+    used = {name.partition(".")[0] for name in imports(path)} - {room}
+    assert used <= DOORS[room], f"{path.name} goes through a wall to {used - DOORS[room]}"
+
+
+def test_engines_know_only_the_protocol_of_algorithms() -> None:
+    for path in (SOURCE / "engines").rglob("*.py"):
+        used = {name for name in imports(path) if name.startswith("algorithms")}
+        assert used <= {"algorithms.protocol"}, path
+
+
+def test_algorithms_never_touch_data_models_or_torch() -> None:
+    for path in (SOURCE / "algorithms").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "torch" not in text, path
+
+
+def test_privacy_can_be_used_alone() -> None:
+    code = (
+        "import sys, coterie.privacy; "
+        "sys.exit(str(sorted({'torch', 'sklearn', 'matplotlib', 'pydantic'} & set(sys.modules))) "
+        "if {'torch', 'sklearn', 'matplotlib', 'pydantic'} & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_reads_pickles() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for word in ("import pickle", "torch.load(", "allow_pickle=True", "joblib.load", "cloudpickle"):
+            assert word not in text, f"{path}: {word}"
