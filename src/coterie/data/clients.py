@@ -60,11 +60,6 @@ def client_name(index: int, clients: int) -> str:
     return f"client-{index:0{len(str(clients - 1))}d}"
 
 
-def stream(seed: int, *key: int) -> np.random.Generator:
-    """An independent generator for each key, so that one more cluster leaves the others as they were."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-
-
 def check_federation(federation: Federation) -> None:
     """Refuse, in one line that names the client, what no model could learn from or no engine could run."""
     names = [client.name for client in federation.clients]

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from coterie.data.clients import Client, Federation, client_name, stream
+from coterie.data.clients import Client, Federation, client_name
 from coterie.data.records import Dataset, Records, Task
+from coterie.data.streams import stream
 from coterie.errors import InputError
 from coterie.settings import Settings
 

@@ -2,27 +2,103 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, model_validator
+
+from coterie.data.cifar10 import read_cifar10
+from coterie.data.columns import refuse_private_scaling
 from coterie.data.digits import read_digits
+from coterie.data.folder import read_folder
+from coterie.data.glyphs import draw_glyphs
+from coterie.data.heart_disease import read_heart_disease
+from coterie.data.idx import read_fashion_mnist, read_mnist
+from coterie.data.images import PixelScale
 from coterie.data.records import Dataset
-from coterie.errors import InputError
+from coterie.data.school import read_school
+from coterie.data.shakespeare import read_shakespeare
 from coterie.settings import Settings
 
 __all__ = ["DataSettings", "Dataset", "dataset_names", "load_dataset"]
 
+# A reader takes the options that are its own, and `seed` if it draws its records.
+_READERS: dict[str, Callable[..., Dataset]] = {
+    "digits": read_digits,
+    "glyphs": draw_glyphs,
+    "mnist": read_mnist,
+    "fashion-mnist": read_fashion_mnist,
+    "cifar10": read_cifar10,
+    "shakespeare": read_shakespeare,
+    "school": read_school,
+    "heart-disease": read_heart_disease,
+    "folder": read_folder,
+}
+
 
 class DataSettings(Settings):
-    """Which dataset."""
+    """Which dataset.
+
+    Args:
+        name: a registered name.
+        path: the folder with `federation.yaml` and a file per client (folder).
+        pixels: `unit` divides pixels by 255, `standard` also by published mean and deviation (mnist,
+            fashion-mnist, cifar10).
+        size: training records to draw (glyphs).
+        classes: characters to tell apart, in the order 0-9, A-Z, a-z (glyphs).
+        fonts: how many fonts to draw from (glyphs).
+        length: characters in a window (shakespeare).
+        stride: characters from one window to the next (shakespeare).
+    """
 
     name: str = "digits"
+    path: Path | None = None
+    pixels: PixelScale | None = None
+    size: PositiveInt | None = None
+    classes: Annotated[int, Field(ge=2, le=62)] | None = None
+    fonts: Annotated[int, Field(ge=1, le=20)] | None = None
+    length: PositiveInt | None = None
+    stride: PositiveInt | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _public(cls, declared: Any) -> Any:
+        return refuse_private_scaling(declared)
+
+    @model_validator(mode="after")
+    def _known(self) -> DataSettings:
+        if self.name not in _READERS:
+            near = difflib.get_close_matches(self.name, _READERS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"name: {self.name!r}{hint}; allowed: {', '.join(_READERS)}")
+        for option in self.given():
+            if option not in _options(self.name):
+                owners = ", ".join(name for name in _READERS if option in _options(name))
+                raise ValueError(f"{option}: {self.name} has no such option; it belongs to {owners}")
+        if self.name == "folder" and self.path is None:
+            raise ValueError("path: the folder with federation.yaml and a file per client")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The options that were set."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+def _options(name: str) -> list[str]:
+    return list(inspect.signature(_READERS[name]).parameters)
 
 
 def dataset_names() -> tuple[str, ...]:
     """Every name that `data.name` may take."""
-    return ("digits",)
+    return tuple(_READERS)
 
 
 def load_dataset(settings: DataSettings, seed: int) -> Dataset:
     """Read, or draw under the seed, the dataset that the settings name."""
-    if settings.name != "digits":
-        raise InputError(f"data.name: {settings.name!r}; allowed: {', '.join(dataset_names())}")
-    return read_digits()
+    options = settings.given()
+    if "seed" in _options(settings.name):
+        options["seed"] = seed
+    return _READERS[settings.name](**options)

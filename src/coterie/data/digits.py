@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from coterie.data.records import Dataset, Records, Task
 
 
 def read_digits() -> Dataset:
     """1,797 images of shape (1, 8, 8); pixels are divided by 16, the largest value the format allows."""
+    from sklearn.datasets import load_digits  # takes a second to import
+
     images, targets = load_digits(return_X_y=True)
     features = (images.astype(np.float32) / 16.0).reshape(-1, 1, 8, 8)
     return Dataset(

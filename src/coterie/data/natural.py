@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from coterie.data.clients import Client, Federation, stream
+from coterie.data.clients import Client, Federation
 from coterie.data.records import Array, Dataset
+from coterie.data.streams import stream
 from coterie.errors import DataError, InputError
 from coterie.settings import Settings
 

@@ -32,9 +32,6 @@ def check_model(model: nn.Module, task: Task) -> None:
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise InputError("model: it has no parameters to train")
-    for name, parameter in parameters.items():
-        if not parameter.is_floating_point():
-            raise InputError(f"model: parameter {name} is of type {parameter.dtype}; allowed: floating point")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         features = _random_features(task)

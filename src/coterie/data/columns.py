@@ -1,0 +1,157 @@
+"""Columns of a table as features, by what was declared about them and never by what they hold.
+
+A mean, a maximum or a list of categories taken from a client's own records would let one record move the
+features of all others, and clipping each record's gradient would no longer bound what one record can do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
+
+from coterie.data.records import Array
+from coterie.data.tables import Table
+from coterie.errors import DataError
+from coterie.settings import Settings
+
+_REASON = (
+    "features may be scaled by public constants only: statistics of a client's own records let one record "
+    "change all others, which breaks the per-record sensitivity; declare range: [low, high]"
+)
+_PRIVATE_SCALING = re.compile("scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|cent(er|re)|whiten")
+
+
+def refuse_private_scaling(declared: Any) -> Any:
+    """Refuse keys that ask for scaling by the data themselves."""
+    if isinstance(declared, dict):
+        for key in declared:
+            if _PRIVATE_SCALING.search(str(key).lower()):
+                raise ValueError(f"{key}: {declared[key]}; {_REASON}")
+    return declared
+
+
+def _public_range(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError(f"{value}; {_REASON}")
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int | float) for v in value):
+        low, high = value
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"{list(value)}; allowed: two finite numbers, the lower first")
+    return value
+
+
+def _unambiguous(value: Any) -> Any:
+    if isinstance(value, list | tuple) and any(isinstance(entry, bool) for entry in value):
+        raise ValueError(
+            f"{list(value)}; put yes, no, true and false in quotes, YAML reads them as truth values"
+        )
+    return value
+
+
+Range = Annotated[tuple[float, float], BeforeValidator(_public_range)]
+Names = Annotated[tuple[str | int | float, ...], Field(min_length=2), BeforeValidator(_unambiguous)]
+
+
+class Column(Settings):
+    """One column of a client's table.
+
+    Args:
+        column: its name.
+        range: the values it may take, known beforehand; they are mapped to [-1, 1], and what lies outside is
+            clipped to the range.
+        categories: its possible values, for a column of names; each becomes an indicator.
+        missing: `indicator` adds a feature that is 1 where the value is missing, the others then being 0;
+            `refuse` takes a missing value for a mistake.
+        missing_values: numbers that mean "missing".
+    """
+
+    column: str
+    range: Range | None = None
+    categories: Names | None = None
+    missing: Literal["refuse", "indicator"] = "refuse"
+    missing_values: tuple[float, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _public(cls, declared: Any) -> Any:
+        return refuse_private_scaling(declared)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Column:
+        if (self.range is None) == (self.categories is None):
+            raise ValueError(f"column {self.column}: declare either range or categories")
+        if self.missing_values and self.missing == "refuse":
+            raise ValueError(f"column {self.column}: missing_values needs missing: indicator")
+        return self
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return (1 if self.categories is None else len(self.categories)) + (self.missing == "indicator")
+
+
+def encode(table: Table, columns: tuple[Column, ...]) -> Array:
+    """The declared columns side by side, float32."""
+    return np.concatenate([_encode(table, column) for column in columns], axis=1, dtype=np.float32)
+
+
+def _encode(table: Table, column: Column) -> Array:
+    if column.range is not None:
+        numbers = finite_numbers(table, column.column)
+        missing = np.isnan(numbers) | np.isin(numbers, column.missing_values)
+        encoded = np.where(missing, 0.0, 2.0 * unit_interval(numbers, column.range) - 1.0)[:, None]
+    else:
+        index = category_index(table, column.column, column.categories or (), column.missing_values)
+        missing = index < 0
+        encoded = (index[:, None] == np.arange(len(column.categories or ()))).astype(np.float64)
+    if column.missing == "indicator":
+        return np.column_stack([encoded, missing])
+    if missing.any():
+        place = table.where(int(missing.argmax()), column.column)
+        raise DataError(f"{place}: no value; declare missing: indicator if that may be")
+    return encoded
+
+
+def finite_numbers(table: Table, name: str) -> Array:
+    """The column's numbers, NaN where missing; infinity is a mistake."""
+    numbers = table.numbers(name)
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise DataError(f"{table.where(row, name)}: {numbers[row]}; allowed: finite numbers")
+    return numbers
+
+
+def unit_interval(numbers: Array, limits: tuple[float, float]) -> Array:
+    """The range mapped to [0, 1], what lies outside clipped."""
+    low, high = limits
+    return (np.clip(numbers, low, high) - low) / (high - low)
+
+
+def category_index(
+    table: Table, name: str, categories: tuple[str | int | float, ...], missing_values: tuple[float, ...] = ()
+) -> Array:
+    """For every row the position of its value among the categories, -1 where it is missing."""
+    values: Array
+    if all(isinstance(category, int | float) for category in categories):
+        # As numbers, so that 1 and 1.0 are the same category.
+        values = finite_numbers(table, name)
+        missing = np.isnan(values) | np.isin(values, missing_values)
+    else:
+        categories = tuple(map(str, categories))
+        values = np.array(table.words(name))
+        missing = values == ""
+    index = np.full(len(table), -1, dtype=np.int64)
+    for position, category in enumerate(categories):
+        index[(values == category) & ~missing] = position
+    unknown = (index < 0) & ~missing
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise DataError(
+            f"{table.where(row, name)}: {values[row].item()!r}; allowed: {', '.join(map(str, categories))}"
+        )
+    return index

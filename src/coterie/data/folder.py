@@ -1,0 +1,274 @@
+"""A user's own data: a folder with one file per client and a declaration of what is public about them.
+
+`federation.yaml` declares the task, the label and the features; every `.csv`, `.parquet` or `.npz` file
+beside it is a client, named like the file. For tables:
+
+    task: classification
+    label: {column: diagnosis, classes: [healthy, ill]}
+    features:
+      - {column: age, range: [18, 100]}
+      - {column: smoker, categories: ["no", "yes"]}
+      - {column: cholesterol, range: [100, 400], missing: indicator, missing_values: [0]}
+
+For `.npz` files with arrays `x` (records first) and `y`:
+
+    task: classification
+    label: {classes: 10}
+    features: {shape: [1, 28, 28], range: [0, 255]}
+
+For regression the label has a range instead of classes, mapped to [0, 1]: `task: regression`,
+`label: {column: score, range: [0, 70]}`. There `error_cap` (default 0.1) bounds the squared error on that
+scale, in the score by which a client privately selects a model.
+
+Ranges and categories must be known without looking at the records. Values outside a range are clipped to it.
+A column's range is mapped to [-1, 1]; arrays are divided by the largest absolute value of their range, so
+that zero stays zero.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import yaml
+from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError, model_validator
+
+from coterie.data.columns import (
+    Column,
+    Names,
+    Range,
+    category_index,
+    encode,
+    finite_numbers,
+    refuse_private_scaling,
+    unit_interval,
+)
+from coterie.data.files import unreadable
+from coterie.data.records import Array, Dataset, Owners, Records, Task
+from coterie.data.tables import Table, read_csv, read_parquet
+from coterie.errors import DataError
+from coterie.settings import Settings
+
+DECLARATION = "federation.yaml"
+_ERROR_CAP = 0.1
+# Files that may lie in the folder without being a client's.
+_BESIDE = frozenset({".md", ".txt", ".yaml", ".yml", ".rst"})
+
+
+class Label(Settings):
+    """What is predicted.
+
+    Args:
+        column: its column, for tables.
+        classes: the classes by name, or how many if labels are 0, 1, 2, ...
+        range: the values a regression target may take.
+    """
+
+    column: str | None = None
+    classes: PositiveInt | Names | None = None
+    range: Range | None = None
+
+
+class ArrayFeatures(Settings):
+    """Features that come as one array per client: the shape of a record and the range of its values."""
+
+    shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    range: Range
+
+    @model_validator(mode="before")
+    @classmethod
+    def _public(cls, declared: Any) -> Any:
+        return refuse_private_scaling(declared)
+
+
+class Declaration(Settings):
+    """The content of `federation.yaml`."""
+
+    task: Literal["classification", "regression"]
+    label: Label
+    features: Annotated[
+        Annotated[ArrayFeatures, Tag("array")] | Annotated[tuple[Column, ...], Tag("table")],
+        Discriminator(lambda declared: "table" if isinstance(declared, list | tuple) else "array"),
+    ]
+    error_cap: PositiveFloat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _public(cls, declared: Any) -> Any:
+        return refuse_private_scaling(declared)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Declaration:
+        label, classification = self.label, self.task == "classification"
+        if classification and (
+            label.classes is None or label.range is not None or self.error_cap is not None
+        ):
+            raise ValueError("label: classification needs classes, and neither range nor error_cap")
+        if not classification and (label.range is None or label.classes is not None):
+            raise ValueError("label: regression needs a range, and no classes")
+        if label.classes == 1:
+            raise ValueError("label.classes: 1; allowed: 2 or more")
+        if isinstance(self.features, ArrayFeatures):
+            if label.column is not None or isinstance(label.classes, tuple):
+                raise ValueError("label: beside arrays it has no column, and classes is a number")
+            return self
+        names = [column.column for column in self.features]
+        if not names or label.column is None:
+            raise ValueError("label, features: a table needs label.column and at least one feature")
+        if label.column in names:
+            raise ValueError(f"features: {label.column} is the label, a model must not see it")
+        if len(set(names)) < len(names):
+            raise ValueError(f"features: {max(names, key=names.count)} is declared twice")
+        return self
+
+    def as_task(self) -> Task:
+        """The task it poses."""
+        if isinstance(self.features, ArrayFeatures):
+            shape = self.features.shape
+        else:
+            shape = (sum(column.width for column in self.features),)
+        if self.task == "regression":
+            return Task("regression", shape, 0, error_cap=self.error_cap or _ERROR_CAP)
+        classes = self.label.classes
+        return Task("classification", shape, len(classes) if isinstance(classes, tuple) else classes or 0)
+
+
+def read_folder(path: Path) -> Dataset:
+    """Every client of the folder, with its features scaled as declared."""
+    if not path.is_dir():
+        raise DataError(f"data.path: {path}; allowed: a folder with {DECLARATION} and a file per client")
+    declaration = _declaration(path / DECLARATION)
+    files = _client_files(
+        path, ".npz" if isinstance(declaration.features, ArrayFeatures) else ".csv or .parquet"
+    )
+    parts = [_read_client(file, declaration) for file in files]
+    return Dataset(
+        name=path.resolve().name,
+        train=Records(
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.targets for part in parts]),
+        ),
+        test=None,
+        task=declaration.as_task(),
+        note=f"the files of {path}; scaled by the ranges that {DECLARATION} declares",
+        owners=Owners(
+            tuple(file.stem for file in files),
+            np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        ),
+    )
+
+
+def _declaration(path: Path) -> Declaration:
+    try:
+        declared = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path.parent}: no {DECLARATION}, which declares task, label and features") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise DataError(f"{path}{place}: not YAML ({getattr(error, 'problem', error)})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+    try:
+        return Declaration.model_validate(declared)
+    except ValidationError as error:
+        # What we say ourselves explains more than what pydantic says about the branch not taken.
+        told = min(error.errors(), key=lambda entry: entry["type"] != "value_error")
+        keys = ".".join(str(key) for key in told["loc"] if key not in ("array", "table"))
+        message = told["msg"].removeprefix("Value error, ")
+        raise DataError(": ".join(filter(None, [str(path), keys, message]))) from error
+
+
+def _client_files(folder: Path, allowed: str) -> list[Path]:
+    files = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.is_dir() or path.suffix.lower() in _BESIDE:
+            continue
+        if path.suffix not in allowed.split(" or "):
+            raise DataError(f"{path}: {DECLARATION} asks for {allowed} files; move other files elsewhere")
+        files.append(path)
+    if not files:
+        raise DataError(f"{folder}: no clients; put one {allowed} file per client there")
+    for before, path in pairwise(files):
+        if before.stem == path.stem:
+            raise DataError(f"{path}: client {path.stem} is also in {before.name}")
+    return files
+
+
+def _read_client(path: Path, declaration: Declaration) -> Records:
+    if isinstance(declaration.features, ArrayFeatures):
+        return _read_arrays(path, declaration, declaration.features)
+    table = read_csv(path) if path.suffix == ".csv" else read_parquet(path)
+    targets = _table_targets(table, declaration.label.column or "", declaration.label)
+    return Records(encode(table, declaration.features), targets)
+
+
+def _table_targets(table: Table, column: str, label: Label) -> Array:
+    if isinstance(label.classes, tuple):
+        targets = category_index(table, column, label.classes)
+        missing = targets < 0
+    else:
+        targets = finite_numbers(table, column)
+        missing = np.isnan(targets)
+    if missing.any():
+        raise DataError(f"{table.where(int(missing.argmax()), column)}: no label")
+    if isinstance(label.classes, tuple):
+        return targets
+    return _targets(targets, label, lambda row: table.where(row, column))
+
+
+def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) -> Records:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            absent = [name for name in ("x", "y") if name not in content]
+            if absent:
+                raise DataError(f"{path}: no array {absent[0]!r}; it has {', '.join(content) or 'none'}")
+            features, targets = content["x"], content["y"]
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+    ) as error:
+        raise unreadable(path, error) from error
+    for name, array in (("x", features), ("y", targets)):
+        # An archive may hold a member of that name that is no array at all.
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise DataError(f"{path}: array {name} is of type {kind}; allowed: numbers")
+    if not features.ndim or not len(features):
+        raise DataError(f"{path}: no records")
+    if features.shape[1:] != declared.shape:
+        raise DataError(
+            f"{path}: records of shape {features.shape[1:]}; {DECLARATION} declares {declared.shape}"
+        )
+    if targets.shape != features.shape[:1]:
+        raise DataError(f"{path}: {len(features)} records with targets of shape {targets.shape}")
+    wrong = ~np.isfinite(features).reshape(len(features), -1).all(axis=1)
+    if wrong.any():
+        raise DataError(f"{path}: row {wrong.argmax()} of x has a value that is not finite")
+    low, high = declared.range
+    scaled = np.clip(features.astype(np.float32), low, high) / np.float32(max(abs(low), abs(high)))
+    return Records(scaled, _targets(targets, declaration.label, lambda row: f"{path}: row {row} of y"))
+
+
+def _targets(values: Array, label: Label, where: Callable[[int], str]) -> Array:
+    """Class indices, or regression targets mapped to [0, 1]."""
+    wrong = ~np.isfinite(values)
+    if isinstance(label.classes, int):
+        wrong |= (values < 0) | (values >= label.classes) | (values != np.floor(values))
+    if wrong.any():
+        row = int(wrong.argmax())
+        allowed = f"0 to {label.classes - 1}" if isinstance(label.classes, int) else "finite numbers"
+        raise DataError(f"{where(row)}: label {values[row]}; allowed: {allowed}")
+    if label.range is not None:
+        return unit_interval(values.astype(np.float64), label.range).astype(np.float32)
+    return values.astype(np.int64)

@@ -1,0 +1,56 @@
+"""Diagnosis of heart disease; a client is one of four hospitals.
+
+Investigators: Andras Janosi, William Steinbrunn, Matthias Pfisterer, Robert Detrano.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie.data.columns import Column, category_index, encode
+from coterie.data.files import dataset_files
+from coterie.data.records import Dataset, Owners, Records, Task
+from coterie.data.tables import read_csv
+from coterie.errors import DataError
+
+_HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+# What medicine expects of an adult patient, not what these patients happen to show.
+_COLUMNS = (
+    Column(column="age", range=(20, 90)),
+    Column(column="sex", range=(0, 1)),
+    Column(column="cp", categories=(1, 2, 3, 4)),
+    # Nobody has a blood pressure or a cholesterol of 0: some hospitals wrote 0 for "not measured".
+    Column(column="trestbps", range=(80, 200), missing="indicator", missing_values=(0,)),
+    Column(column="chol", range=(100, 400), missing="indicator", missing_values=(0,)),
+    Column(column="fbs", range=(0, 1), missing="indicator"),
+    Column(column="restecg", categories=(0, 1, 2), missing="indicator"),
+    Column(column="thalach", range=(60, 220), missing="indicator"),
+    Column(column="exang", range=(0, 1), missing="indicator"),
+    Column(column="oldpeak", range=(-2, 6), missing="indicator"),
+    Column(column="slope", categories=(1, 2, 3), missing="indicator"),
+    Column(column="ca", range=(0, 3), missing="indicator"),
+    Column(column="thal", categories=(3, 6, 7), missing="indicator"),
+)
+
+
+def read_heart_disease() -> Dataset:
+    """920 patients of four hospitals; the target is any narrowing of a vessel above 50 %."""
+    paths = dataset_files("heart-disease", tuple(f"processed.{name}.data" for name in _HOSPITALS))
+    header = (*(column.column for column in _COLUMNS), "num")
+    features, targets = [], []
+    for path in paths:
+        table = read_csv(path, header)
+        narrowing = category_index(table, "num", (0, 1, 2, 3, 4))
+        if (narrowing < 0).any():
+            raise DataError(f"{table.where(int((narrowing < 0).argmax()), 'num')}: no label")
+        features.append(encode(table, _COLUMNS))
+        targets.append((narrowing > 0).astype(np.int64))
+    return Dataset(
+        name="heart-disease",
+        train=Records(np.concatenate(features), np.concatenate(targets)),
+        test=None,
+        task=Task("classification", (sum(column.width for column in _COLUMNS),), 2),
+        note="UCI Heart Disease; clinical ranges mapped to [-1, 1], missing values by indicator",
+        owners=Owners(_HOSPITALS, np.repeat(np.arange(4), [len(part) for part in targets])),
+    )

@@ -1,0 +1,52 @@
+"""Exam scores of London pupils; a client is one school (Inner London Education Authority)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie.data.files import dataset_files, unreadable
+from coterie.data.records import Dataset, Owners, Records, Task
+from coterie.errors import DataError
+
+_FEATURES = 28
+# Columns 3 and 4 are percentages (free school meals, pupils in the top verbal-reasoning band), the last is a
+# constant, all others are indicators. Scores end at 70.
+_LARGEST = np.where(np.isin(np.arange(_FEATURES), (3, 4)), 100.0, 1.0).astype(np.float32)
+_LARGEST_SCORE = 70.0
+# A squared error of 0.1 is 22 of the 70 points.
+_ERROR_CAP = 0.1
+
+
+def read_school() -> Dataset:
+    """15,362 pupils of 139 schools; percentages / 100, target / 70."""
+    (path,) = dataset_files("school", ("school.mat",))
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path)
+        features = [np.asarray(part, dtype=np.float32) for part in content["X"][0]]
+        targets = [np.asarray(part, dtype=np.float32).reshape(-1) for part in content["Y"][0]]
+    except Exception as error:  # the parser of .mat files raises whatever a broken byte leads to
+        raise unreadable(path, error) from error
+    for school, (pupils, scores) in enumerate(zip(features, targets, strict=False)):
+        if pupils.shape != (len(scores), _FEATURES):
+            raise DataError(
+                f"{path}: school {school}: features of shape {pupils.shape} for {len(scores)} scores; "
+                f"allowed: ({len(scores)}, {_FEATURES})"
+            )
+    if not features or len(features) != len(targets):
+        raise DataError(f"{path}: {len(features)} schools in X, {len(targets)} in Y")
+    return Dataset(
+        name="school",
+        train=Records(
+            np.clip(np.concatenate(features) / _LARGEST, 0.0, 1.0),
+            np.clip(np.concatenate(targets) / np.float32(_LARGEST_SCORE), 0.0, 1.0),
+        ),
+        test=None,
+        task=Task("regression", (_FEATURES,), 0, error_cap=_ERROR_CAP),
+        note="School (ILEA); percentages / 100, exam score / 70",
+        owners=Owners(
+            tuple(f"school-{index:03d}" for index in range(len(features))),
+            np.repeat(np.arange(len(features)), [len(part) for part in features]),
+        ),
+    )

@@ -1,0 +1,86 @@
+"""Next-character prediction on Shakespeare's plays; a client is one speaking role in one play."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from coterie.data.files import dataset_files, unreadable
+from coterie.data.records import Array, Dataset, Owners, Records, Task
+from coterie.errors import DataError
+
+# Fixed before anyone's text is read; the last token stands for every other character.
+_ALPHABET = "\n !$&',-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz"
+_TEST_SHARE = 0.2
+
+
+def read_shakespeare(length: int = 80, stride: int | None = None) -> Dataset:
+    """Windows of characters and the character that follows each, role by role.
+
+    The last fifth of every role's text is its test text, so that no window reaches from one into the other.
+
+    Args:
+        length: characters in a window.
+        stride: characters from one window to the next. By default windows share no character, so a record
+            is all that a record-level guarantee protects; a smaller stride repeats text in many records.
+    """
+    (path,) = dataset_files("shakespeare", ("speeches.jsonl.gz",))
+    stride = stride or length + 1
+    codes = np.full(256, len(_ALPHABET), dtype=np.int64)
+    codes[np.frombuffer(_ALPHABET.encode(), np.uint8)] = np.arange(len(_ALPHABET))
+    texts = _texts(path)
+    train: list[Array] = []
+    test: list[Array] = []
+    for text in texts.values():
+        tokens = codes[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
+        start = len(tokens) - round(_TEST_SHARE * len(tokens))
+        train.append(_windows(tokens[:start], length + 1, stride))
+        test.append(_windows(tokens[start:], length + 1, stride))
+    return Dataset(
+        name="shakespeare",
+        train=_records(train),
+        test=_records(test),
+        task=Task("classification", (length,), len(_ALPHABET) + 1, vocabulary=len(_ALPHABET) + 1),
+        note=f"Moby Shakespeare by play and role; windows of {length} characters, every {stride}",
+        owners=Owners(tuple(texts), _owner(train), _owner(test)),
+    )
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """The speeches of every role, in the order of the play."""
+    speeches: dict[str, list[str]] = {}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                try:
+                    row = json.loads(line)
+                    play, role, text = str(row["play"]), str(row["role"]), str(row["text"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise DataError(
+                        f"{path}: line {number}: not JSON with play, role and text ({type(error).__name__})"
+                    ) from error
+                speeches.setdefault(f"{play}/{role}", []).append(text)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+    if not speeches:
+        raise DataError(f"{path}: no speeches")
+    return {name: "\n".join(parts) for name, parts in speeches.items()}
+
+
+def _windows(tokens: Array, width: int, stride: int) -> Array:
+    if len(tokens) < width:
+        return np.empty((0, width), dtype=np.int64)
+    return np.lib.stride_tricks.sliding_window_view(tokens, width)[::stride]
+
+
+def _records(parts: list[Array]) -> Records:
+    windows = np.concatenate(parts)
+    return Records(np.ascontiguousarray(windows[:, :-1]), windows[:, -1].copy())
+
+
+def _owner(parts: list[Array]) -> Array:
+    return np.repeat(np.arange(len(parts)), [len(part) for part in parts])

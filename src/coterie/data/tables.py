@@ -1,0 +1,134 @@
+"""Tables of one client, from CSV or parquet, with the place of every row for messages."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coterie.data.files import unreadable
+from coterie.data.records import Array
+from coterie.errors import DataError
+
+# How people write that a value is missing.
+_MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name; a column is text as found in the file, or numbers with NaN for missing values.
+
+    Args:
+        source: the file.
+        unit: what `places` counts, "line" or "row".
+        places: where each row stands in the file.
+    """
+
+    source: Path
+    columns: dict[str, list[str] | Array]
+    unit: str
+    places: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def where(self, row: int, column: str) -> str:
+        """The file, row and column, as a message begins."""
+        return f"{self.source}: {self.unit} {self.places[row]}, column {column}"
+
+    def column(self, name: str) -> list[str] | Array:
+        """The column, or an error that lists the columns there are."""
+        if name not in self.columns:
+            raise DataError(f"{self.source}: no column {name!r}; it has {', '.join(self.columns)}")
+        return self.columns[name]
+
+    def numbers(self, name: str) -> Array:
+        """The column as float64, NaN where a value is missing."""
+        values = self.column(name)
+        if isinstance(values, np.ndarray):
+            return values
+        filled = ["nan" if is_missing(value) else value for value in values]
+        try:
+            return np.array(filled, dtype=np.str_).astype(np.float64)
+        except ValueError:
+            for row, value in enumerate(filled):
+                try:
+                    float(value)
+                except ValueError:
+                    raise DataError(
+                        f"{self.where(row, name)}: {value!r} is no number; declare categories if it is text"
+                    ) from None
+            raise
+
+    def words(self, name: str) -> list[str]:
+        """The column as text, empty where a value is missing."""
+        values = self.column(name)
+        if isinstance(values, np.ndarray):
+            return ["" if np.isnan(v) else np.format_float_positional(v, trim="-") for v in values]
+        return ["" if is_missing(value) else value for value in values]
+
+
+def is_missing(value: str) -> bool:
+    """Whether this text stands for no value."""
+    return value.lower() in _MISSING
+
+
+def read_csv(path: Path, header: tuple[str, ...] | None = None) -> Table:
+    """A comma-separated table; its first line names the columns unless `header` does."""
+    rows: list[list[str]] = []
+    places: list[int] = []
+    names = None if header is None else list(header)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream, strict=True)
+            for fields in reader:
+                if not fields:
+                    continue
+                row = [field.strip() for field in fields]
+                if names is None:
+                    names = row
+                    continue
+                if len(row) != len(names):
+                    raise DataError(
+                        f"{path}: line {reader.line_num}: {len(row)} values for {len(names)} columns"
+                    )
+                rows.append(row)
+                places.append(reader.line_num)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise unreadable(path, error) from error
+    if not rows or names is None:
+        raise DataError(f"{path}: no records")
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: column {max(names, key=names.count)!r} occurs twice")
+    return Table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), "line", places)
+
+
+def read_parquet(path: Path) -> Table:
+    """A parquet table of numbers, truth values and text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        content = pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    if not content.num_rows:
+        raise DataError(f"{path}: no records")
+    columns: dict[str, list[str] | Array] = {}
+    for field, values in zip(content.schema, content.columns, strict=True):
+        if field.name in columns:
+            raise DataError(f"{path}: column {field.name!r} occurs twice")
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            columns[field.name] = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
+        elif pa.types.is_boolean(field.type):
+            columns[field.name] = [
+                str("" if value is None else value).lower() for value in values.to_pylist()
+            ]
+        else:
+            columns[field.name] = [
+                "" if value is None else str(value).strip() for value in values.to_pylist()
+            ]
+    return Table(path, columns, "row", range(1, content.num_rows + 1))
