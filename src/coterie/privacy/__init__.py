@@ -7,7 +7,9 @@ from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.guarantee import Guarantee, guarantee
+from coterie.privacy.ledger import Charge, Ledger, LedgerHead
 from coterie.privacy.mechanisms import (
+    AccuracySelection,
     FullBatchSketch,
     FullBatchSteps,
     Mechanism,
@@ -21,17 +23,23 @@ from coterie.privacy.mechanisms import (
     ShuffledSteps,
 )
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.randomness import RandomStream, SecretKey
+from coterie.privacy.released import Released
 from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
 
 __all__ = [
+    "AccuracySelection",
     "Adjacency",
     "Budget",
     "BudgetError",
+    "Charge",
     "CoterieError",
     "FullBatchSketch",
     "FullBatchSteps",
     "Guarantee",
+    "Ledger",
     "LedgerError",
+    "LedgerHead",
     "Mechanism",
     "Mode",
     "Multiplier",
@@ -42,9 +50,12 @@ __all__ = [
     "PrivacyInputError",
     "PrivacyPlan",
     "PrivateSelection",
+    "RandomStream",
     "RebalancedSums",
+    "Released",
     "RoutedSums",
     "SampledSum",
+    "SecretKey",
     "ShuffledSteps",
     "ThreatModel",
     "Unit",

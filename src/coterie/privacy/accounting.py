@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from dp_accounting import DpEvent
 
-from coterie.privacy import rdp
+from coterie.privacy import pld, rdp
 from coterie.privacy.errors import PrivacyInputError
-from coterie.privacy.units import Adjacency
+from coterie.privacy.units import Adjacency, short_number
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,13 @@ class Accountant:
     """How a guarantee names it."""
     epsilon: Callable[..., float]
     delta: Callable[..., float]
+    tolerance: float
+    """How closely calibration with it searches the noise, relative."""
 
 
 ACCOUNTANTS = {
-    "rdp": Accountant("rdp", "RDP, tight conversion", rdp.epsilon, rdp.delta),
+    "rdp": Accountant("rdp", "RDP", rdp.epsilon, rdp.delta, tolerance=1e-7),
+    "pld": Accountant("pld", f"PLD vdi={short_number(pld.STEP)}", pld.epsilon, pld.delta, tolerance=2e-5),
 }
 
 

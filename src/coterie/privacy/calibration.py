@@ -6,17 +6,15 @@ from dataclasses import replace
 
 from scipy.optimize import brentq
 
-from coterie.privacy import accounting
+from coterie.privacy import accounting, paper
 from coterie.privacy.errors import BudgetError, PrivacyInputError
 from coterie.privacy.mechanisms import NoiseRule
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
-from coterie.privacy.units import Adjacency, Budget, Mode
+from coterie.privacy.units import Adjacency, Budget, Mode, short_number
 
 FIRST_ROUND_SHARE = 0.02
 """`AUTO` lets the first round raise the training noise by this much over a plan without it."""
 
-# The found multiplier is at most this much (relative) above the least one that would do.
-_TOLERANCE = 1e-7
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e8
 
 
@@ -61,16 +59,32 @@ def _calibrate_unit(
     auto = _names(unit, NoiseRule.AUTO)
     if not budget.is_private:
         return _with_noise(unit, shared + auto, 0.0)
+    method = accounting.accountant_named(accountant)
+
+    def proven(candidate: UnitPlan, name: str) -> float:
+        if mode is Mode.PAPER:
+            return paper.epsilon(candidate, budget.delta)
+        return accounting.epsilon_of(candidate.event, budget.delta, name, adjacency)
 
     def cost(candidate: UnitPlan) -> float:
-        return accounting.epsilon_of(candidate.event, budget.delta, accountant, adjacency)
+        return proven(candidate, accountant)
 
     def least(candidate: UnitPlan, free: list[str]) -> float:
-        if cost(candidate.without(*free)) >= budget.epsilon:
-            raise BudgetError(_explain(unit, budget, free, cost))
-        noise = smallest_noise(lambda z: cost(_with_noise(candidate, free, z)), budget.epsilon)
+        if cost(_with_noise(candidate, free, _MOST_NOISE)) > budget.epsilon:
+            raise BudgetError(_explain(candidate, budget, free, cost))
+
+        def noise_by(name: str, tolerance: float, start: float) -> float | None:
+            return smallest_noise(
+                lambda z: proven(_with_noise(candidate, free, z), name), budget.epsilon, tolerance, start
+            )
+
+        start = 1.0
+        if accountant != "rdp":
+            # RDP is fast and never below: its answer, roughly, is where the slower search begins.
+            start = noise_by("rdp", 1e-2, 1.0) or 1.0
+        noise = noise_by(accountant, method.tolerance, start)
         if noise is None:
-            raise BudgetError(_explain(unit, budget, free, cost))
+            raise BudgetError(_explain(candidate, budget, free, cost))
         return noise
 
     if shared and auto:
@@ -85,27 +99,32 @@ def _calibrate_unit(
     return unit
 
 
-def smallest_noise(cost: Callable[[float], float], target: float) -> float | None:
-    """The upper end of a tight bracket around the least noise with cost(noise) <= target.
+def smallest_noise(
+    cost: Callable[[float], float], target: float, tolerance: float = 1e-7, start: float = 1.0
+) -> float | None:
+    """The upper end of a bracket, relative width `tolerance`, of the least noise with cost(noise) <= target.
 
     `cost` falls as the noise grows. None when even enormous noise costs too much.
     """
-    high = 1.0
+    high, factor = start, 1.1
     while cost(high) > target:
-        high *= 2.0
+        high *= factor
+        factor = min(factor**2, 4.0)
         if high > _MOST_NOISE:
             return None
-    low = high / 2.0
+    low, factor = high / 1.1, 1.1
     while cost(low) <= target:
-        high, low = low, low / 2.0
+        factor = min(factor**2, 4.0)
+        high, low = low, low / factor
         if low < _LEAST_NOISE:
             return high
 
     def distance(log_noise: float) -> float:
         return math.log(max(cost(math.exp(log_noise)), 1e-300) / target)
 
-    found = math.exp(brentq(distance, math.log(low), math.log(high), xtol=_TOLERANCE / 4, rtol=1e-15))
-    margin = _TOLERANCE / 4
+    found = math.exp(brentq(distance, math.log(low), math.log(high), xtol=tolerance / 2, rtol=1e-15))
+    # The root may lie a hair on the wrong side.
+    margin = tolerance / 2
     while cost(found) > target:
         found *= 1.0 + margin
         margin *= 2.0
@@ -126,12 +145,12 @@ def _with_noise(unit: UnitPlan, names: list[str], noise: float) -> UnitPlan:
 
 def _explain(unit: UnitPlan, budget: Budget, free: list[str], cost: Callable[[UnitPlan], float]) -> str:
     """Which part costs what, for a budget that cannot be met."""
-    fixed = [release for release in unit.releases if release.mechanism.rule is None]
-    costs = [f"{release.name} alone {cost(replace(unit, releases=(release,))):.4g}" for release in fixed]
-    together = cost(replace(unit, releases=tuple(fixed)))
-    parts = [f"{', '.join(costs)}; together {together:.4g}"] if costs else ["nothing is fixed"]
-    parts += [f"{name} needs its share on top" for name in free]
-    return (
-        f"budget of {unit.subject}: epsilon {budget.epsilon:g} at delta {budget.delta:g} "
-        f"cannot be met by any noise: {'; '.join(parts)}"
-    )
+    known = [release for release in unit.releases if release.name not in free]
+    parts = [f"{release.name} alone {cost(replace(unit, releases=(release,))):.4g}" for release in known]
+    if free:
+        limit = cost(_with_noise(unit, free, _MOST_NOISE))
+        parts.append(f"all with unlimited noise in {' and '.join(free)} {limit:.4g}")
+    else:
+        parts.append(f"all together {cost(unit):.4g}")
+    asked = f"epsilon: {budget.epsilon:g} at delta {short_number(budget.delta)}"
+    return f"{asked} cannot be met for {unit.subject}; the parts cost: {', '.join(parts)}"

@@ -19,14 +19,19 @@ from coterie.privacy.units import Json, number_from_json, number_to_json
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class SelectionDpEvent(DpEvent):  # type: ignore[misc]
-    """The argmax of counts plus Gumbel noise of this scale (the exponential mechanism).
+    """The argmax of scores of sensitivity 1 plus Gumbel noise of this scale (the exponential mechanism).
 
-    Each unit adds between 0 and 1 to every count. Taking one away moves all counts the same way, so the
-    log-probabilities of any two outcomes drift apart by at most 1/scale; replacing one may raise some
-    counts and lower others, which doubles it.
+    Monotone scores are counts: each unit adds between 0 and 1 to every one, so taking it away moves all of
+    them the same way and the log-probabilities of any two outcomes drift apart by at most 1/scale. When
+    some scores may rise while others fall, as under replacement, it is 2/scale.
     """
 
     gumbel_scale: float
+    monotone: bool = True
+
+    def bounded_range(self, replace_one: bool) -> float:
+        """The longest interval that the log-ratios of outcome probabilities can span between neighbours."""
+        return (1.0 if self.monotone and not replace_one else 2.0) / self.gumbel_scale
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -52,9 +57,9 @@ def poisson_gaussian(rate: float, noise_multiplier: float) -> DpEvent:
     return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise_multiplier))
 
 
-def selection(gumbel_scale: float) -> DpEvent:
-    """A noisy argmax of counts; without noise it is not private."""
-    return SelectionDpEvent(gumbel_scale) if gumbel_scale > 0 else dp.NonPrivateDpEvent()
+def selection(gumbel_scale: float, monotone: bool = True) -> DpEvent:
+    """A noisy argmax; without noise it is not private."""
+    return SelectionDpEvent(gumbel_scale, monotone) if gumbel_scale > 0 else dp.NonPrivateDpEvent()
 
 
 def repeated(event: DpEvent, times: int) -> DpEvent:
@@ -96,7 +101,7 @@ def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
     elif isinstance(event, dp.GaussianDpEvent | ShuffledEpochDpEvent):
         found[gaussian(event.noise_multiplier)] += times
     elif isinstance(event, SelectionDpEvent):
-        found[selection(event.gumbel_scale)] += times
+        found[selection(event.gumbel_scale, event.monotone)] += times
     elif isinstance(event, dp.PoissonSampledDpEvent):
         joint = joint_multiplier(event.event)
         rate = event.sampling_probability
@@ -199,8 +204,8 @@ _FORMATS: dict[str, _Format] = {
     ),
     "selection": (
         SelectionDpEvent,
-        lambda e: {"gumbel_scale": number_to_json(e.gumbel_scale)},
-        lambda d: SelectionDpEvent(_number(d, "gumbel_scale")),
+        lambda e: {"gumbel_scale": number_to_json(e.gumbel_scale), "monotone": e.monotone},
+        lambda d: SelectionDpEvent(_number(d, "gumbel_scale"), d["monotone"] is True),
     ),
     "poisson": (
         dp.PoissonSampledDpEvent,

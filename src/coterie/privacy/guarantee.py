@@ -8,7 +8,7 @@ from typing import Self
 import dp_accounting as dp
 from dp_accounting import DpEvent
 
-from coterie.privacy import accounting
+from coterie.privacy import accounting, paper
 from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.events import ShuffledEpochDpEvent, event_from_json, event_to_json
@@ -22,6 +22,7 @@ from coterie.privacy.units import (
     Unit,
     number_from_json,
     number_to_json,
+    short_number,
 )
 
 
@@ -40,15 +41,21 @@ class Guarantee:
     mode: Mode
     event: DpEvent
     caveats: tuple[str, ...] = ()
+    published_epsilon: float | None = None
+    """What the publication's arithmetic claims; only in paper mode, and not proven."""
 
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
             promise = "no privacy (eps=inf)"
         else:
-            promise = f"(eps={round_up(self.epsilon)}, delta={self.delta:g})-DP"
+            promise = f"(eps={round_up(self.epsilon)}, delta={short_number(self.delta)})-DP"
         adjacency = f"adjacency={self.adjacency}"
         if self.adjacency is not Adjacency.REPLACE_ONE:
             adjacency += f" (replace-one: {round_up(self.epsilon_replace_one)})"
+        if self.published_epsilon is not None:
+            claimed = Adjacency.REPLACE_ONE if self.unit is Unit.RECORD else Adjacency.ADD_REMOVE
+            published = f"published eps={round_up(self.published_epsilon)} ({claimed} claimed)"
+            promise = f"{published} -> sound: {promise}"
         parts = [
             promise,
             f"unit={self.unit} of {self.subject}",
@@ -74,6 +81,9 @@ class Guarantee:
             "mode": self.mode.value,
             "event": event_to_json(self.event),
             "caveats": list(self.caveats),
+            "published_epsilon": None
+            if self.published_epsilon is None
+            else number_to_json(self.published_epsilon),
             "sentence": str(self),
         }
 
@@ -81,6 +91,7 @@ class Guarantee:
     def from_json(cls, data: Mapping[str, object]) -> Self:
         try:
             threat, event, caveats = data["threat"], data["event"], data["caveats"]
+            published = data["published_epsilon"]
             assert isinstance(threat, Mapping)
             assert isinstance(event, Mapping)
             assert isinstance(caveats, list)
@@ -96,6 +107,7 @@ class Guarantee:
                 mode=Mode(str(data["mode"])),
                 event=event_from_json(event),
                 caveats=tuple(str(caveat) for caveat in caveats),
+                published_epsilon=None if published is None else number_from_json(published),
             )
         except (KeyError, AssertionError, TypeError, ValueError) as mistake:
             raise PlanError(f"guarantee: the data does not describe one ({mistake!r})") from None
@@ -139,6 +151,14 @@ def guarantee(
 
     all_costs = [costs(unit) for unit in plan.units]
     worst = max(range(len(all_costs)), key=lambda index: all_costs[index][0])
+    cross_check = ""
+    if accountant != "rdp":
+        event, own = plan.units[worst].event, all_costs[worst][2]
+        cross_check = f" (RDP: {round_up(accounting.epsilon_of(event, own, 'rdp', plan.adjacency))})"
+    published = None
+    if mode is Mode.PAPER:
+        published = paper.epsilon(plan.units[worst], all_costs[worst][2])
+        caveats = (*caveats, paper.caveat(plan.units[worst]))
     return Guarantee(
         unit=plan.unit,
         subject=_subject_text(plan, worst),
@@ -147,10 +167,11 @@ def guarantee(
         epsilon=all_costs[worst][0],
         delta=max(cost[2] for cost in all_costs),
         epsilon_replace_one=max(cost[1] for cost in all_costs),
-        accountant=method.text,
+        accountant=method.text + cross_check,
         mode=mode,
         event=plan.units[worst].event,
         caveats=tuple(dict.fromkeys((*plan.caveats, *caveats))),
+        published_epsilon=published,
     )
 
 

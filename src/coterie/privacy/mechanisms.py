@@ -317,6 +317,32 @@ class PrivateSelection(Mechanism):
         return events.selection(self.gumbel_scale)
 
 
+@mechanism("accuracy-selection")
+@dataclass(frozen=True)
+class AccuracySelection(Mechanism):
+    """The published selection: by train accuracy, whose denominator moves with the data.
+
+    Taking a record away can then raise one accuracy and lower another, so nothing is saved over replacement:
+    the noise, on the scale of counts, is 2 / epsilon and the range is epsilon under every adjacency.
+    """
+
+    epsilon: float
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise PrivacyInputError(f"selection epsilon: {self.epsilon} is not allowed, a number above 0 is")
+
+    @property
+    def gumbel_scale(self) -> float:
+        """Scale of the Gumbel noise, in counts."""
+        return 2.0 / self.epsilon
+
+    @property
+    def event(self) -> DpEvent:
+        return events.selection(self.gumbel_scale, monotone=False)
+
+
 @mechanism("sampled-sum")
 @dataclass(frozen=True)
 class SampledSum(NoisySum):

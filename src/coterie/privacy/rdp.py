@@ -7,7 +7,7 @@ digits; the integral does neither.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import dp_accounting as dp
@@ -56,11 +56,26 @@ def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
     return delta_from_rdp(ORDERS, rdp(event, adjacency), epsilon)
 
 
+def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> list[float]:
+    """Each part's share of the divergence of all, at the order that decides epsilon."""
+    parts = [rdp(event, adjacency) for event in events]
+    total = np.sum(parts, axis=0)
+    if not np.isfinite(total).any():
+        return [1.0 if np.isinf(part).all() else 0.0 for part in parts]
+    best = int(np.argmin(_candidates(ORDERS, total, delta)))
+    return [float(part[best] / total[best]) for part in parts]
+
+
 def epsilon_from_rdp(orders: Floats, divergences: Floats, delta: float) -> float:
     """The conversion of Canonne, Kamath, Steinke 2020, Prop. 12 at the best order."""
     check_delta(delta)
-    candidates = divergences + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
-    return max(0.0, float(np.min(candidates)))
+    return max(0.0, float(np.min(_candidates(orders, divergences, delta))))
+
+
+def _candidates(orders: Floats, divergences: Floats, delta: float) -> Floats:
+    tail = (math.log(delta) + np.log(orders)) / (orders - 1.0)
+    candidates: Floats = divergences + np.log1p(-1.0 / orders) - tail
+    return candidates
 
 
 def delta_from_rdp(orders: Floats, divergences: Floats, epsilon: float) -> float:
@@ -85,7 +100,7 @@ def _bound_atom(atom: DpEvent, replace_one: bool) -> Floats:
     if isinstance(atom, dp.GaussianDpEvent):
         return gaussian_rdp(atom.noise_multiplier / reach, ORDERS)
     if isinstance(atom, SelectionDpEvent):
-        return selection_rdp(reach / atom.gumbel_scale, ORDERS)
+        return selection_rdp(atom.bounded_range(replace_one), ORDERS)
     if isinstance(atom, dp.PoissonSampledDpEvent):
         bound = replace_one_poisson_rdp if replace_one else poisson_rdp
         return bound(atom.sampling_probability, atom.event.noise_multiplier, ORDERS)

@@ -101,6 +101,12 @@ def check_delta(delta: float) -> None:
         raise PrivacyInputError(f"delta: {delta} is not allowed, a number strictly between 0 and 1 is")
 
 
+def short_number(value: float) -> str:
+    """A small number the way people write it: 1e-4, not 0.0001."""
+    digits, exponent = f"{value:.5e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
 def number_to_json(value: float) -> float | str:
     """JSON knows no infinity; write it as a word."""
     return "inf" if math.isinf(value) else value

@@ -1,0 +1,144 @@
+"""The publications' own arithmetic, kept to compare with; nothing here is a guarantee.
+
+R-DPCFL (Malekmohammadi, Taik, Farnadi 2025) splits the budget: selections and training are converted to
+epsilon one by one at the same delta and the two are added. RR-Cluster's Theorem 1 amplifies with the
+fixed-size bound of Wang, Balle, Kasiviswanathan 2019. DP-OGL counts releases with a floor where a ceiling
+belongs. What is wrong with each stands in the caveat that a guarantee in paper mode carries.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from coterie.privacy import rdp
+from coterie.privacy.errors import PlanError, PrivacyInputError
+from coterie.privacy.mechanisms import (
+    AccuracySelection,
+    FullBatchSketch,
+    FullBatchSteps,
+    Mechanism,
+    PoissonSteps,
+    PrivateSelection,
+    RebalancedSums,
+)
+from coterie.privacy.plan import UnitPlan
+from coterie.privacy.rdp import Floats
+
+SPLIT_CAVEAT = (
+    "as published: claims replace-one with the sensitivity of zero-out, spends delta twice, "
+    "leaves one selection uncharged"
+)
+REBALANCE_CAVEAT = (
+    "as published: the proof adds and removes clients inside a round, where sums can move by more than 2C "
+    "and divisors depend on the data"
+)
+
+# The orders and the conversion of the released code.
+_ORDERS = np.array([1 + tenth / 10 for tenth in range(1, 100)] + list(range(12, 64)), dtype=np.float64)
+_INTEGER_ORDERS = np.arange(2, 257, dtype=np.float64)
+
+
+def epsilon(unit: UnitPlan, delta: float) -> float:
+    """What the publication would claim for a calibrated plan."""
+    if len(unit.releases) == 1 and isinstance(sums := unit.releases[0].mechanism, RebalancedSums):
+        noise, identifier_noise = sums.multiplier / 2, sums.identifier_multiplier
+        return rebalance_epsilon(sums.rate, noise, identifier_noise, unit.releases[0].times, delta)
+    return _split_epsilon(unit, delta)
+
+
+def caveat(unit: UnitPlan) -> str:
+    """What is wrong with the publication's number."""
+    rebalanced = any(isinstance(release.mechanism, RebalancedSums) for release in unit.releases)
+    return REBALANCE_CAVEAT if rebalanced else SPLIT_CAVEAT
+
+
+def _split_epsilon(unit: UnitPlan, delta: float) -> float:
+    """Selections and training converted apart and added, with one selection fewer than are made."""
+    total = 0.0
+    training = np.zeros_like(_ORDERS)
+    trains = False
+    for release in unit.releases:
+        if isinstance(release.mechanism, PrivateSelection | AccuracySelection):
+            rho = (release.times - 1) * release.mechanism.epsilon**2 / 8
+            total += _classic(_ORDERS, rho * _ORDERS, delta) if rho else 0.0
+        else:
+            trains = True
+            training += _training_rdp(release.mechanism, release.times)
+    return total + (_classic(_ORDERS, training, delta) if trains else 0.0)
+
+
+def _training_rdp(mechanism: Mechanism, times: int) -> Floats:
+    if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
+        raise PlanError(f"mode paper: no publication accounts for {mechanism.name}; allowed is mode sound")
+    if not mechanism.multiplier > 0:
+        return np.full_like(_ORDERS, math.inf)
+    # The sum is taken to move by the clip, whatever the adjacency.
+    if isinstance(mechanism, PoissonSteps):
+        steps = times * mechanism.epochs * mechanism.records / mechanism.batch  # a real number, not ceil(N/b)
+        return steps * rdp.poisson_rdp(mechanism.rate, mechanism.multiplier, _ORDERS)
+    epochs = mechanism.epochs if isinstance(mechanism, FullBatchSteps) else 1
+    return times * epochs * rdp.gaussian_rdp(mechanism.multiplier, _ORDERS)
+
+
+def _classic(orders: Floats, divergences: Floats, delta: float) -> float:
+    """The conversion of Mironov 2017, Prop. 3."""
+    return float(np.min(divergences - math.log(delta) / (orders - 1.0)))
+
+
+def rebalance_epsilon(
+    rate: float, sum_noise: float, identifier_noise: float, rounds: int, delta: float
+) -> float:
+    """Theorem 1 of RR-Cluster: `sum_noise` is its sigma_theta, `identifier_noise` its sigma_s.
+
+    The bound of Wang et al. keeps a positive floor however large the noise is.
+    """
+    if not (sum_noise > 0 and identifier_noise > 0):
+        return math.inf
+    slope = 0.5 / sum_noise**2 + 0.5 / identifier_noise**2
+    return _classic(_INTEGER_ORDERS, rounds * _fixed_size_rdp(rate, slope), delta)
+
+
+def rebalance_floor(rate: float, rounds: int, delta: float) -> float:
+    """The epsilon below which Theorem 1 cannot go for any noise."""
+    return rebalance_epsilon(rate, math.inf, math.inf, rounds, delta)
+
+
+def _fixed_size_rdp(rate: float, slope: float) -> Floats:
+    """Wang et al. 2019, Thm 9 for a mechanism with divergence slope * order and no pure epsilon."""
+    top = int(_INTEGER_ORDERS[-1])
+    power = np.arange(3, top + 1, dtype=np.float64)
+    tail = math.log(2.0) + power * math.log(rate) + (power - 1) * power * slope
+    first = min(4 * math.expm1(2 * slope), 2 * math.exp(2 * slope)) if 2 * slope < 700 else math.inf
+    result = np.empty_like(_INTEGER_ORDERS)
+    for index, order in enumerate(_INTEGER_ORDERS):
+        used = power[: int(order) - 2]
+        binomials = gammaln(order + 1) - gammaln(used + 1) - gammaln(order - used + 1)
+        pair = rate**2 * order * (order - 1) / 2 * first
+        terms = np.concatenate([[0.0], [math.log(pair)] if pair > 0 else [], binomials + tail[: len(used)]])
+        result[index] = logsumexp(terms) / (order - 1)
+    return result
+
+
+def group_releases(epoch: int, period: int, distance: int) -> int:
+    """DP-OGL, Theorem 1: releases of a group at this hop distance in an observer's view at `epoch`.
+
+    The floor drops the block whose merge is already visible; propagating releases through the schedule gives
+    a ceiling instead.
+    """
+    _check_schedule(epoch, period, distance)
+    if distance == 0:
+        return epoch - 1
+    return period * max(0, (epoch - 1) // period - distance)
+
+
+def group_blocks(epoch: int, period: int, distance: int) -> int:
+    """DP-OGL+, Theorem 1: blocks of a group that an observer outside it sees, by the published count."""
+    _check_schedule(epoch, period, distance)
+    return max(0, (epoch - 1) // period - distance)
+
+
+def _check_schedule(epoch: int, period: int, distance: int) -> None:
+    for key, value, least in (("epoch", epoch, 1), ("period", period, 1), ("distance", distance, 0)):
+        if value < least:
+            raise PrivacyInputError(f"{key}: {value} is not allowed, an integer of at least {least} is")
