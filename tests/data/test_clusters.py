@@ -60,6 +60,11 @@ def test_default_is_21_clients_of_239_digits_each() -> None:
     assert max(c.train.features.max() for c in federation.clients) == 1.0
 
 
+def test_without_a_count_digits_are_dealt_the_same_way() -> None:
+    explicit, implied = (build_federation(DIGITS, one, seed=0) for one in (DEFAULT, ClustersFederation()))
+    assert explicit.fingerprint() == implied.fingerprint()
+
+
 def test_without_a_count_every_client_gets_what_the_largest_cluster_allows() -> None:
     federation = build_federation(numbered(100, test=20), ClustersFederation(sizes=(2, 4)), seed=0)
     assert {len(client.train) for client in federation.clients} == {25}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -18,25 +18,28 @@ class ClustersFederation(Settings):
     """Clusters of given sizes with a shift between them.
 
     Every cluster deals the whole training pool anew: clusters hold the same records under different shifts,
-    the clients of one cluster share none, and no test record is a training record of anyone.
-
-    Args:
-        sizes: clients per cluster.
-        shift: `rotation` turns cluster k's images by 90 k degrees, `label` moves its classes by k.
-        records_per_client: training records of every client; if null, what the largest cluster allows.
-        validation_per_client: further records that every client keeps apart.
-        test_per_client: test records of every client; if null, what the largest cluster allows.
-        test_share: what to hold out of a dataset without test records if `records_per_client` is null;
-            if it is given, all that nobody trains on is held out.
+    the clients of one cluster share none, and no test record is a training record of anyone. Where the
+    dataset has no test records, those that nobody trains on are held out.
     """
 
-    kind: Literal["clusters"] = "clusters"
-    sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (3, 6, 6, 6)
-    shift: Literal["rotation", "label", "none"] = "rotation"
-    records_per_client: PositiveInt | None = None
-    validation_per_client: NonNegativeInt = 0
-    test_per_client: PositiveInt | None = None
-    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    kind: Literal["clusters"] = Field("clusters", description="clusters | dirichlet | natural")
+    sizes: tuple[PositiveInt, ...] = Field((3, 6, 6, 6), min_length=1, description="clients per cluster")
+    shift: Literal["rotation", "label", "none"] = Field(
+        "rotation", description="rotation (by 90 k degrees in cluster k) | label (moved by k classes) | none"
+    )
+    records_per_client: PositiveInt | None = Field(
+        None, description="training records of every client; null: what the largest cluster allows"
+    )
+    validation_per_client: NonNegativeInt = Field(0, description="further records that a client keeps apart")
+    test_per_client: PositiveInt | None = Field(
+        None, description="test records of every client; null: what the largest cluster allows"
+    )
+    test_share: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="held out of a dataset without test records if records_per_client is null",
+    )
 
 
 def build_clusters(dataset: Dataset, settings: ClustersFederation, seed: int) -> Federation:
@@ -73,13 +76,11 @@ def _pools(dataset: Dataset, settings: ClustersFederation, seed: int) -> tuple[R
         return dataset.train, dataset.test
     total, largest = len(dataset.train), max(settings.sizes)
     if settings.records_per_client is None:
-        kept = total - round(settings.test_share * total)
+        share = (total - round(settings.test_share * total)) // largest
     else:
-        # Leave every client of the largest cluster a test record; `_shares` explains what does not fit.
-        kept = min(
-            largest * (settings.records_per_client + settings.validation_per_client),
-            max(0, total - largest),
-        )
+        share = settings.records_per_client + settings.validation_per_client
+    # At least a test record for each client of the largest cluster; `_shares` explains what does not fit.
+    kept = largest * min(share, max(0, total // largest - 1))
     order = stream(seed, 0).permutation(total)
     return dataset.train.take(order[:kept]), dataset.train.take(order[kept:])
 

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -40,28 +40,22 @@ _READERS: dict[str, Callable[..., Dataset]] = {
 
 
 class DataSettings(Settings):
-    """Which dataset.
+    """Which dataset, and the options that are its own."""
 
-    Args:
-        name: a registered name.
-        path: the folder with `federation.yaml` and a file per client (folder).
-        pixels: `unit` divides pixels by 255, `standard` also by published mean and deviation (mnist,
-            fashion-mnist, cifar10).
-        size: training records to draw (glyphs).
-        classes: characters to tell apart, in the order 0-9, A-Z, a-z (glyphs).
-        fonts: how many fonts to draw from (glyphs).
-        length: characters in a window (shakespeare).
-        stride: characters from one window to the next (shakespeare).
-    """
-
-    name: str = "digits"
-    path: Path | None = None
-    pixels: PixelScale | None = None
-    size: PositiveInt | None = None
-    classes: Annotated[int, Field(ge=2, le=62)] | None = None
-    fonts: Annotated[int, Field(ge=1, le=20)] | None = None
-    length: PositiveInt | None = None
-    stride: PositiveInt | None = None
+    name: str = Field("digits", description=" | ".join(_READERS))
+    path: Path | None = Field(None, description="folder: holds federation.yaml and one file per client")
+    pixels: PixelScale | None = Field(
+        None, description="mnist, fashion-mnist, cifar10: unit (/ 255) | standard (published mean, deviation)"
+    )
+    size: PositiveInt | None = Field(None, description="glyphs: training records to draw (12000)")
+    classes: int | None = Field(
+        None, ge=2, le=62, description="glyphs: characters to tell apart, of 0-9, A-Z, a-z in this order (10)"
+    )
+    fonts: int | None = Field(None, ge=1, le=20, description="glyphs: fonts to draw from (20)")
+    length: PositiveInt | None = Field(None, description="shakespeare: characters in a window (80)")
+    stride: PositiveInt | None = Field(
+        None, description="shakespeare: characters from one window to the next (length + 1: none in common)"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +73,7 @@ class DataSettings(Settings):
                 owners = ", ".join(name for name in _READERS if option in _options(name))
                 raise ValueError(f"{option}: {self.name} has no such option; it belongs to {owners}")
         if self.name == "folder" and self.path is None:
-            raise ValueError("path: the folder with federation.yaml and a file per client")
+            raise ValueError("path: missing; name the folder with federation.yaml and one file per client")
         return self
 
     def given(self) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
 from coterie.data.records import Array, Dataset
@@ -19,21 +19,20 @@ class DirichletFederation(Settings):
 
     Records are dealt without replacement (Hsu, Qi and Brown 2019); a client whose classes have run out gets
     others. Test records of a class go to the clients in proportion to their training records of it.
-
-    Args:
-        clients: how many.
-        alpha: concentration; small values leave each client few classes.
-        records_per_client: records dealt to every client; if null, an equal share of all.
-        validation_share: share of a client's records that it keeps apart.
-        test_share: what to hold out of a dataset without test records.
     """
 
-    kind: Literal["dirichlet"] = "dirichlet"
-    clients: PositiveInt
-    alpha: PositiveFloat
-    records_per_client: PositiveInt | None = None
-    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    kind: Literal["dirichlet"] = Field("dirichlet", description="clusters | dirichlet | natural")
+    clients: PositiveInt = Field(description="how many clients")
+    alpha: float = Field(
+        gt=0, allow_inf_nan=False, description="concentration; a small one leaves each client few classes"
+    )
+    records_per_client: PositiveInt | None = Field(
+        None, description="records dealt to every client; null: an equal share of all"
+    )
+    validation_share: float = Field(
+        0.0, ge=0, lt=1, description="share of its records that a client keeps apart"
+    )
+    test_share: float = Field(0.2, gt=0, lt=1, description="held out of a dataset without test records")
 
 
 def build_dirichlet(dataset: Dataset, settings: DirichletFederation, seed: int) -> Federation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -15,21 +15,24 @@ from coterie.settings import Settings
 
 
 class NaturalFederation(Settings):
-    """One client per owner of records.
+    """One client per owner of records."""
 
-    Args:
-        clients: how many to draw from those with enough records; `enough` takes all of those; null takes
-            everyone and refuses a client with too few.
-        minimum_records: training records that are enough.
-        validation_share: share of a client's training records that it keeps apart.
-        test_share: share of a client's records to hold out, where the dataset has no test records.
-    """
-
-    kind: Literal["natural"] = "natural"
-    clients: PositiveInt | Literal["enough"] | None = None
-    minimum_records: PositiveInt = 10
-    validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    test_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    kind: Literal["natural"] = Field("natural", description="clusters | dirichlet | natural")
+    clients: PositiveInt | Literal["enough"] | None = Field(
+        None,
+        description="how many to draw of those with enough records | enough (all of those) | null (everyone; "
+        "a client with too few is refused)",
+    )
+    minimum_records: PositiveInt = Field(10, description="training records that are enough")
+    validation_share: float = Field(
+        0.0, ge=0, lt=1, description="share of its training records that a client keeps apart"
+    )
+    test_share: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of a client's records held out, if the dataset has no test records",
+    )
 
 
 def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> Federation:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import nn
 
 from coterie.data.records import Task
@@ -31,20 +31,18 @@ _NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 
 class ModelSettings(Settings):
-    """Which model.
+    """Which model, and the options that are its own.
 
-    Args:
-        name: a registered name, or `package.module:function` for your own: the function gets the task and
-            returns an `nn.Module` that maps (n, *task.shape) to (n, task.outputs).
-        hidden: width of the hidden layer (mcmahan-cnn, lstm).
-        embedding: width of the character embedding (lstm).
-        layers: number of LSTM layers (lstm).
+    `package.module:function` names a user's own: the function gets the task and returns an `nn.Module` that
+    maps features of shape (n, *task.shape) to outputs of shape (n, task.outputs).
     """
 
-    name: str = "softmax"
-    hidden: PositiveInt | None = None
-    embedding: PositiveInt | None = None
-    layers: PositiveInt | None = None
+    name: str = Field("softmax", description=" | ".join([*_NETWORKS, "package.module:function"]))
+    hidden: PositiveInt | None = Field(
+        None, description="mcmahan-cnn, lstm: width of a hidden layer (512, 256)"
+    )
+    embedding: PositiveInt | None = Field(None, description="lstm: width of the character embedding (8)")
+    layers: PositiveInt | None = Field(None, description="lstm: number of LSTM layers (2)")
 
     @model_validator(mode="after")
     def _known(self) -> ModelSettings:
