@@ -12,7 +12,7 @@ import pytest
 def real_data() -> Path:
     """The folder with the real datasets; tests that need it are skipped where it is absent."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("COTERIE_DATA", beside))
+    folder = Path(os.environ.get("COTERIE_DATA") or beside)
     if not folder.is_dir():
-        pytest.skip(f"no real datasets: COTERIE_DATA is not set and {beside} does not exist")
+        pytest.skip(f"no real datasets: {folder} does not exist (set COTERIE_DATA)")
     return folder

@@ -187,7 +187,7 @@ def test_scaling_by_a_clients_own_statistics_is_refused_with_the_reason(folder: 
         ("task: [", "line 1: not YAML"),
         (TABLE.replace("classification", "clustering"), "task: .*'classification' or 'regression'"),
         (TABLE + "colour: red\n", "colour: Extra inputs"),
-        (TABLE.replace('"no", "yes"', "no, yes"), "put yes, no, true and false in quotes"),
+        (TABLE.replace('"no", "yes"', "no, yes"), "put yes, no, true, false in quotes"),
         (
             TABLE.replace("[20, 80]", "[80, 20]"),
             r"features\.0\.range: \[80, 20\]; allowed: two finite numbers",
@@ -195,6 +195,11 @@ def test_scaling_by_a_clients_own_statistics_is_refused_with_the_reason(folder: 
         (TABLE.replace("[20, 80]", "[0, .inf]"), "two finite numbers"),
         (TABLE.replace(", range: [20, 80]", ""), "column age: declare either range or categories"),
         (TABLE.replace("missing: indicator, ", ""), "missing_values needs missing: indicator"),
+        (TABLE.replace("[a, b, c]", "[a, b, a]"), r"\['a', 'b', 'a'\]; allowed: every name once"),
+        (
+            TABLE.replace("[a, b, c]", "[a, b], missing: indicator, missing_values: [0]"),
+            "missing_values are numbers, its categories are names",
+        ),
         (TABLE.replace("column: age", "column: ill"), "ill is the label, a model must not see it"),
         (TABLE.replace("column: age", "column: dose"), "dose is declared twice"),
         (TABLE.replace("column: ill, ", ""), "a table needs label.column"),

@@ -45,10 +45,14 @@ def _public_range(value: Any) -> Any:
 
 
 def _unambiguous(value: Any) -> Any:
-    if isinstance(value, list | tuple) and any(isinstance(entry, bool) for entry in value):
+    if not isinstance(value, list | tuple):
+        return value
+    if any(isinstance(entry, bool) for entry in value):
         raise ValueError(
-            f"{list(value)}; put yes, no, true and false in quotes, YAML reads them as truth values"
+            f"{list(value)}; put yes, no, true, false in quotes, YAML reads them as truth values"
         )
+    if len({str(entry) for entry in value}) < len(value):
+        raise ValueError(f"{list(value)}; allowed: every name once")
     return value
 
 
@@ -86,6 +90,8 @@ class Column(Settings):
             raise ValueError(f"column {self.column}: declare either range or categories")
         if self.missing_values and self.missing == "refuse":
             raise ValueError(f"column {self.column}: missing_values needs missing: indicator")
+        if self.missing_values and not all(isinstance(name, int | float) for name in self.categories or ()):
+            raise ValueError(f"column {self.column}: missing_values are numbers, its categories are names")
         return self
 
     @property

@@ -102,8 +102,8 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 class LstmLayer(nn.Module):
     """One LSTM layer made of linear maps.
 
-    `nn.LSTM` has no batching rule in torch.func: under `vmap` it falls back to a loop on a CPU, and cuDNN's
-    kernel wants its weights in one flat buffer. One bias instead of two; otherwise the same function.
+    `nn.LSTM` is one fused kernel for which torch.func has no batching rule: under `vmap` it is run record by
+    record. One bias instead of two; otherwise the same function.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
