@@ -71,7 +71,7 @@ def _calibrate_unit(
 
     def least(candidate: UnitPlan, free: list[str]) -> float:
         if cost(_with_noise(candidate, free, _MOST_NOISE)) > budget.epsilon:
-            raise BudgetError(_explain(candidate, budget, free, cost))
+            raise BudgetError(_explain(candidate, budget, free, cost, mode))
 
         def noise_by(name: str, tolerance: float, start: float) -> float | None:
             return smallest_noise(
@@ -84,7 +84,7 @@ def _calibrate_unit(
             start = noise_by("rdp", 1e-2, 1.0) or 1.0
         noise = noise_by(accountant, method.tolerance, start)
         if noise is None:
-            raise BudgetError(_explain(candidate, budget, free, cost))
+            raise BudgetError(_explain(candidate, budget, free, cost, mode))
         return noise
 
     if shared and auto:
@@ -95,7 +95,7 @@ def _calibrate_unit(
         # Alone, the first round has nothing to be traded against: it is the one free multiplier.
         unit = _with_noise(unit, shared + auto, least(unit, shared + auto))
     if cost(unit) > budget.epsilon:
-        raise BudgetError(_explain(unit, budget, [], cost))
+        raise BudgetError(_explain(unit, budget, [], cost, mode))
     return unit
 
 
@@ -143,7 +143,9 @@ def _with_noise(unit: UnitPlan, names: list[str], noise: float) -> UnitPlan:
     return replace(unit, releases=releases)
 
 
-def _explain(unit: UnitPlan, budget: Budget, free: list[str], cost: Callable[[UnitPlan], float]) -> str:
+def _explain(
+    unit: UnitPlan, budget: Budget, free: list[str], cost: Callable[[UnitPlan], float], mode: Mode
+) -> str:
     """Which part costs what, for a budget that cannot be met."""
     known = [release for release in unit.releases if release.name not in free]
     parts = [f"{release.name} alone {cost(replace(unit, releases=(release,))):.4g}" for release in known]
@@ -153,4 +155,5 @@ def _explain(unit: UnitPlan, budget: Budget, free: list[str], cost: Callable[[Un
     else:
         parts.append(f"all together {cost(unit):.4g}")
     asked = f"epsilon: {budget.epsilon:g} at delta {short_number(budget.delta)}"
-    return f"{asked} cannot be met for {unit.subject}; the parts cost: {', '.join(parts)}"
+    by = " by the published bound" if mode is Mode.PAPER else ""
+    return f"{asked} cannot be met for {unit.subject}{by}; the parts cost: {', '.join(parts)}"

@@ -1,0 +1,199 @@
+"""`coterie plan`: the figures it prints, one JSON object, and the exit code of each mistake."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from coterie.cli.plan import plan_app
+from coterie.errors import CoterieError
+
+SAMPLE = ["sample", "--records", "8000", "--batch", "32", "--rounds", "200", "--delta", "1e-4"]
+CLIENT = ["client", "--clients", "1000", "--rate", "0.1", "--rounds", "100", "--delta", "1e-3"]
+
+
+def run(*arguments, fails=None):
+    """Standard output, or the mistake that the command line would report."""
+    result = CliRunner().invoke(plan_app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, CoterieError):
+        code, text = result.exception.exit_code, str(result.exception)
+    else:
+        code, text = result.exit_code, result.stdout if fails is None else result.output
+    assert code == (fails or 0), result.output + str(result.exception)
+    return text
+
+
+def facts(*arguments):
+    """The one JSON object."""
+    return json.loads(run(*arguments, "--json"))
+
+
+def test_json_has_the_promised_keys_and_nothing_else_on_stdout():
+    found = facts(*SAMPLE, "--epsilon", 5)
+    promised = {
+        "noise_multiplier",
+        "first_round_noise_multiplier",
+        "epsilon",
+        "delta",
+        "epsilon_replace_one",
+        "accountant",
+        "mode",
+        "guarantee",
+    }
+    assert promised <= found.keys()
+    assert found["accountant"] == "rdp"
+    assert found["mode"] == "sound"
+    assert found["guarantee"].startswith("(eps=5.00, delta=1e-4)-DP")
+    assert found["epsilon"] <= 5 < found["epsilon_replace_one"]
+
+
+@pytest.mark.parametrize(
+    ("options", "noise"),
+    [
+        (["--epsilon", 5], 1.2519),
+        (["--epsilon", 5, "--selections", 21, "--selection-epsilon", 0.15], 1.3008),
+        (["--epsilon", 5, "--selections", 21], 1.3008),
+        (["--epsilon", 5, "--first-round", "none"], 1.0120),
+        (["--epsilon", 5, "--sampling", "shuffle"], 12.1415),
+        (["--epsilon", 5, "--selections", 21, "--adjacency", "replace-one"], 2.4106),
+        (["--epsilon", 3, "--selections", 21, "--first-round-noise", 8], 1.4301),
+        (["--epsilon", 3, "--selections", 21, "--mode", "paper"], 2.9081),
+        (["--epsilon", 5, "--selections", 21, "--mode", "paper"], 1.8509),
+    ],
+)
+def test_budget_gives_the_known_noise(options, noise):
+    found = facts(*SAMPLE, *options)["noise_multiplier"]
+    assert noise * (1 - 1e-4) <= found <= noise * (1 + 3e-3)
+
+
+def test_noise_gives_back_the_budget():
+    noise = facts(*SAMPLE, "--epsilon", 5)["noise_multiplier"]
+    assert facts(*SAMPLE, "--noise", noise)["epsilon"] == pytest.approx(5, rel=1e-6)
+
+
+def test_pld_needs_less_noise_than_rdp_for_the_same_budget():
+    rdp, pld = (
+        facts(*SAMPLE, "--epsilon", 2, "--accountant", name)["noise_multiplier"] for name in ("rdp", "pld")
+    )
+    assert 0.85 * rdp < pld < rdp
+
+
+def test_auto_first_round_is_found_from_a_budget_or_from_a_noise():
+    options = ["--selections", 21, "--selection-epsilon", 0.09, "--first-round-noise", "auto"]
+    found = facts(*SAMPLE, "--epsilon", 3, *options)
+    assert found["first_round_noise_multiplier"] == pytest.approx(6.2035, rel=3e-3)
+    again = facts(*SAMPLE, "--noise", found["noise_multiplier"], *options)
+    assert again["first_round_noise_multiplier"] == pytest.approx(
+        found["first_round_noise_multiplier"], rel=1e-4
+    )
+
+
+def test_paper_mode_labels_its_number_and_prints_the_true_one():
+    found = facts(*SAMPLE, "--epsilon", 5, "--selections", 21, "--mode", "paper")
+    assert found["published_epsilon"] == pytest.approx(5, rel=1e-6)
+    assert found["epsilon"] < 5 < found["epsilon_replace_one"]
+    assert "published eps=5.00 (replace-one claimed) -> sound: (eps=" in found["guarantee"]
+    assert "as published" in found["guarantee"]
+
+
+def test_alternatives_stand_beside_the_answer():
+    found = facts(*SAMPLE, "--epsilon", 3, "--selections", 21, "--first-round-noise", 8)
+    assert found["shared_noise_multiplier"] == pytest.approx(1.9145, rel=3e-3)
+    assert found["published_noise_multiplier"] == pytest.approx(2.9081, rel=3e-3)
+    assert found["replace_one_noise_multiplier"] > found["noise_multiplier"]
+
+
+def test_table_shows_each_part_and_the_sentence():
+    text = run(*SAMPLE, "--epsilon", 5, "--selections", 21)
+    for word in ("first-round", "training", "selection", "together", "publication", "replace-one"):
+        assert word in text
+    assert "(eps=5.00, delta=1e-4)-DP | unit=record of one client" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "noise"),
+    [
+        (["--epsilon", 4, "--histogram-ratio", 10], 1.2088),
+        (["--epsilon", 4], 1.2398),
+        (["--epsilon", 4, "--mechanism", "rebalance"], 4.1665),
+        (["--epsilon", 4, "--mechanism", "paper"], 7.2755),
+        (["--epsilon", 4, "--mechanism", "fedavg"], 1.2028),
+        (["--epsilon", 2, "--mechanism", "rebalance"], 6.4343),
+    ],
+)
+def test_client_budget_gives_the_known_noise_on_a_cluster_sum(options, noise):
+    found = facts(*CLIENT, *options)["noise_on_sum"]
+    assert noise * (1 - 1e-4) <= found <= noise * (1 + 3e-3)
+
+
+def test_published_rule_counts_its_noise_in_halves_of_the_sum():
+    found = facts(*CLIENT, "--noise", 2, "--identifier-noise", 3, "--mechanism", "rebalance")
+    assert found["noise_multiplier"] == 2
+    assert found["noise_on_sum"] == 4
+    assert found["identifier_noise_multiplier"] == 3
+
+
+def test_budget_below_the_published_floor_exits_3_and_names_the_floor():
+    assert "2.226" in run(*CLIENT, "--epsilon", 2, "--mechanism", "paper", fails=3)
+
+
+def test_selections_beyond_the_budget_exit_3_and_name_their_cost():
+    text = run(*SAMPLE, "--epsilon", 1, "--selections", 21, "--selection-epsilon", 2, fails=3)
+    assert "selection alone" in text
+
+
+def test_large_delta_is_a_caveat():
+    assert "delta is not below 1/1000" in facts(*CLIENT, "--epsilon", 4)["guarantee"]
+    assert "delta is not below" not in facts(*SAMPLE, "--epsilon", 4)["guarantee"]
+
+
+def test_no_noise_is_no_privacy():
+    found = facts(*SAMPLE, "--noise", 0)
+    assert found["epsilon"] is None
+    assert found["guarantee"].startswith("no privacy")
+    assert facts(*SAMPLE, "--epsilon", "inf")["noise_multiplier"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [*SAMPLE],
+        [*SAMPLE, "--epsilon", 3, "--noise", 1],
+        [*SAMPLE, "--epsilon", -1],
+        [*SAMPLE, "--epsilon", 3, "--first-round-noise", "some"],
+        [*SAMPLE, "--epsilon", 3, "--first-round", "none", "--first-round-noise", "auto"],
+        [*SAMPLE, "--epsilon", 3, "--first-round-noise", -2],
+        [*SAMPLE, "--noise", 1, "--selections", 3],
+        [*SAMPLE, "--epsilon", 3, "--mode", "paper", "--sampling", "shuffle"],
+        [*SAMPLE, "--epsilon", 3, "--accountant", "guess"],
+        [*SAMPLE, "--epsilon", 3, "--plot", "figure.bmp"],
+        [*SAMPLE, "--epsilon", 3, "--plot", "nowhere/figure.png"],
+        [*CLIENT, "--epsilon", 4, "--identifier-noise", 2],
+        [*CLIENT, "--epsilon", 4, "--mechanism", "fedavg", "--histogram-ratio", 2],
+        ["client", "--clients", 10, "--rate", 1.5, "--rounds", 1, "--delta", 1e-3, "--epsilon", 1],
+        ["sample", "--records", 10, "--batch", 20, "--rounds", 2, "--delta", 1e-3, "--epsilon", 1],
+        ["sample", "--records", 10, "--batch", 2, "--rounds", 2, "--delta", 2, "--epsilon", 1],
+    ],
+)
+def test_wrong_input_exits_2(options):
+    run(*options, fails=2)
+
+
+def test_plot_is_written(tmp_path):
+    path = tmp_path / "noise.svg"
+    run(
+        "sample",
+        "--records",
+        300,
+        "--batch",
+        100,
+        "--rounds",
+        20,
+        "--delta",
+        1e-3,
+        "--epsilon",
+        6,
+        "--plot",
+        path,
+    )
+    assert path.read_text().startswith("<?xml")
