@@ -1,8 +1,8 @@
 """Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from coterie.privacy import Adjacency, Mode, Unit
 from coterie.settings import Settings
@@ -11,7 +11,7 @@ from coterie.settings import Settings
 class AlgorithmSettings(Settings):
     """Options of an algorithm; one that has more than a name subclasses this."""
 
-    name: str = "r-dpcfl"
+    name: str = Field("r-dpcfl", description="r-dpcfl | global | local | oracle")
 
 
 class Schedule(Settings):
@@ -35,6 +35,15 @@ class PrivacySettings(Settings):
     accountant: Literal["rdp", "pld"] = Field("rdp", description="rdp | pld (tighter, slower)")
     mode: Mode = Field(Mode.SOUND, description="sound | paper (a publication's own arithmetic, labelled)")
     clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of one unit's contribution")
+
+    @model_validator(mode="after")
+    def _records_are_counted_in_public(self) -> Self:
+        if self.unit is Unit.RECORD and self.adjacency is Adjacency.ADD_REMOVE:
+            raise ValueError(
+                "adjacency: add-remove would make the number of a client's records secret, but rates and "
+                "denominators use it; allowed for unit record: zero-out, replace-one"
+            )
+        return self
 
     @field_validator("epsilon")
     @classmethod

@@ -5,24 +5,23 @@ from pathlib import Path
 import typer
 
 from coterie import api
-from coterie.cli.console import err, out, print_json, print_table, progress_bar
+from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.experiment.folder import newest_first, next_free
-from coterie.experiment.sweep import Progress, Sweep, SweepResult, table_columns
+from coterie.experiment.sweep import BRIEF, Progress, Sweep, SweepResult, table_columns
 
 
 def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int | None, json: bool) -> None:
     sweep = Sweep.read(path)
     target = out or _folder_for(sweep, path, resume)
     total = sum(cell.experiment.schedule.rounds for cell in sweep.cells())
-    with progress_bar() as bar:
-        task = bar.add_task("comparing", total=total, status="")
+    with Watch("comparing", total) as bar:
 
         def watch(progress: Progress) -> None:
             finished = sum(progress.done[name] == progress.rounds[name] for name in progress.done)
             status = f"{finished} of {len(progress.done)} runs done"
             if progress.failed:
                 status += f", {len(progress.failed)} failed"
-            bar.update(task, completed=sum(progress.done.values()), status=status)
+            bar.update(sum(progress.done.values()), status)
 
         result = api.compare(sweep, target, resume=resume, workers=workers, watch=watch)
     if json:
@@ -34,7 +33,7 @@ def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int |
 
 
 def show(result: SweepResult) -> None:
-    headings, body = table_columns(result.rows)
+    headings, body = table_columns(result.rows, BRIEF)
     print_table(headings, body)
     for row in result.rows:
         label = ", ".join(str(value) for value in row.values.values())

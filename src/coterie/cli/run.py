@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from coterie import api
-from coterie.cli.console import err, out, print_json, print_table, progress_bar
+from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RoundReport, RunResult
@@ -17,13 +17,12 @@ def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Pat
     if experiment is None and not overrides and resume and out is not None and RunFolder(out).exists:
         experiment = RunFolder(out).experiment
     chosen = read_experiment(experiment, overrides)
-    with progress_bar() as progress:
-        task = progress.add_task(chosen.algorithm.name, total=chosen.schedule.rounds, status="preparing")
+    with Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
 
         def watch(report: RoundReport) -> None:
             accuracy = f"accuracy {report.accuracy:.1%}, " if report.accuracy is not None else ""
             status = f"{accuracy}epsilon spent {report.epsilon:.2f}"
-            progress.update(task, completed=report.round, status=status)
+            progress.update(report.round, status)
 
         result = api.run(chosen, out, resume=resume, watch=watch)
     if json:

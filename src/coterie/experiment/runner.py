@@ -45,6 +45,7 @@ from coterie.privacy import (
     calibrate,
     guarantee,
 )
+from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 from coterie.training.scoring import Score, evaluate
@@ -92,7 +93,7 @@ class RunResult:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
-        content["epsilon"] = finite_or_none(self.epsilon)
+        content["epsilon"] = number_to_json(self.epsilon)
         content["folder"] = str(self.folder)
         content["report"] = str(self.report)
         content["warnings"] = list(self.warnings)
@@ -107,7 +108,7 @@ class RunResult:
                 **{
                     **content,
                     "folder": path,
-                    "epsilon": math.inf if content["epsilon"] is None else content["epsilon"],
+                    "epsilon": number_from_json(content["epsilon"]),
                     "accuracy": Spread(**content["accuracy"]),
                     "loss": Spread(**content["loss"]),
                     "fairness": Fairness(**content["fairness"]),
@@ -333,7 +334,7 @@ class Run:
             "accuracy": asdict(accuracy(scores)) if scores else None,
             "loss": asdict(loss(scores)) if scores else None,
             "clusters": dict(assignment.cluster_of),
-            "epsilon": finite_or_none(ledger.spent()),
+            "epsilon": number_to_json(ledger.spent()),
         }
         folder.append_line(self.files.metrics, line)
         findings = self.prepared.algorithm.findings(state)
@@ -389,11 +390,6 @@ class Run:
         seed = prepared.experiment.seeds.simulation
         start = torch.from_numpy(prepared.facts.initialise(seed)).to(prepared.learner.device)
         return references.train_references(prepared.federation, prepared.learner, start, cluster_of, seed)
-
-
-def finite_or_none(value: float) -> float | None:
-    """JSON has no infinity; an infinite epsilon (no privacy) is written as null."""
-    return value if math.isfinite(value) else None
 
 
 def training_noise(plan: PrivacyPlan) -> float:

@@ -300,43 +300,41 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if len(known) == len(values) else None
 
 
-def table_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the comparison as a person reads it: accuracies in per cent."""
+FIGURES: Mapping[str, Callable[[Row], str]] = {
+    "accuracy": lambda row: _percent(row.accuracy) + _plus_minus(row.accuracy_std),
+    "worst client": lambda row: _percent(row.worst_client),
+    "best client": lambda row: _percent(row.best_client),
+    "worst cluster": lambda row: _percent(row.worst_cluster),
+    "disparity": lambda row: _percent(row.disparity),
+    "F_acc": lambda row: _percent(row.f_acc),
+    "F_loss": lambda row: "–" if row.f_loss is None else f"{row.f_loss:.3f}",
+    "clusters found": lambda row: (
+        "–" if row.clusters_found is None else f"{row.clusters_found} of {row.runs}"
+    ),
+    "epsilon": lambda row: f"{row.epsilon:.4g}",
+    "noise": lambda row: f"{row.noise_multiplier:.3f}",
+    "seconds": lambda row: f"{row.seconds:.1f}",
+}
+"""Columns of the table as a person reads it: accuracies in per cent."""
+
+BRIEF = ("accuracy", "worst client", "worst cluster", "clusters found", "noise", "seconds")
+"""Those that fit a terminal."""
+
+
+def table_columns(
+    rows: Sequence[Row], figures: Sequence[str] = tuple(FIGURES)
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the comparison."""
     keys = list(rows[0].values) if rows else []
-    headings = [
-        *keys,
-        "accuracy",
-        "worst client",
-        "best client",
-        "worst cluster",
-        "disparity",
-        "F_acc",
-        "F_loss",
-        "clusters found",
-        "epsilon",
-        "noise",
-        "seconds",
+    body = [
+        [*(str(row.values[key]) for key in keys), *(FIGURES[figure](row) for figure in figures)]
+        for row in rows
     ]
-    body = []
-    for row in rows:
-        spread = "" if row.accuracy_std is None else f" ± {100 * row.accuracy_std:.1f}"
-        body.append(
-            [
-                *(str(row.values[key]) for key in keys),
-                f"{100 * row.accuracy:.1f}{spread}",
-                _percent(row.worst_client),
-                _percent(row.best_client),
-                _percent(row.worst_cluster),
-                _percent(row.disparity),
-                _percent(row.f_acc),
-                "–" if row.f_loss is None else f"{row.f_loss:.3f}",
-                "–" if row.clusters_found is None else f"{row.clusters_found} of {row.runs}",
-                f"{row.epsilon:.4g}",
-                f"{row.noise_multiplier:.3f}",
-                f"{row.seconds:.1f}",
-            ]
-        )
-    return headings, body
+    return [*keys, *figures], body
+
+
+def _plus_minus(std: float | None) -> str:
+    return "" if std is None else f" ± {100 * std:.1f}"
 
 
 def _percent(value: float | None) -> str:

@@ -1,0 +1,156 @@
+"""The commands people type: what they print, which exit code they leave, what they write and what not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from command import Printed, coterie
+
+from coterie.experiment.files import read_experiment
+from coterie.experiment.schema import Experiment
+
+Run = Callable[..., Printed]
+SMALL = ["--set", "federation.sizes=[2,3]", "--set", "federation.records_per_client=60"]
+SMALL += ["--set", "schedule.rounds=3", "--set", "schedule.batch=20"]
+
+
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Printed]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: coterie(capsys, monkeypatch, *arguments)
+
+
+def test_json_is_one_object_with_the_promised_keys(run: Run, tmp_path: Path) -> None:
+    printed = run("run", *SMALL, "--out", "out", "--json")
+    assert printed.code == 0, printed.err
+    content = json.loads(printed.out)
+    assert set(content["accuracy"]) == {"mean", "min", "max", "per_client"}
+    assert set(content["fairness"]) == {"disparity", "f_acc", "f_loss"}
+    assert content["fairness"]["f_acc"] is not None
+    assert set(content["clusters"]) == set(content["accuracy"]["per_client"])
+    assert content["clusters_found"] in (True, False)
+    assert 0 < content["epsilon"] <= 8
+    assert content["guarantee"].startswith("(eps=")
+    assert content["seconds"] > 0
+    assert content["sample_gradients_per_second"] > 0
+    for name in ("experiment.yaml", "ledger.jsonl", "metrics.jsonl", "guarantee.json", "report.html"):
+        assert (tmp_path / "out" / name).exists(), name
+    assert not (tmp_path / "out" / "noise.key").exists()
+
+
+def test_people_get_a_table_the_guarantee_and_the_report(run: Run) -> None:
+    printed = run("run", *SMALL)
+    assert printed.code == 0, printed.err
+    assert "mean accuracy" in printed.out
+    assert "guarantee: (eps=" in printed.out
+    assert "report: runs/r-dpcfl-digits-1/report.html" in printed.out
+
+
+def test_a_second_run_gets_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("run", *SMALL, "--json").code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "r-dpcfl-digits-1",
+        "r-dpcfl-digits-2",
+    ]
+
+
+def test_the_printed_default_runs_as_the_default(run: Run, tmp_path: Path) -> None:
+    printed = run("run", "--print-default")
+    (tmp_path / "mine.yaml").write_text(printed.out)
+    assert read_experiment(tmp_path / "mine.yaml") == Experiment()
+
+
+def test_report_writes_the_page_anew(run: Run, tmp_path: Path) -> None:
+    run("run", *SMALL, "--out", "out", "--json")
+    (tmp_path / "out" / "report.html").unlink()
+    assert run("report", "out").code == 0
+    assert (tmp_path / "out" / "report.html").exists()
+    failed = run("report", "nowhere")
+    assert (failed.code, failed.err.count("\n")) == (2, 1)
+
+
+def test_a_run_without_privacy_says_so(run: Run) -> None:
+    printed = run("run", *SMALL, "--set", "privacy.epsilon=.inf", "--json")
+    assert printed.code == 0, printed.err
+    content = json.loads(printed.out)
+    assert content["epsilon"] == "inf"
+    assert "no privacy" in content["guarantee"]
+
+
+MISTAKES = {
+    "unknown section key": (["run", "--set", "schedule.round=3"], 2, "schedule.round"),
+    "unknown algorithm": (["run", "--set", "algorithm.name=fedavg"], 2, "algorithm.name"),
+    "unknown dataset": (["run", "--set", "data.name=imagenet"], 2, "data.name"),
+    "unknown model": (["run", "--set", "model.name=vit"], 2, "model.name"),
+    "unimportable model": (["run", "--set", "model.name=nowhere:net"], 2, "nowhere"),
+    "missing file": (["run", "nothing.yaml"], 2, "nothing.yaml"),
+    "batch beyond records": (["run", *SMALL, "--set", "schedule.batch=61"], 2, "schedule.batch: 61"),
+    "more records than there are": (
+        ["run", "--set", "federation.records_per_client=900"],
+        2,
+        "federation.records_per_client",
+    ),
+    "selections alone exceed the budget": (
+        ["run", *SMALL, "--set", "algorithm.selection_share=0.9", "--set", "schedule.rounds=40"],
+        3,
+        "selection",
+    ),
+    "no gpu": (["run", *SMALL, "--set", "engine.device=cuda"], 2, "engine.device"),
+    "too many clusters": (["run", *SMALL, "--set", "algorithm.clusters=6"], 2, "algorithm.clusters"),
+    "rotation of what is no image": (
+        ["run", "--set", "data.name=folder", "--set", "data.path=plain"],
+        2,
+        "plain",
+    ),
+    "missing sweep": (["compare", "nothing.yaml"], 2, "nothing.yaml"),
+    "unknown command": (["trian"], 2, "trian"),
+    "unknown option": (["run", "--output", "x"], 2, "--output"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_leaves_its_exit_code_and_no_folder(mistake: str, run: Run, tmp_path: Path) -> None:
+    arguments, code, named = MISTAKES[mistake]
+    printed = run(*arguments)
+    assert printed.code == code, printed.err
+    assert named in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+    if not mistake.startswith("unknown command") and not mistake.startswith("unknown option"):
+        assert printed.err.startswith("error: ")
+        assert printed.err.strip().count("\n") == 0
+
+
+def test_a_user_s_own_folder_runs_from_file_to_report(run: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    declaration = {
+        "task": "classification",
+        "label": {"classes": 2},
+        "features": {"shape": [3], "range": [-4.0, 4.0]},
+    }
+    (folder / "federation.yaml").write_text(yaml.safe_dump(declaration))
+    for client in range(4):
+        x = rng.normal(size=(80, 3)).astype(np.float32)
+        sign = 1 if client < 2 else -1
+        np.savez(folder / f"site{client}.npz", x=x, y=(sign * x[:, 0] > 0).astype(np.int64))
+    settings = {
+        "data": {"name": "folder", "path": str(folder)},
+        "federation": {"kind": "natural"},
+        "algorithm": {"name": "r-dpcfl", "clusters": 2},
+        "schedule": {"rounds": 4, "batch": 16},
+    }
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(settings))
+    printed = run("run", "experiment.yaml", "--json")
+    assert printed.code == 0, printed.err
+    content = json.loads(printed.out)
+    assert content["clusters_found"] is None
+    assert len(content["clusters"]) == 4

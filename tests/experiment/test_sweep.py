@@ -1,0 +1,130 @@
+"""A grid of runs: cells are ordinary runs, a broken one breaks nothing else, finished ones are kept."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import InputError
+from coterie.experiment import sweep as sweeps
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import RunResult
+from coterie.experiment.sweep import Sweep, compare
+
+SWEEP = """
+base:
+  federation: {kind: clusters, sizes: [2, 3], records_per_client: 60}
+  algorithm: {name: r-dpcfl, clusters: 2}
+  schedule: {rounds: 2, batch: 20}
+  evaluation: {references: false}
+  seeds: {noise: 1}
+grid:
+  algorithm.name: [r-dpcfl, global]
+  algorithm.selection_share: [0.03, 0.9]
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> sweeps.SweepResult:
+    """Three settings of the budget, one of which is impossible, two seeds each."""
+    folder = tmp_path_factory.mktemp("sweep")
+    text = SWEEP.replace("  algorithm.name: [r-dpcfl, global]\n", "  seeds.simulation: [1, 2]\n")
+    # Three selections of 0.9 * 8 each cannot fit a budget of 8; two of 0.03 * 8 can.
+    return compare(Sweep.read(written(folder, text.replace("rounds: 2", "rounds: 20"))), folder / "out")
+
+
+def test_every_combination_is_a_cell_and_options_follow_their_algorithm(tmp_path: Path) -> None:
+    text = SWEEP.replace("  algorithm.selection_share: [0.03, 0.9]\n", "  privacy.epsilon: [4, 8]\n")
+    cells = Sweep.read(written(tmp_path, text)).cells()
+    assert [cell.values for cell in cells] == [
+        {"algorithm.name": name, "privacy.epsilon": epsilon}
+        for name in ("r-dpcfl", "global")
+        for epsilon in (4, 8)
+    ]
+    assert cells[0].experiment.algorithm.model_dump()["clusters"] == 2
+    assert cells[2].experiment.algorithm.model_dump() == {"name": "global"}
+    assert len({cell.name for cell in cells}) == 4
+
+
+def test_a_mistake_in_any_cell_is_found_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"algorithm.selection_share: unknown key"):
+        Sweep.read(written(tmp_path, SWEEP)).cells()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {}", "grid should map"),
+        ("grid: {schedule.rounds: 3}", r"grid.schedule.rounds: 3 is not allowed"),
+        ("grid: {schedule.rounds: [3]}\nbases: {}", "unknown key 'bases'"),
+        ("grid: {schedule.rounds: [3, 3]}", "stands twice"),
+        ("base: 3\ngrid: {schedule.rounds: [3]}", "base should hold sections"),
+    ],
+)
+def test_a_malformed_sweep_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        Sweep.read(written(tmp_path, text)).cells()
+
+
+def test_a_broken_cell_is_reported_and_the_rest_finish(finished: sweeps.SweepResult) -> None:
+    assert len(finished.cells) == 2
+    assert len(finished.failed) == 2
+    for name, reason in finished.failed.items():
+        assert "selection_share=0.9" in name
+        assert "budget" in reason or "epsilon" in reason
+
+
+def test_cells_are_ordinary_run_folders(finished: sweeps.SweepResult) -> None:
+    for path in finished.cells.values():
+        assert RunFolder(path).finished
+        assert RunResult.load(path).rounds == 20
+        assert RunFolder(path).report.exists()
+
+
+def test_the_table_has_means_and_spreads_over_seeds(finished: sweeps.SweepResult) -> None:
+    (row,) = finished.rows
+    results = [RunResult.load(path) for path in finished.cells.values()]
+    means = [result.accuracy.mean for result in results]
+    assert row.runs == 2
+    assert row.accuracy == pytest.approx(sum(means) / 2)
+    assert row.accuracy_std == pytest.approx(abs(means[0] - means[1]) / 2**0.5)
+    with (finished.folder / "table.csv").open() as handle:
+        (line,) = csv.DictReader(handle)
+    assert float(line["accuracy"]) == row.accuracy
+    markdown = (finished.folder / "table.md").read_text()
+    assert row.guarantee in markdown
+    assert "±" in markdown
+
+
+def test_resuming_skips_finished_cells(finished: sweeps.SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    start = sweeps._start
+
+    def watch(cell: sweeps.Cell, *rest: object, **more: object) -> object:
+        started.append(cell.name)
+        return start(cell, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sweeps, "_start", watch)
+    again = compare(Sweep.read(finished.folder / "sweep.yaml"), finished.folder, resume=True)
+    assert again.rows == finished.rows
+    assert set(started) == set(finished.failed)
+
+
+def test_a_comparison_is_never_overwritten_nor_resumed_as_another(
+    finished: sweeps.SweepResult, tmp_path: Path
+) -> None:
+    sweep = Sweep.read(finished.folder / "sweep.yaml")
+    with pytest.raises(InputError, match="exists already"):
+        compare(sweep, finished.folder)
+    other = Sweep(sweep.base, {"seeds.simulation": [9]})
+    with pytest.raises(InputError, match="another sweep"):
+        compare(other, finished.folder, resume=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="not a comparison"):
+        compare(sweep, tmp_path, resume=True)
