@@ -1,0 +1,110 @@
+"""Found clusters beside the true ones: names, matching colours, who was placed where."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from coterie.data import ClustersFederation
+from coterie.report.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients that the report shows together."""
+
+    name: str
+    series: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters of a run as the report speaks of them."""
+
+    run: RunRecord
+
+    @cached_property
+    def found(self) -> list[int]:
+        return sorted(set(self.run.clusters.values()))
+
+    @cached_property
+    def true(self) -> list[int]:
+        return sorted(set(self.run.truth.values())) if self.run.truth else []
+
+    @property
+    def looked_for(self) -> bool:
+        """Whether the run put clients into clusters of its own choice."""
+        return 1 < len(self.found) < len(self.run.clients) and not self.run.knows_truth
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """By true cluster where it is known, else by the clusters found, else all clients together."""
+        truth = self.run.truth
+        if truth is not None:
+            return [Group(self.true_name(k), self.true_series(k), _members(truth, k)) for k in self.true]
+        if self.looked_for:
+            clusters = self.run.clusters
+            return [Group(f"cluster {k}", self.found_series(k), _members(clusters, k)) for k in self.found]
+        return [Group("all clients", 0, tuple(client.name for client in self.run.clients))]
+
+    def true_name(self, cluster: int) -> str:
+        federation = self.run.experiment.federation
+        if isinstance(federation, ClustersFederation) and federation.shift == "rotation":
+            return f"{cluster}, turned {90 * cluster}°"
+        if isinstance(federation, ClustersFederation) and federation.shift == "label":
+            return f"{cluster}, labels +{cluster}"
+        return str(cluster)
+
+    def true_series(self, cluster: int) -> int:
+        return self.true.index(cluster)
+
+    def found_series(self, cluster: int) -> int:
+        """Colour of the true cluster that a found one stands for; a further one gets a further colour."""
+        return self._series_of_found.get(cluster, cluster)
+
+    @cached_property
+    def _series_of_found(self) -> dict[int, int]:
+        if self.run.truth is None:
+            return {cluster: index for index, cluster in enumerate(self.found)}
+        stands_for = {found: self.true_series(true) for found, true in self.matching.items()}
+        further = len(self.true)
+        for cluster in self.found:
+            if cluster not in stands_for:
+                stands_for[cluster] = further
+                further += 1
+        return stands_for
+
+    @cached_property
+    def counts(self) -> Counter[tuple[int, int]]:
+        """Clients by true and found cluster."""
+        truth = self.run.truth or {}
+        return Counter(
+            (truth[client], found) for client, found in self.run.clusters.items() if client in truth
+        )
+
+    @cached_property
+    def matching(self) -> dict[int, int]:
+        """The true cluster of each found one, such that most clients are where they belong."""
+        table = np.array([[self.counts[true, found] for true in self.true] for found in self.found])
+        if not table.size:
+            return {}
+        rows, columns = linear_sum_assignment(-table)
+        return {self.found[row]: self.true[column] for row, column in zip(rows, columns, strict=True)}
+
+    @property
+    def placed(self) -> int:
+        """Clients that are in the found cluster that stands for their true one."""
+        return sum(self.counts[true, found] for found, true in self.matching.items())
+
+
+def _members(clusters: Mapping[str, int], cluster: int) -> tuple[str, ...]:
+    return tuple(client for client, own in clusters.items() if own == cluster)
+
+
+def first_round_labels(responsibilities: Sequence[Sequence[float]]) -> list[int]:
+    """The component that each point of round 1 most likely came from."""
+    return [max(range(len(row)), key=row.__getitem__) for row in responsibilities]

@@ -1,0 +1,279 @@
+"""The report of a comparison: runs side by side."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from coterie import __version__
+from coterie.experiment.folder import write_text
+from coterie.report import chart, grid_figures, words
+from coterie.report.grid import CellRun, Comparison, Setting, read_comparison
+from coterie.report.markup import Child, Markup, tag
+from coterie.report.numbers import NONE, count, epsilon, fixed, seconds
+from coterie.report.page import (
+    Column,
+    facts,
+    folded,
+    header,
+    notice,
+    page,
+    section,
+    side_by_side,
+    stacked,
+    table,
+)
+
+MANY_RUNS = 40
+"""From here on the table of runs starts folded."""
+
+TALL = 9
+
+
+def write_comparison_report(folder: Path) -> Path:
+    """Write `report.html` of a comparison, with what failed, and return its path."""
+    target = folder / "report.html"
+    write_text(target, comparison_report(read_comparison(folder)))
+    return target
+
+
+def comparison_report(comparison: Comparison) -> str:
+    """The whole page."""
+    title = _title(comparison)
+    body = [
+        header("comparison", title, _lede(comparison), comparison.name),
+        *_notices(comparison),
+        _results(comparison),
+        _figures(comparison),
+        _guarantees(comparison),
+        _common(comparison),
+        _runs(comparison),
+        _warnings(comparison),
+        _failures(comparison),
+        section(
+            "Sweep file",
+            folded("Base and grid of this comparison", tag("pre", tag("code", comparison.sweep.to_yaml()))),
+        ),
+    ]
+    return page(title, "coterie comparison", body, f"coterie {__version__}")
+
+
+def _title(comparison: Comparison) -> str:
+    keys = [key for key, values in comparison.sweep.grid.items() if len(values) > 1]
+    if not keys:
+        return "One setting"
+    shown = comparison.sweep.grid[keys[0]]
+    names = [str(value) for value in shown]
+    if keys[0] == "algorithm.name" and len(names) <= 5:
+        return f"{', '.join(names[:-1])} and {names[-1]}, side by side"
+    return f"Runs by {words.key_name(keys[0])}"
+
+
+def _lede(comparison: Comparison) -> str:
+    finished = comparison.cells - len(comparison.failures)
+    done = f"{finished} of {count(comparison.cells, 'run')} finished"
+    if not comparison.settings:
+        return f"{done}."
+    best = max(comparison.settings, key=lambda each: each.row.accuracy)
+    reached = comparison.measure.text(best.row.accuracy)
+    name = words.setting(best.values)
+    return f"{done}. The highest mean {comparison.measure.name} is that of {name}: {reached}."
+
+
+def _notices(comparison: Comparison) -> Iterator[Markup]:
+    if comparison.failures:
+        yield notice(
+            "warn", f"{count(len(comparison.failures), 'run')} did not finish; see the end of this page."
+        )
+    if not comparison.has_table:
+        yield notice("warn", "Unfinished: the table is written when every run has finished or failed.")
+    warned = sum(bool(run.result.warnings) for run in _finished(comparison))
+    if warned:
+        yield notice("warn", f"{count(warned, 'run')} with warnings; see the end of this page.")
+
+
+def _finished(comparison: Comparison) -> list[CellRun]:
+    return [run for setting in comparison.settings for run in setting.runs]
+
+
+def _results(comparison: Comparison) -> Markup | None:
+    if not comparison.settings:
+        return None
+    measure, settings = comparison.measure, comparison.settings
+    several = any(setting.row.runs > 1 for setting in settings)
+    first, *others = comparison.varying or ["setting"]
+    columns = [
+        Column(words.key_name(first)),
+        *(Column(words.key_name(key), figures=True) for key in others),
+        *([Column("Runs", figures=True)] if several else []),
+        Column(f"Mean {measure.name}", figures=True),
+        Column("Worst client", figures=True),
+        Column("Best client", figures=True),
+        Column("Worst cluster", figures=True),
+        Column("Disparity", figures=True),
+        Column("F_acc", figures=True),
+        Column("F_loss", figures=True),
+        Column("Clusters found", figures=True),
+        Column("Proven epsilon", figures=True),
+        Column("Noise", figures=True),
+        Column("Time", figures=True),
+    ]
+    rows = []
+    for setting in settings:
+        row = setting.row
+        spread = "" if row.accuracy_std is None else f" ± {_bare(comparison, row.accuracy_std)}"
+        rows.append(
+            [
+                _chip(comparison, setting),
+                *(str(setting.values[key]) for key in others),
+                *([str(row.runs)] if several else []),
+                tag("strong", f"{measure.text(row.accuracy)}{spread}"),
+                measure.text(row.worst_client),
+                measure.text(row.best_client),
+                measure.text(row.worst_cluster),
+                _bare(comparison, row.disparity),
+                _bare(comparison, row.f_acc),
+                fixed(row.f_loss),
+                _clusters_found(setting),
+                epsilon(row.epsilon),
+                fixed(row.noise_multiplier),
+                seconds(row.seconds),
+            ]
+        )
+    over = (
+        "Means over seeds; after ± the standard deviation between seeds" if several else "One run per setting"
+    )
+    return section(
+        "Results",
+        table(f"{over}; all on held-out records", columns, rows),
+        intro="Disparity is the distance between best and worst client in points. F compares clients by what "
+        "each lacks to the best model of its cluster, trained centrally without privacy. Smaller is fairer.",
+    )
+
+
+def _bare(comparison: Comparison, value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{100 * value:.1f}" if comparison.measure.is_share else fixed(value)
+
+
+def _clusters_found(setting: Setting) -> str:
+    if all(run.knows_truth for run in setting.runs):
+        return "given"
+    found = setting.row.clusters_found
+    if found is None or not any(run.looked_for_clusters for run in setting.runs):
+        return NONE
+    if setting.row.runs == 1:
+        return "yes" if found else "no"
+    return f"{found} of {setting.row.runs}"
+
+
+def _chip(comparison: Comparison, setting: Setting) -> Child:
+    if not comparison.varying:
+        return "all runs"
+    text = str(setting.values[comparison.varying[0]])
+    if comparison.leading != comparison.varying[0]:
+        return text
+    return chart.chip(text, setting.colour)
+
+
+def _figures(comparison: Comparison) -> Markup | None:
+    by_setting = grid_figures.accuracy_by_setting(comparison)
+    if by_setting is None:
+        return None
+    others = [*grid_figures.accuracy_against_epsilon(comparison), *grid_figures.curves(comparison)]
+    # The dots grow with the number of settings: beside a tall card there is room for two.
+    beside = 2 if len(comparison.settings) >= TALL else 1
+    right = [figure.html() for figure in others[:beside]]
+    rest = [figure.html() for figure in others[beside:]]
+    return section(
+        "Side by side",
+        side_by_side([by_setting.html(), *([stacked(right)] if right else [])]),
+        side_by_side(rest) if rest else None,
+    )
+
+
+def _guarantees(comparison: Comparison) -> Markup | None:
+    if not comparison.settings:
+        return None
+    promises = [
+        tag("li", tag("strong", words.setting(setting.values)), setting.row.guarantee)
+        for setting in comparison.settings
+    ]
+    return tag(
+        "section",
+        tag("h2", "Guarantee of every row"),
+        tag("ul", promises, class_="sentences"),
+        class_="promise",
+    )
+
+
+def _common(comparison: Comparison) -> Markup | None:
+    """What the grid left alone, as it was in every run."""
+    if comparison.example is None:
+        return None
+    varied = {key.partition(".")[0] for key, values in comparison.sweep.grid.items() if len(values) > 1}
+    shared = [(name, text) for name, text in words.what_ran(comparison.example) if name.lower() not in varied]
+    return section("What all runs share", facts(shared)) if shared else None
+
+
+def _runs(comparison: Comparison) -> Markup | None:
+    runs = _finished(comparison)
+    if not runs:
+        return None
+    measure = comparison.measure
+    rows = [
+        [
+            _link(run),
+            *(str(value) for value in run.cell.values.values()),
+            measure.text(run.result.accuracy.mean),
+            measure.text(run.result.accuracy.min),
+            seconds(run.result.seconds),
+        ]
+        for run in runs
+    ]
+    columns = [
+        Column("Report"),
+        *(Column(words.key_name(key)) for key in comparison.sweep.grid),
+        Column(f"Mean {measure.name}", figures=True),
+        Column("Worst client", figures=True),
+        Column("Time", figures=True),
+    ]
+    return section(
+        "Runs",
+        folded(
+            f"All {count(len(runs), 'finished run')}",
+            table("Every finished run", columns, rows),
+            is_open=len(runs) < MANY_RUNS,
+        ),
+    )
+
+
+def _link(run: CellRun) -> Child:
+    if not run.has_report:
+        return run.cell.name
+    return tag("a", run.cell.name, href=f"cells/{quote(run.cell.name)}/report.html")
+
+
+def _warnings(comparison: Comparison) -> Markup | None:
+    warned = [
+        (run.cell.name, [tag("div", warning) for warning in run.result.warnings])
+        for run in _finished(comparison)
+        if run.result.warnings
+    ]
+    return section("Warnings", facts(warned)) if warned else None
+
+
+def _failures(comparison: Comparison) -> Markup | None:
+    if not comparison.failures:
+        return None
+    return section(
+        "Not finished",
+        facts(
+            (
+                failure.cell.name,
+                f"{failure.reason or 'no message'} ({failure.rounds} of "
+                f"{count(failure.cell.experiment.schedule.rounds, 'round')} done)",
+            )
+            for failure in comparison.failures
+        ),
+    )

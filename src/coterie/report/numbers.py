@@ -1,0 +1,69 @@
+"""Numbers as a reader wants them: few digits, and an epsilon never rounded down."""
+
+import math
+from collections.abc import Sequence
+
+from coterie.privacy.guarantee import round_up
+
+NONE = "–"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def epsilon(value: float) -> str:
+    return "∞" if math.isinf(value) else round_up(value)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """So many significant digits, with powers of ten only where they are shorter to read."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else NONE
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if -4 < exponent < 6:
+        return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+    return scientific(value, digits)
+
+
+def scientific(value: float, digits: int = 2) -> str:
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    return power if mantissa == "1" else f"{mantissa} × {power}"
+
+
+def delta(value: float) -> str:
+    """A probability: as written by hand down to a ten thousandth, then by its power of ten."""
+    return f"{value:g}" if value >= 1e-4 else scientific(value)
+
+
+def fixed(value: float | None, digits: int = 3) -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def count(value: int, noun: str, plural: str | None = None) -> str:
+    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
+def span(values: Sequence[float], digits: int = 0) -> str:
+    """`239`, or `120 to 4,000` where values differ."""
+    low, high = (f"{edge:,.{digits}f}" for edge in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def seconds(value: float) -> str:
+    if value < 10:
+        return f"{value:.1f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,219 @@
+"""A run folder as the report reads it: finished, unfinished, with or without clusters to show."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.algorithms import find_algorithm
+from coterie.algorithms.protocol import Findings
+from coterie.errors import InputError
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import RunFolder, read_json, read_lines
+from coterie.experiment.metrics import Spread
+from coterie.experiment.runner import RunResult
+from coterie.experiment.schema import Experiment
+from coterie.privacy import Budget, Guarantee, PrivacyPlan
+from coterie.privacy.units import number_from_json
+from coterie.report.numbers import fixed
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a model is judged by: the share of records it gets right, or the bounded score of a regression."""
+
+    name: str
+    is_share: bool
+
+    def text(self, value: float | None) -> str:
+        if value is None or not self.is_share:
+            return fixed(value)
+        return f"{100 * value:.1f}%"
+
+    def tick(self, value: float) -> str:
+        return f"{100 * value:.4g}%" if self.is_share else f"{value:.4g}"
+
+
+ACCURACY = Measure("accuracy", is_share=True)
+SCORE = Measure("score", is_share=False)
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    name: str
+    records: int
+    test_records: int
+    true_cluster: int | None
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """One round as `metrics.jsonl` has it; figures are missing in rounds that were not evaluated."""
+
+    round: int
+    accuracy: Spread | None
+    loss: Spread | None
+    clusters: Mapping[str, int]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything a report shows, read once."""
+
+    name: str
+    experiment: Experiment
+    experiment_text: str
+    version: str
+    parameters: int
+    measure: Measure
+    classes: int
+    clients: tuple[ClientFacts, ...]
+    plan: PrivacyPlan
+    guarantee: Guarantee
+    budgets: Mapping[str, Budget]
+    """Budget of each unit; empty before the ledger is opened."""
+    rounds: tuple[RoundLine, ...]
+    findings: Findings | None
+    result: RunResult | None
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def planned_rounds(self) -> int:
+        return self.experiment.schedule.rounds
+
+    @property
+    def evaluated(self) -> list[RoundLine]:
+        return [line for line in self.rounds if line.accuracy is not None]
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """The last accuracy that was measured."""
+        if self.result is not None:
+            return self.result.accuracy
+        return self.evaluated[-1].accuracy if self.evaluated else None
+
+    @property
+    def loss(self) -> Spread | None:
+        if self.result is not None:
+            return self.result.loss
+        return self.evaluated[-1].loss if self.evaluated else None
+
+    @property
+    def clusters(self) -> Mapping[str, int]:
+        """The cluster each client is in now; empty before the first round."""
+        if self.result is not None:
+            return self.result.clusters
+        return self.rounds[-1].clusters if self.rounds else {}
+
+    @property
+    def truth(self) -> Mapping[str, int] | None:
+        """The true cluster of each client, where there is more than one to tell apart."""
+        known = {
+            client.name: client.true_cluster for client in self.clients if client.true_cluster is not None
+        }
+        return known if len(known) == len(self.clients) and len(set(known.values())) > 1 else None
+
+    @property
+    def knows_truth(self) -> bool:
+        """Whether the algorithm was handed the true clusters."""
+        return find_algorithm(self.plan.unit, self.experiment.algorithm.name).needs_truth
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if self.result is not None:
+            return self.result.warnings
+        return self.findings.warnings if self.findings else ()
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run folder; a file that is missing or broken is one clear line."""
+    files = RunFolder(path)
+    if not files.exists:
+        raise InputError(f"{path}: not a run folder, experiment.yaml is missing")
+    federation = read_json(files.federation)
+    try:
+        clients = tuple(ClientFacts(**client) for client in federation["clients"])
+        measure = SCORE if federation["task"] == "regression" else ACCURACY
+        version, parameters = str(federation["coterie"]), int(federation["parameters"])
+        classes = int(federation["classes"])
+    except (KeyError, TypeError, ValueError) as mistake:
+        raise InputError(f"{files.federation}: not written by this version ({mistake!r})") from None
+    return RunRecord(
+        name=path.resolve().name,
+        experiment=read_experiment(files.experiment),
+        experiment_text=files.experiment.read_text(encoding="utf-8"),
+        version=version,
+        parameters=parameters,
+        measure=measure,
+        classes=classes,
+        clients=clients,
+        plan=PrivacyPlan.from_json(read_json(files.plan)),
+        guarantee=Guarantee.from_json(read_json(files.guarantee)),
+        budgets=_read_budgets(files.ledger),
+        rounds=read_rounds(files.metrics),
+        findings=_read_findings(files.findings),
+        result=RunResult.load(path) if files.finished else None,
+    )
+
+
+def read_rounds(path: Path) -> tuple[RoundLine, ...]:
+    try:
+        return tuple(
+            RoundLine(
+                round=line["round"],
+                accuracy=_spread(line["accuracy"]),
+                loss=_spread(line["loss"]),
+                clusters=line["clusters"],
+                epsilon=float(line["epsilon"]),
+            )
+            for line in read_lines(path)
+        )
+    except (KeyError, TypeError, ValueError) as mistake:
+        raise InputError(f"{path}: not written by this version ({mistake!r})") from None
+
+
+def _spread(content: Mapping[str, Any] | None) -> Spread | None:
+    return None if content is None else Spread(**content)
+
+
+def _read_findings(path: Path) -> Findings | None:
+    if not path.exists():
+        return None
+    content = read_json(path)
+    try:
+        return Findings(
+            **{
+                **content,
+                "clients": tuple(content["clients"]),
+                "points": tuple((x, y) for x, y in content["points"]),
+                "centres": tuple((x, y) for x, y in content["centres"]),
+                "responsibilities": tuple(tuple(row) for row in content["responsibilities"]),
+                "warnings": tuple(content["warnings"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError) as mistake:
+        raise InputError(f"{path}: not written by this version ({mistake!r})") from None
+
+
+def _read_budgets(path: Path) -> dict[str, Budget]:
+    """Budgets in the ledger's first line."""
+    header = next(read_lines(path), None)
+    if header is None:
+        return {}
+    try:
+        return {
+            subject: Budget(number_from_json(unit["epsilon"]), float(unit["delta"]))
+            for unit in header["units"]
+            for subject in unit["subjects"]
+        }
+    except (KeyError, TypeError, ValueError) as mistake:
+        raise InputError(f"{path}: line 1 is not the header of a ledger ({mistake!r})") from None
+
+
+def mean_over(values: Mapping[str, float], clients: Sequence[str]) -> float:
+    return math.fsum(values[client] for client in clients) / len(clients)

@@ -1,0 +1,427 @@
+"""The report of one run."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from coterie.experiment.folder import RunFolder, write_text
+from coterie.experiment.metrics import Spread
+from coterie.privacy import UnitPlan, epsilon_of
+from coterie.privacy.errors import PrivacyInputError
+from coterie.report import chart, figures, words
+from coterie.report.clusters import Clusters
+from coterie.report.markup import Child, Markup, tag
+from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant, span
+from coterie.report.page import (
+    Column,
+    Tile,
+    facts,
+    folded,
+    header,
+    notice,
+    page,
+    scrolling,
+    section,
+    side_by_side,
+    stacked,
+    table,
+    tiles,
+)
+from coterie.report.record import RunRecord, mean_over, read_run
+
+MANY_CLIENTS = 60
+"""From here on the table of clients starts folded."""
+
+
+def write_run_report(folder: Path) -> Path:
+    """Write `report.html` of a run, finished or not, and return its path."""
+    target = RunFolder(folder).report
+    write_text(target, run_report(read_run(folder)))
+    return target
+
+
+def run_report(run: RunRecord) -> str:
+    """The whole page."""
+    clusters = Clusters(run)
+    title = f"{run.experiment.algorithm.name} on {run.experiment.data.name}"
+    body = [
+        header("run", title, _lede(run, clusters), run.name),
+        *_notices(run),
+        _guarantee(run),
+        section("Overview", tiles(list(_tiles(run, clusters)))),
+        section("What ran", facts(words.what_ran(run))),
+        _rounds(run, clusters),
+        _clusters(run, clusters),
+        _served(run, clusters),
+        _budget(run),
+        section(
+            "Experiment file",
+            folded("Every setting of this run", tag("pre", tag("code", run.experiment_text))),
+        ),
+    ]
+    return page(title, "coterie run", body, _footer(run))
+
+
+# --- opening ----------------------------------------------------------------------------------------
+
+
+def _lede(run: RunRecord, clusters: Clusters) -> str:
+    accuracy, measure = run.accuracy, run.measure
+    who = count(len(run.clients), "client")
+    if clusters.true:
+        who += f" of {len(clusters.true)} clusters"
+    if accuracy is None:
+        return f"{who}; nothing has been measured yet."
+    reached = (
+        f"a client's model gets {measure.text(accuracy.mean)} of its held-out records right on average"
+        if measure.is_share
+        else f"a client's model scores {measure.text(accuracy.mean)} on its held-out records on average"
+    )
+    rounds = count(run.rounds[-1].round if run.rounds else 0, "round")
+    return f"{who}, {rounds}: {reached}, {measure.text(accuracy.min)} for the client served worst."
+
+
+def _notices(run: RunRecord) -> Iterator[Markup]:
+    if not run.finished:
+        done = run.rounds[-1].round if run.rounds else 0
+        yield notice(
+            "warn",
+            f"Unfinished: {done} of {count(run.planned_rounds, 'round')} are done. "
+            "What follows is how far the run has come; the guarantee covers the whole plan.",
+        )
+    if run.guarantee.published_epsilon is not None:
+        yield notice(
+            "warn",
+            "The noise follows a publication's own arithmetic, which claims epsilon "
+            f"{epsilon(run.guarantee.published_epsilon)}; proven is {epsilon(run.guarantee.epsilon)}.",
+        )
+    if math.isinf(run.guarantee.epsilon):
+        yield notice("warn", "This run has no privacy: nothing bounds what its releases reveal.")
+    for warning in run.warnings:
+        yield notice("warn", f"{warning[:1].upper()}{warning[1:]}.")
+
+
+def _guarantee(run: RunRecord) -> Markup:
+    promise = run.guarantee
+    threat = promise.threat
+    colluding = f", {threat.collusion} of them colluding" if threat.collusion > 1 else ""
+    neighbours = {
+        "zero-out": "one record contributes nothing instead (zero-out)",
+        "add-remove": "one is there or not (add-remove)",
+        "replace-one": "one is replaced by any other (replace-one)",
+    }[promise.adjacency.value].replace("one record", f"one {promise.unit}")
+    if promise.epsilon_replace_one != promise.epsilon:
+        neighbours += (
+            f"; if one may be replaced by any other, epsilon is {epsilon(promise.epsilon_replace_one)}"
+        )
+    items: list[tuple[str, Child]] = [
+        ("Protected", f"one {promise.unit} of {promise.subject}"),
+        ("Compared", neighbours),
+        ("Against", f"{threat.observers}{colluding}, seeing {threat.sees}"),
+        ("Trusting", threat.trusted),
+        ("Proof", f"{promise.accountant}, mode {promise.mode}, delta {delta(promise.delta)}"),
+    ]
+    if promise.caveats:
+        items.append(("Caveats", [tag("div", caveat) for caveat in promise.caveats]))
+    return tag(
+        "section",
+        tag("h2", "Guarantee"),
+        tag("p", str(promise), class_="sentence"),
+        facts(items),
+        class_="promise",
+    )
+
+
+def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
+    accuracy, measure = run.accuracy, run.measure
+    if accuracy is not None:
+        yield Tile(f"Mean {measure.name}", measure.text(accuracy.mean), "over clients, held-out records")
+        yield Tile("Worst client", measure.text(accuracy.min), _name_of(accuracy, accuracy.min))
+        yield Tile("Best client", measure.text(accuracy.max), _name_of(accuracy, accuracy.max))
+    if run.clusters:
+        yield _cluster_tile(run, clusters)
+    budget = run.experiment.privacy.epsilon
+    spent = run.rounds[-1].epsilon if run.rounds else 0.0
+    yield Tile(
+        "Epsilon" if run.finished else "Epsilon so far",
+        epsilon(spent) if spent else "0",
+        f"of {epsilon(budget)}, delta {delta(run.guarantee.delta)}",
+    )
+    training = [
+        release.mechanism.multiplier
+        for unit in run.plan.units
+        for release in unit.releases
+        if release.name == "training" and hasattr(release.mechanism, "multiplier")
+    ]
+    if training:
+        yield Tile("Noise", span(training, 3), "standard deviation over clip, in training")
+
+
+def _cluster_tile(run: RunRecord, clusters: Clusters) -> Tile:
+    models = len(clusters.found)
+    if run.knows_truth:
+        return Tile("Clusters", str(models), "the true ones, given")
+    if not clusters.looked_for:
+        return Tile("Models", str(models), "one for all clients" if models == 1 else "one for each client")
+    if run.truth is None:
+        return Tile("Clusters found", str(models), "truth not known")
+    clients = len(run.clients)
+    if clusters.placed == clients and models == len(clusters.true):
+        return Tile("Clusters found", str(models), f"as in truth, all {clients} clients")
+    return Tile(
+        "Clusters found",
+        f"{models} of {len(clusters.true)}" if models < len(clusters.true) else str(models),
+        f"not as in truth: {clusters.placed} of {clients} clients in place",
+    )
+
+
+def _name_of(spread: Spread, value: float) -> str:
+    names = [client for client, own in spread.per_client.items() if own == value]
+    return names[0] if len(names) == 1 else f"{len(names)} clients"
+
+
+# --- figures and tables -----------------------------------------------------------------------------
+
+
+def _rounds(run: RunRecord, clusters: Clusters) -> Markup | None:
+    drawn = [figures.accuracy_against_round(run, clusters), figures.epsilon_against_round(run)]
+    shown = [figure.html() for figure in drawn if figure is not None]
+    return section("Round by round", side_by_side(shown)) if shown else None
+
+
+def _clusters(run: RunRecord, clusters: Clusters) -> Markup | None:
+    releases = scores = None
+    if run.findings is not None:
+        releases = figures.first_round_releases(run, clusters, run.findings)
+        scores = figures.separation_scores(run.findings)
+    beside = [scores.html()] if scores else []
+    if clusters.looked_for and run.truth is not None:
+        beside.append(_matrix(run, clusters))
+    columns = [*([releases.html()] if releases else []), *([stacked(beside)] if beside else [])]
+    return section("Clusters", side_by_side(columns)) if columns else None
+
+
+def _matrix(run: RunRecord, clusters: Clusters) -> Markup:
+    """Clients by true and found cluster, found ones in the order of the true ones they stand for."""
+    order = sorted(clusters.found, key=lambda found: (clusters.found_series(found), found))
+    head = tag("tr", tag("td"), [tag("th", f"found {found}", scope="col") for found in order])
+    rows = []
+    for true in clusters.true:
+        cells = []
+        for found in order:
+            here = clusters.counts[true, found]
+            kind = "none" if not here else "hit" if clusters.matching.get(found) == true else "miss"
+            cells.append(tag("td", str(here), class_=kind))
+        rows.append(tag("tr", tag("th", f"true {clusters.true_name(true)}", scope="row"), cells))
+    grid = tag("table", tag("thead", head), tag("tbody", rows), class_="matrix")
+    return tag(
+        "div",
+        tag("h3", "Assignment against the truth"),
+        scrolling("Clients by true and found cluster", grid),
+        tag(
+            "p",
+            f"{clusters.placed} of {count(len(run.clients), 'client')} are in the found cluster that stands "
+            "for their true one.",
+            class_="aside",
+        ),
+        class_="card",
+    )
+
+
+def _served(run: RunRecord, clusters: Clusters) -> Markup | None:
+    accuracy, loss = run.accuracy, run.loss
+    if accuracy is None or loss is None:
+        return None
+    figure = figures.clients_by_group(run, clusters)
+    cards = [figure.html()] if figure else []
+    cards.append(tag("div", tag("h3", "How evenly"), _fairness(run, accuracy), class_="card"))
+    return section(
+        "Clients",
+        side_by_side(cards),
+        _cluster_table(run, clusters, accuracy, loss) if len(clusters.groups) > 1 else None,
+        folded(
+            f"All {count(len(run.clients), 'client')}",
+            _client_table(run, clusters, accuracy, loss),
+            is_open=len(run.clients) < MANY_CLIENTS,
+        ),
+    )
+
+
+def _fairness(run: RunRecord, accuracy: Spread) -> Markup:
+    measure = run.measure
+    stored = run.result.fairness if run.result else None
+    disparity = stored.disparity if stored else accuracy.max - accuracy.min
+    items: list[tuple[str, Child]] = [
+        ("Disparity", f"{_points(measure.is_share, disparity)} between the best and the worst client")
+    ]
+    if stored and stored.f_acc is not None and stored.f_loss is not None:
+        items += [
+            ("F_acc", _points(measure.is_share, stored.f_acc)),
+            ("F_loss", fixed(stored.f_loss)),
+        ]
+        note = (
+            "Smaller is fairer. F compares what each client's model lacks to the best model of its cluster, "
+            "trained centrally without privacy: the largest difference between two clients."
+        )
+    else:
+        note = "Smaller is fairer. No central models were trained to compare with."
+    return Markup(facts(items) + tag("p", note, class_="aside"))
+
+
+def _points(is_share: bool, value: float) -> str:
+    return f"{100 * value:.1f} points" if is_share else fixed(value)
+
+
+def _cluster_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Spread) -> Markup:
+    measure = run.measure
+    records = {client.name: client.records for client in run.clients}
+    rows = []
+    for group in clusters.groups:
+        values = [accuracy.per_client[client] for client in group.clients]
+        used = sorted({run.clusters[client] for client in group.clients})
+        rows.append(
+            [
+                chart.chip(group.name, group.series),
+                str(len(values)),
+                f"{sum(records[client] for client in group.clients):,}",
+                measure.text(mean_over(accuracy.per_client, group.clients)),
+                measure.text(min(values)),
+                measure.text(max(values)),
+                fixed(mean_over(loss.per_client, group.clients)),
+                ", ".join(map(str, used)) if len(used) <= 4 else f"{len(used)} models",
+            ]
+        )
+    total = [
+        "all",
+        str(len(run.clients)),
+        f"{sum(records.values()):,}",
+        measure.text(accuracy.mean),
+        measure.text(accuracy.min),
+        measure.text(accuracy.max),
+        fixed(loss.mean),
+        "",
+    ]
+    name = "True cluster" if run.truth else "Cluster"
+    columns = [
+        Column(name),
+        Column("Clients", figures=True),
+        Column("Training records", figures=True),
+        Column(f"Mean {measure.name}", figures=True),
+        Column("Worst client", figures=True),
+        Column("Best client", figures=True),
+        Column("Mean loss", figures=True),
+        Column("Uses model", figures=True),
+    ]
+    return table(f"{measure.name.capitalize()} and loss by cluster", columns, rows, total)
+
+
+def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Spread) -> Markup:
+    measure, truth, findings = run.measure, run.truth, run.findings
+    sure = (
+        {client: max(row) for client, row in zip(findings.clients, findings.responsibilities, strict=True)}
+        if findings
+        else {}
+    )
+    columns = [
+        Column("Client"),
+        *([Column("True cluster")] if truth else []),
+        Column("Model", figures=True),
+        *([Column("Certain in round 1", figures=True)] if findings else []),
+        Column("Training records", figures=True),
+        Column("Test records", figures=True),
+        Column(measure.name.capitalize(), figures=True),
+        Column("Loss", figures=True),
+    ]
+    rows = []
+    for client in run.clients:
+        rows.append(
+            [
+                client.name,
+                *([_true_chip(clusters, truth[client.name])] if truth else []),
+                str(run.clusters[client.name]),
+                *([_percent(sure.get(client.name))] if findings else []),
+                f"{client.records:,}",
+                f"{client.test_records:,}",
+                measure.text(accuracy.per_client[client.name]),
+                fixed(loss.per_client[client.name]),
+            ]
+        )
+    return table(f"{measure.name.capitalize()} and loss by client", columns, rows)
+
+
+def _true_chip(clusters: Clusters, cluster: int) -> Markup:
+    return chart.chip(clusters.true_name(cluster), clusters.true_series(cluster))
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return NONE
+    return "> 99.9%" if value > 0.999 else f"{100 * value:.1f}%"
+
+
+# --- what the budget buys ---------------------------------------------------------------------------
+
+
+def _budget(run: RunRecord) -> Markup:
+    unit = _costliest(run)
+    rows = [
+        [
+            release.name,
+            tag("span", words.released(release.mechanism), class_="wide-text"),
+            f"{release.times:,}",
+            words.noise(release.mechanism),
+            _alone(run, unit, release.name),
+        ]
+        for release in unit.releases
+    ]
+    plans = {each.releases for each in run.plan.units}
+    everyone = (
+        f"Every {'client' if run.plan.unit == 'record' else run.plan.unit} has this plan."
+        if len(plans) == 1
+        else f"This is the plan of {unit.subject}, who spends most; with other numbers of records "
+        "the noise is another."
+    )
+    return section(
+        "Where the budget goes",
+        table(
+            "Every release that the plan allows",
+            [
+                Column("Part"),
+                Column("What is released"),
+                Column("Times", figures=True),
+                Column("Noise", figures=True),
+                Column("Epsilon alone", figures=True),
+            ],
+            rows,
+            ["together", "", "", "", epsilon(run.guarantee.epsilon)],
+        ),
+        intro=f"{everyone} The last column is what a part would cost by itself; composed, parts cost less "
+        "than their sum.",
+    )
+
+
+def _costliest(run: RunRecord) -> UnitPlan:
+    """The unit whose event the guarantee states."""
+    return next((unit for unit in run.plan.units if unit.event == run.guarantee.event), run.plan.units[0])
+
+
+def _alone(run: RunRecord, unit: UnitPlan, name: str) -> str:
+    budget = run.budgets.get(unit.subject)
+    if budget is None:
+        return NONE
+    release = unit.release(name)
+    privacy = run.experiment.privacy
+    try:
+        return epsilon(epsilon_of(release.event, budget.delta, privacy.accountant, run.plan.adjacency))
+    except PrivacyInputError:
+        return NONE
+
+
+def _footer(run: RunRecord) -> str:
+    if run.result is None:
+        return f"coterie {run.version}, unfinished run"
+    speed = significant(run.result.sample_gradients_per_second)
+    return (
+        f"coterie {run.version}; {seconds(run.result.seconds)} for {count(run.result.rounds, 'round')}, "
+        f"{speed} sample gradients per second"
+    )

@@ -1,0 +1,138 @@
+"""What ran, in words: each section of the experiment as a sentence."""
+
+from collections.abc import Iterator, Mapping
+
+from coterie.data import ClustersFederation, DirichletFederation, NaturalFederation
+from coterie.privacy import (
+    FullBatchSketch,
+    FullBatchSteps,
+    Mechanism,
+    PoissonSteps,
+    PrivateSelection,
+    RebalancedSums,
+    RoutedSums,
+    SampledSum,
+    ShuffledSteps,
+)
+from coterie.privacy.mechanisms import NoisySum
+from coterie.report.numbers import count, listed, significant, span
+from coterie.report.record import RunRecord
+
+_SHIFTS = {
+    "rotation": "each cluster sees the images turned by another quarter",
+    "label": "each cluster calls the classes by names moved by one more",
+    "none": "all clusters see the same data",
+}
+
+
+def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """The experiment as pairs of a name and a sentence."""
+    experiment = run.experiment
+    yield "Data", _data(run)
+    yield "Federation", _federation(run)
+    yield "Model", f"{experiment.model.name}, {count(run.parameters, 'parameter')}"
+    yield "Algorithm", _algorithm(run)
+    schedule = experiment.schedule
+    yield (
+        "Schedule",
+        f"{count(schedule.rounds, 'round')} of {count(schedule.epochs, 'epoch')}, Poisson batches of "
+        f"{schedule.batch} records in expectation, step size {schedule.lr:g}",
+    )
+    seeds = experiment.seeds
+    noise = "secret, from the operating system" if seeds.noise is None else f"seed {seeds.noise}"
+    yield "Seeds", f"simulation {seeds.simulation}; noise {noise}"
+    yield "Engine", f"{experiment.engine.name}, device {experiment.engine.device}; coterie {run.version}"
+
+
+def _data(run: RunRecord) -> str:
+    task = f"{run.classes} classes" if run.classes else "a regression"
+    train = span([client.records for client in run.clients])
+    test = span([client.test_records for client in run.clients])
+    return f"{run.experiment.data.name}: {task}; {train} training and {test} test records per client"
+
+
+def _federation(run: RunRecord) -> str:
+    settings, clients = run.experiment.federation, count(len(run.clients), "client")
+    if isinstance(settings, ClustersFederation):
+        sizes = listed([str(size) for size in settings.sizes])
+        return f"{clients} in clusters of {sizes}; {_SHIFTS[settings.shift]}"
+    if isinstance(settings, DirichletFederation):
+        return f"{clients}, labels by a Dirichlet distribution with alpha {settings.alpha:g}"
+    if isinstance(settings, NaturalFederation):
+        return f"{clients}, as the data come"
+    return clients
+
+
+def _algorithm(run: RunRecord) -> str:
+    options = run.experiment.algorithm.model_dump(mode="json")
+    name = options.pop("name")
+    return "; ".join([name, *(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in options.items())])
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        numbers = [item for item in value if isinstance(item, int)]
+        if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(value))):
+            return f"{numbers[0]} to {numbers[-1]}"
+        return listed([str(item) for item in value])
+    return str(value)
+
+
+def released(mechanism: Mechanism) -> str:
+    """What one use of a mechanism lets out."""
+    match mechanism:
+        case FullBatchSketch():
+            return (
+                f"the sum of the gradients of all {mechanism.records:,} records, each projected to "
+                f"{mechanism.dimensions} numbers and clipped"
+            )
+        case FullBatchSteps():
+            return f"{count(mechanism.steps, 'step')} on all {mechanism.records:,} records"
+        case PoissonSteps():
+            return (
+                f"{count(mechanism.steps, 'step')} on Poisson batches, {mechanism.batch:,} of "
+                f"{mechanism.records:,} records in expectation"
+            )
+        case ShuffledSteps():
+            return (
+                f"{count(mechanism.steps, 'step')} on shuffled batches, {mechanism.batch:,} of "
+                f"{mechanism.records:,} records"
+            )
+        case PrivateSelection():
+            return "the model that fits best, by the exponential mechanism on counts of records it gets right"
+        case SampledSum():
+            return f"the sum of the updates of a Poisson sample, rate {mechanism.rate:.3g}"
+        case RoutedSums():
+            return f"counts and sums by cluster of a Poisson sample, rate {mechanism.rate:.3g}"
+        case RebalancedSums():
+            return f"identifiers and sums by cluster of {mechanism.cohort:,} of {mechanism.clients:,} clients"
+        case _:
+            return mechanism.name
+
+
+def noise(mechanism: Mechanism) -> str:
+    """How much noise hides one unit."""
+    if isinstance(mechanism, NoisySum):
+        return f"{mechanism.multiplier:.4g} × clip {mechanism.clip:g}"
+    if isinstance(mechanism, PrivateSelection):
+        return f"Gumbel, scale {significant(mechanism.gumbel_scale)}"
+    return ""
+
+
+def setting(values: Mapping[str, object]) -> str:
+    """One point of a grid as a person calls it."""
+    if set(values) == {"algorithm.name"}:
+        return str(values["algorithm.name"])
+    parts = [
+        str(value) if key == "algorithm.name" else f"{key_name(key).lower()} {_plain(value)}"
+        for key, value in values.items()
+    ]
+    return ", ".join(parts) or "all runs"
+
+
+def key_name(key: str) -> str:
+    """A key of the experiment file as a heading."""
+    if key == "algorithm.name":
+        return "Algorithm"
+    section, _, option = key.partition(".")
+    return f"{section} {option}".capitalize() if option == "name" else option.replace("_", " ").capitalize()

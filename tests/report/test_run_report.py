@@ -1,0 +1,191 @@
+"""The page of a run: it says what holds, shows what there is, and lets nothing in or out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+import pytest
+from html_outline import outline
+
+from coterie.errors import InputError
+from coterie.experiment.folder import RunFolder, read_json, write_json
+from coterie.report import write_run_report
+
+
+def report(folder: Path) -> str:
+    return write_run_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_report_is_well_formed_and_fetches_nothing(run_folder: Callable[..., Path]) -> None:
+    html = report(run_folder())
+    parsed = outline(html)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(parsed.tags)
+    assert not {"src", "href", "srcset", "onload", "onclick"} & {name for name, _ in parsed.attributes}
+    assert not re.search(r"https?:|url\(|@import|//", html)
+
+
+def test_the_guarantee_is_printed_as_it_stands_with_its_caveats(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    stored = read_json(RunFolder(folder).guarantee)
+    html = report(folder)
+    assert escape(stored["sentence"]) in html
+    assert html.count("measured outside the guarantee") == 2
+
+
+def test_all_sections_are_there_for_a_run_that_found_clusters(run_folder: Callable[..., Path]) -> None:
+    text = outline(report(run_folder())).text
+    for heading in (
+        "Guarantee",
+        "Overview",
+        "Accuracy against round",
+        "Epsilon spent against round",
+        "Releases of round 1",
+        "Separation score by number of clusters",
+        "Assignment against the truth",
+        "Accuracy of every client",
+        "Where the budget goes",
+    ):
+        assert heading in text
+    assert "as in truth, all 6 clients" in text
+    assert "6 of 6 clients are in the found cluster that stands for their true one" in text
+
+
+def test_a_hostile_client_name_stays_text(run_folder: Callable[..., Path]) -> None:
+    names = ["<script>alert(1)</script>", '"><b>', "ben & co", "d'an", "eve", "finn"]
+    html = report(run_folder(clients=names))
+    parsed = outline(html)
+    assert not {"script", "b"} & set(parsed.tags)
+    assert names[0] in parsed.text
+
+
+def test_a_run_without_findings_lacks_their_figures(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(findings=False, found=(0,) * 6, experiment={"algorithm": {"name": "global"}})
+    text = outline(report(folder)).text
+    assert "Releases of round 1" not in text
+    assert "Assignment against the truth" not in text
+    assert "one for all clients" in text
+
+
+def test_clusters_that_were_given_are_not_called_found(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(
+        findings=False, found=(0, 0, 0, 1, 1, 1), experiment={"algorithm": {"name": "oracle"}}
+    )
+    text = outline(report(folder)).text
+    assert "the true ones, given" in text
+    assert "Clusters found" not in text
+
+
+def test_misplaced_clients_are_counted(run_folder: Callable[..., Path]) -> None:
+    text = outline(report(run_folder(found=(1, 1, 0, 0, 0, 0)))).text
+    assert "not as in truth: 5 of 6 clients in place" in text
+
+
+def test_an_unfinished_run_says_so_and_shows_what_there_is(run_folder: Callable[..., Path]) -> None:
+    text = outline(report(run_folder(finished=False, done=2))).text
+    assert "Unfinished: 2 of 6 rounds are done" in text
+    assert "Accuracy against round" in text
+    assert "Epsilon so far" in text
+
+
+@pytest.mark.parametrize("findings", [False, True])
+def test_a_run_that_has_only_begun_has_a_report(run_folder: Callable[..., Path], findings: bool) -> None:
+    text = outline(report(run_folder(finished=False, done=0, findings=findings))).text
+    assert "nothing has been measured yet" in text
+
+
+def test_rounds_that_were_not_evaluated_are_skipped(run_folder: Callable[..., Path]) -> None:
+    html = report(run_folder(rounds=7, done=7, every=3))
+    outline(html)
+    mean = re.search(r'class="line ink strong" d="([^"]*)"', html)
+    assert mean
+    assert mean.group(1).count("L") == 2  # rounds 3, 6 and 7
+
+
+def test_a_torn_last_line_of_metrics_is_left_out(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(finished=False, done=3)
+    with RunFolder(folder).metrics.open("a") as handle:
+        handle.write('{"round": 4, "accur')
+    assert "Unfinished: 3 of 6 rounds" in outline(report(folder)).text
+
+
+def test_a_regression_is_scored_not_counted_in_per_cent(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(
+        task="regression",
+        truth=None,
+        experiment={
+            "data": {"name": "school"},
+            "federation": {"kind": "natural"},
+            "model": {"name": "linear"},
+        },
+    )
+    text = outline(report(folder)).text
+    assert "Score against round" in text
+    assert "Mean score0.875" in text
+    assert "accuracy" not in text.lower().split("experiment file")[0]
+
+
+def test_warnings_stand_at_the_top(run_folder: Callable[..., Path]) -> None:
+    text = outline(report(run_folder(warnings=("the clusters are not clearly apart",)))).text
+    assert text.index("The clusters are not clearly apart.") < text.index("Overview")
+
+
+def test_one_round_and_one_client_have_a_report(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(
+        clients=("ada",),
+        truth=None,
+        found=(0,),
+        rounds=1,
+        done=1,
+        findings=False,
+        experiment={"algorithm": {"name": "local"}},
+    )
+    assert "1 client, 1 round" in outline(report(folder)).text
+
+
+def test_a_client_that_missed_round_one_is_not_drawn(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    files = RunFolder(folder)
+    findings = read_json(files.findings)
+    findings["points"][0], findings["responsibilities"][0] = [0.0, 0.0], [0.5, 0.5]
+    write_json(files.findings, findings)
+    html = report(folder)
+    assert "ada: component" not in html
+    assert "ben: component" in html
+
+
+def test_many_clusters_still_have_a_report(run_folder: Callable[..., Path]) -> None:
+    names = [f"client-{index}" for index in range(40)]
+    folder = run_folder(
+        clients=names, truth=[index // 2 for index in range(40)], found=[index % 3 for index in range(40)],
+        findings=False,
+    )  # fmt: skip
+    outline(report(folder))
+
+
+def test_the_same_folder_gives_the_same_bytes(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    assert report(folder) == report(folder)
+
+
+def test_no_scratch_file_is_left_beside_the_report(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    before = {path.name for path in folder.iterdir()}
+    write_run_report(folder)
+    assert {path.name for path in folder.iterdir()} == before | {"report.html"}
+
+
+def test_a_folder_without_a_run_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not a run folder, experiment\.yaml is missing"):
+        write_run_report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["federation", "findings", "metrics"])
+def test_a_file_of_another_shape_is_named(run_folder: Callable[..., Path], name: str) -> None:
+    folder = run_folder()
+    path: Path = getattr(RunFolder(folder), name)
+    path.write_text('{"round": 1}\n')
+    with pytest.raises(InputError, match=path.name):
+        write_run_report(folder)
