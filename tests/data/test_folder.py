@@ -348,6 +348,7 @@ def test_parquet_without_rows_is_refused(folder: Path) -> None:
 def test_two_files_of_one_client_are_refused(folder: Path) -> None:
     declare(folder, TABLE)
     (folder / "north.csv").write_text(ROWS)
+    (folder / "north.east.csv").write_text(ROWS)
     pq.write_table(pa.table({"age": [1.0]}), folder / "north.parquet")
     refused(folder, r"north\.parquet: client north is also in north\.csv")
 

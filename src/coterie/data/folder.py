@@ -30,7 +30,6 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -185,19 +184,18 @@ def _declaration(path: Path) -> Declaration:
 
 
 def _client_files(folder: Path, allowed: str) -> list[Path]:
-    files = []
+    files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_dir() or path.suffix.lower() in _BESIDE:
             continue
         if path.suffix not in allowed.split(" or "):
             raise DataError(f"{path}: {DECLARATION} asks for {allowed} files; move other files elsewhere")
-        files.append(path)
+        if path.stem in files:
+            raise DataError(f"{path}: client {path.stem} is also in {files[path.stem].name}")
+        files[path.stem] = path
     if not files:
         raise DataError(f"{folder}: no clients; put one {allowed} file per client there")
-    for before, path in pairwise(files):
-        if before.stem == path.stem:
-            raise DataError(f"{path}: client {path.stem} is also in {before.name}")
-    return files
+    return list(files.values())
 
 
 def _read_client(path: Path, declaration: Declaration) -> Records:
