@@ -128,6 +128,14 @@ def test_a_mistake_leaves_its_exit_code_and_no_folder(mistake: str, run: Run, tm
         assert printed.err.strip().count("\n") == 0
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    printed = run("run", *SMALL, "--out", "file/run")
+    assert printed.code == 1
+    assert printed.err.startswith("error: file")
+    assert printed.err.count("\n") == 1
+
+
 def test_a_user_s_own_folder_runs_from_file_to_report(run: Run, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     folder = tmp_path / "mine"

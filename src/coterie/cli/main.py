@@ -100,6 +100,10 @@ def main() -> None:
     except CoterieError as mistake:
         print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
         sys.exit(mistake.exit_code)
+    except OSError as trouble:
+        where = f"{trouble.filename}: " if trouble.filename else ""
+        print(f"error: {where}{trouble.strerror or trouble}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("stopped; --resume continues", file=sys.stderr)
         sys.exit(1)
