@@ -83,6 +83,20 @@ def test_misplaced_clients_are_counted(run_folder: Callable[..., Path]) -> None:
     assert "not as in truth: 5 of 6 clients in place" in text
 
 
+def test_clusters_that_collapsed_are_not_called_one_model_by_design(run_folder: Callable[..., Path]) -> None:
+    html = report(run_folder(found=(0,) * 6))
+    assert "1 of 2" in outline(html).text
+    assert "Assignment against the truth" in html
+
+
+def test_a_found_cluster_has_the_colour_of_the_true_one_it_stands_for(
+    run_folder: Callable[..., Path],
+) -> None:
+    html = report(run_folder(truth=(0, 0, 0, 1, 1, 1), found=(1, 1, 1, 0, 0, 0)))
+    assert re.search(r'<path class="mark s0"[^>]*><title>ada: component 1', html)
+    assert re.search(r'<path class="mark s1"[^>]*><title>finn: component 0', html)
+
+
 def test_an_unfinished_run_says_so_and_shows_what_there_is(run_folder: Callable[..., Path]) -> None:
     text = outline(report(run_folder(finished=False, done=2))).text
     assert "Unfinished: 2 of 6 rounds are done" in text

@@ -1,5 +1,6 @@
 """Found clusters beside the true ones: names, matching colours, who was placed where."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Clusters:
     @property
     def looked_for(self) -> bool:
         """Whether the run put clients into clusters of its own choice."""
+        if self.run.findings is not None:
+            return bool(self.run.clusters)
         return 1 < len(self.found) < len(self.run.clients) and not self.run.knows_truth
 
     @cached_property
@@ -64,19 +67,22 @@ class Clusters:
 
     def found_series(self, cluster: int) -> int:
         """Colour of the true cluster that a found one stands for; a further one gets a further colour."""
-        return self._series_of_found.get(cluster, cluster)
+        return self._series_of_found[cluster]
 
     @cached_property
     def _series_of_found(self) -> dict[int, int]:
-        if self.run.truth is None:
-            return {cluster: index for index, cluster in enumerate(self.found)}
         stands_for = {found: self.true_series(true) for found, true in self.matching.items()}
-        further = len(self.true)
-        for cluster in self.found:
+        further = itertools.count(len(self.true))
+        for cluster in self._drawn:
             if cluster not in stands_for:
-                stands_for[cluster] = further
-                further += 1
+                stands_for[cluster] = next(further)
         return stands_for
+
+    @cached_property
+    def _drawn(self) -> list[int]:
+        """Found clusters and the components of round 1, also those that nobody is in any more."""
+        components = len(self.run.findings.centres) if self.run.findings else 0
+        return sorted({*self.found, *range(components)})
 
     @cached_property
     def counts(self) -> Counter[tuple[int, int]]:
@@ -88,12 +94,30 @@ class Clusters:
 
     @cached_property
     def matching(self) -> dict[int, int]:
-        """The true cluster of each found one, such that most clients are where they belong."""
-        table = np.array([[self.counts[true, found] for true in self.true] for found in self.found])
-        if not table.size:
+        """The true cluster of each found one, such that most clients are where they belong.
+
+        Between equals, and for clusters that were left, round 1 decides.
+        """
+        if not self.true or not self._drawn:
             return {}
-        rows, columns = linear_sum_assignment(-table)
-        return {self.found[row]: self.true[column] for row, column in zip(rows, columns, strict=True)}
+        first = self._first_counts
+        weights = np.array(
+            [
+                [self.counts[true, found] + first[true, found] / 1000 for true in self.true]
+                for found in self._drawn
+            ]
+        )
+        rows, columns = linear_sum_assignment(-weights)
+        return {self._drawn[row]: self.true[column] for row, column in zip(rows, columns, strict=True)}
+
+    @property
+    def _first_counts(self) -> Counter[tuple[int, int]]:
+        """Clients by true cluster and component of round 1."""
+        truth, findings = self.run.truth, self.run.findings
+        if truth is None or findings is None:
+            return Counter()
+        labels = first_round_labels(findings.responsibilities)
+        return Counter((truth[client], own) for client, own in zip(findings.clients, labels, strict=True))
 
     @property
     def placed(self) -> int:

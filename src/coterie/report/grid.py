@@ -26,12 +26,13 @@ class CellRun:
     result: RunResult
     rounds: tuple[RoundLine, ...]
     measure: Measure
+    has_findings: bool
     has_report: bool
 
     @property
     def looked_for_clusters(self) -> bool:
         models = len(set(self.result.clusters.values()))
-        return 1 < models < len(self.result.clusters) and not self.knows_truth
+        return self.has_findings or (1 < models < len(self.result.clusters) and not self.knows_truth)
 
     @property
     def knows_truth(self) -> bool:
@@ -126,6 +127,7 @@ def read_comparison(path: Path) -> Comparison:
                 result=RunResult.load(files.path),
                 rounds=read_rounds(files.metrics),
                 measure=SCORE if task == "regression" else ACCURACY,
+                has_findings=files.findings.exists(),
                 has_report=files.report.exists(),
             )
         )

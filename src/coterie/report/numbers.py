@@ -33,8 +33,8 @@ def scientific(value: float, digits: int = 2) -> str:
 
 
 def delta(value: float) -> str:
-    """A probability: as written by hand down to a ten thousandth, then by its power of ten."""
-    return f"{value:g}" if value >= 1e-4 else scientific(value)
+    """A probability: by its power of ten where it is small."""
+    return f"{value:g}" if value >= 0.01 else scientific(value)
 
 
 def fixed(value: float | None, digits: int = 3) -> str:
@@ -45,10 +45,10 @@ def count(value: int, noun: str, plural: str | None = None) -> str:
     return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
 
 
-def span(values: Sequence[float], digits: int = 0) -> str:
+def span(values: Sequence[int]) -> str:
     """`239`, or `120 to 4,000` where values differ."""
-    low, high = (f"{edge:,.{digits}f}" for edge in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def seconds(value: float) -> str:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from coterie.experiment.folder import RunFolder, write_text
 from coterie.experiment.metrics import Spread
-from coterie.privacy import UnitPlan, epsilon_of
+from coterie.privacy import Mode, UnitPlan, epsilon_of
 from coterie.privacy.errors import PrivacyInputError
+from coterie.privacy.mechanisms import NoisySum
 from coterie.report import chart, figures, words
 from coterie.report.clusters import Clusters
 from coterie.report.markup import Child, Markup, tag
-from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant, span
+from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant
 from coterie.report.page import (
     Column,
     Tile,
@@ -89,11 +90,11 @@ def _notices(run: RunRecord) -> Iterator[Markup]:
             f"Unfinished: {done} of {count(run.planned_rounds, 'round')} are done. "
             "What follows is how far the run has come; the guarantee covers the whole plan.",
         )
-    if run.guarantee.published_epsilon is not None:
+    if run.guarantee.mode is Mode.PAPER:
         yield notice(
             "warn",
-            "The noise follows a publication's own arithmetic, which claims epsilon "
-            f"{epsilon(run.guarantee.published_epsilon)}; proven is {epsilon(run.guarantee.epsilon)}.",
+            "The noise follows a publication's own arithmetic (privacy.mode: paper). "
+            "The guarantee below says what that claims and what is proven.",
         )
     if math.isinf(run.guarantee.epsilon):
         yield notice("warn", "This run has no privacy: nothing bounds what its releases reveal.")
@@ -151,10 +152,12 @@ def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
         release.mechanism.multiplier
         for unit in run.plan.units
         for release in unit.releases
-        if release.name == "training" and hasattr(release.mechanism, "multiplier")
+        if release.name == "training" and isinstance(release.mechanism, NoisySum)
     ]
     if training:
-        yield Tile("Noise", span(training, 3), "standard deviation over clip, in training")
+        low, high = min(training), max(training)
+        noise = f"{low:.3f}" if f"{low:.3f}" == f"{high:.3f}" else f"{low:.2f}–{high:.2f}"
+        yield Tile("Noise", noise, "standard deviation over clip, in training")
 
 
 def _cluster_tile(run: RunRecord, clusters: Clusters) -> Tile:
@@ -164,7 +167,8 @@ def _cluster_tile(run: RunRecord, clusters: Clusters) -> Tile:
     if not clusters.looked_for:
         return Tile("Models", str(models), "one for all clients" if models == 1 else "one for each client")
     if run.truth is None:
-        return Tile("Clusters found", str(models), "truth not known")
+        single = any(client.true_cluster is not None for client in run.clients)
+        return Tile("Clusters found", str(models), "in truth there is one" if single else "truth not known")
     clients = len(run.clients)
     if clusters.placed == clients and models == len(clusters.true):
         return Tile("Clusters found", str(models), f"as in truth, all {clients} clients")
@@ -264,7 +268,8 @@ def _fairness(run: RunRecord, accuracy: Spread) -> Markup:
             "trained centrally without privacy: the largest difference between two clients."
         )
     else:
-        note = "Smaller is fairer. No central models were trained to compare with."
+        note = "Smaller is fairer."
+        note += " No central models were trained to compare with." if run.finished else ""
     return Markup(facts(items) + tag("p", note, class_="aside"))
 
 
