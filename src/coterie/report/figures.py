@@ -152,7 +152,7 @@ def first_round_releases(run: RunRecord, clusters: Clusters, findings: Findings)
     frame = _square_frame(findings, present)
     scale = frame.at_x(findings.spread) - frame.at_x(0.0)
     truth = run.truth
-    parts = frame.axes("first principal component")
+    parts = frame.axes("first principal component; upwards the second")
     for component, centre in enumerate(findings.centres):
         colour = chart.series(clusters.found_series(component))
         x, y = frame.at(centre)
@@ -169,7 +169,11 @@ def first_round_releases(run: RunRecord, clusters: Clusters, findings: Findings)
         parts.append(marker(frame.at(findings.points[index]), shape, f"mark {colour}", 5, words))
     for component, centre in enumerate(findings.centres):
         colour = chart.series(clusters.found_series(component))
-        parts.append(marker(frame.at(centre), 5, f"centre {colour}", 8, f"centre of component {component}"))
+        x, y = frame.at(centre)
+        parts.append(marker((x, y), 5, f"centre {colour}", 8, f"centre of component {component}"))
+        # The number says without colour which circle is whose.
+        above = max(12.0, SPREADS * scale + 5)
+        parts.append(label(x, max(13.0, y - above), str(component), class_=f"name mid {colour}"))
     keys = [
         chart.marker_key(f"component {k}", 0, f"mark {chart.series(clusters.found_series(k))}")
         for k in range(len(findings.centres))
@@ -192,7 +196,7 @@ def first_round_releases(run: RunRecord, clusters: Clusters, findings: Findings)
         f"{len(present)} releases and the {len(findings.centres)} components of the mixture; "
         f"separation score {fixed(findings.separation, 2)}, overlap {_probability(findings.overlap)}."
     )
-    shown = "Colour is the component a release most likely came from"
+    shown = "Colour is the component a release most likely came from, numbered above its circle"
     shown += ", shape the true cluster." if truth else "."
     dimensions = len(findings.centres) - 1
     more = (
