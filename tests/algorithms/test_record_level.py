@@ -95,7 +95,7 @@ def rdpcfl(rounds: int, **settings: object) -> RDPCFL:
     return RDPCFL(RDPCFLSettings(name="r-dpcfl", **settings), Schedule(rounds=rounds), PRIVACY)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("rounds", "selections"), [(200, 21), (30, 4), (9, 1), (2, 1)])
+@pytest.mark.parametrize(("rounds", "selections"), [(200, 21), (30, 4), (9, 1), (3, 1)])
 def test_planned_releases_are_one_first_round_the_rest_training_and_a_tenth_plus_one_selections(
     rounds: int, selections: int
 ) -> None:
@@ -110,7 +110,7 @@ def test_planned_releases_are_one_first_round_the_rest_training_and_a_tenth_plus
     assert selection.epsilon == pytest.approx(0.03 * PRIVACY.epsilon)
 
 
-@pytest.mark.parametrize("rounds", [2, 3, 10, 40])
+@pytest.mark.parametrize("rounds", [3, 10, 40])
 def test_what_is_asked_never_exceeds_the_plan(rounds: int) -> None:
     engine = ScriptedEngine(clustered, best_model)
     algorithm = rdpcfl(rounds)
@@ -119,6 +119,23 @@ def test_what_is_asked_never_exceeds_the_plan(rounds: int) -> None:
     assert engine.rounds_of(Train, "first round") == [1]
     assert engine.rounds_of(Train, "training") == list(range(2, rounds + 1))
     assert len(engine.rounds_of(Select, "selection")) <= plan.release("selection").times
+
+
+def test_two_rounds_leave_no_trained_models_to_choose_from() -> None:
+    assert [r.name for r in rdpcfl(2).plan(facts_of(9)).units[0].releases] == ["first round", "training"]
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 6])
+def test_short_runs_do_not_choose_between_equal_models(rounds: int) -> None:
+    algorithm = rdpcfl(rounds)
+
+    def choose(client: str, models: np.ndarray) -> int:
+        assert len(np.unique(models, axis=0)) == len(models)
+        return best_model(client, models)
+
+    state = run(algorithm, ScriptedEngine(clustered, choose), 9, rounds)
+    cluster_of = algorithm.models(state).cluster_of
+    assert len({(cluster_of[c], CLUSTER_OF[c]) for c in CLUSTER_OF}) == 3
 
 
 def test_clusters_are_found_and_trained_apart() -> None:

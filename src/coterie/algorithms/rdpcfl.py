@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.planning import record_plan, training
+from coterie.algorithms.planning import check_clusters, full_batch_round, record_plan, training
 from coterie.algorithms.protocol import (
     Algorithm,
     Asking,
@@ -41,7 +41,6 @@ from coterie.clustering.mixture import Mixture, choose_mixture, fit_mixture
 from coterie.errors import InputError
 from coterie.privacy import (
     FullBatchSketch,
-    FullBatchSteps,
     NoiseRule,
     PlannedRelease,
     PrivacyPlan,
@@ -52,6 +51,9 @@ from coterie.privacy.released import Released
 
 CLEAR_SEPARATION = 3.0
 """Separation score from which components count as apart (the paper, after Lemma 4.2)."""
+
+FIRST_SELECTION = 3
+"""Earliest round with private selections: before one round of training all cluster models are equal."""
 
 
 class RDPCFLSettings(AlgorithmSettings):
@@ -132,21 +134,22 @@ class RDPCFL(Algorithm[RDPCFLState]):
 
     @property
     def selections(self) -> int:
-        """Rounds E_c .. E_c + floor(E/10), both ends included."""
-        return self.schedule.rounds // 10 + 1
+        """Rounds E_c .. E_c + floor(E/10), both ends included, if there are so many."""
+        return min(self.schedule.rounds // 10 + 1, self.schedule.rounds - FIRST_SELECTION + 1)
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         self._clusters_allowed(len(facts.clients))
         selection = PrivateSelection(
             epsilon=self.settings.selection_share * self.privacy.epsilon, adjacency=self.privacy.adjacency
         )
+        selections = [PlannedRelease("selection", selection, self.selections)] if self.selections else []
         return record_plan(
             facts,
             self.privacy,
             lambda records: [
                 self._first_round(records, facts.parameters),
                 training(self.schedule, self.privacy, records, self.schedule.rounds - 1),
-                PlannedRelease("selection", selection, self.selections),
+                *selections,
             ],
         )
 
@@ -230,14 +233,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
             str(self.settings.first_round_noise)
         ) or float(self.settings.first_round_noise)
         if self.settings.first_round_release == "update":
-            steps = FullBatchSteps(
-                clip=self.privacy.clip,
-                noise_multiplier=noise,
-                records=records,
-                epochs=self.schedule.epochs,
-                adjacency=self.privacy.adjacency,
-            )
-            return PlannedRelease("first round", steps, 1)
+            return full_batch_round(self.schedule, self.privacy, records, noise)
         sketch = FullBatchSketch(
             clip=self.privacy.clip,
             noise_multiplier=noise,
@@ -275,7 +271,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
             cluster_of={
                 client: int(row.argmax()) for client, row in zip(state.clients, responsibilities, strict=True)
             },
-            switch_round=max(2, int((1.0 - mixture.overlap) * rounds / 2)),  # l. 12
+            switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * rounds / 2 + 1e-6)),  # l. 12
             scores={str(candidate): score for candidate, score in scores.items()},
             spread=mixture.spread,
             separation=mixture.separation,
@@ -294,11 +290,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
     def _clusters_allowed(self, clients: int) -> list[int]:
         """Numbers of clusters that can be told apart among so many clients."""
         if self.settings.clusters != "auto":
-            if self.settings.clusters > clients:
-                raise InputError(
-                    f"algorithm.clusters: {self.settings.clusters} is more than the {clients} clients; "
-                    f"allowed: auto, or 2 to {clients}"
-                )
+            check_clusters(self.settings.clusters, clients, also="auto, or ")
             return [self.settings.clusters]
         allowed = [candidate for candidate in self.settings.candidates if candidate < clients]
         if not allowed:

@@ -51,7 +51,7 @@ from coterie.training.parameters import flatten
 from coterie.training.scoring import Score, evaluate
 
 SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
-HELD_OUT = "test accuracies are computed on held-out records, outside the guarantee"
+HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
 
 
 @dataclass(frozen=True)

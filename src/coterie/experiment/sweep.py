@@ -23,7 +23,7 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment import folder
-from coterie.experiment.files import override, read_yaml, to_yaml
+from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
@@ -330,7 +330,13 @@ def table_columns(
         [*(str(row.values[key]) for key in keys), *(FIGURES[figure](row) for figure in figures)]
         for row in rows
     ]
-    return [*keys, *figures], body
+    return [*(heading_of(key) for key in keys), *figures], body
+
+
+def heading_of(key: str) -> str:
+    """A key of the grid in one word: `algorithm` for algorithm.name, `epsilon` for privacy.epsilon."""
+    section, _, name = key.rpartition(".")
+    return section if key in SELECTORS else name
 
 
 def _plus_minus(std: float | None) -> str:
