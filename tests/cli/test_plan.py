@@ -149,7 +149,7 @@ def test_large_delta_is_a_caveat():
 
 def test_no_noise_is_no_privacy():
     found = facts(*SAMPLE, "--noise", 0)
-    assert found["epsilon"] is None
+    assert found["epsilon"] == "inf"
     assert found["guarantee"].startswith("no privacy")
     assert facts(*SAMPLE, "--epsilon", "inf")["noise_multiplier"] == 0
 

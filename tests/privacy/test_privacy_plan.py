@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from privacy_oracles import SERVER, record_plan
@@ -28,6 +29,7 @@ from coterie.privacy import (
 )
 from coterie.privacy.mechanisms import mechanism_from_json
 
+HERE = Path(__file__).parent
 ZERO_OUT, ADD_REMOVE = Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE
 
 
@@ -40,7 +42,7 @@ def test_plan_survives_a_file_exactly():
 
 def test_digest_is_the_same_in_another_process():
     code = (
-        "import sys; sys.path.insert(0, 'tests/privacy'); from privacy_oracles import record_plan;"
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); from privacy_oracles import record_plan;"
         "print(record_plan(noise=1.3, first=8.0).digest())"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

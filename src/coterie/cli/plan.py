@@ -40,6 +40,7 @@ from coterie.privacy.calibration import FIRST_ROUND_SHARE
 from coterie.privacy.guarantee import round_up
 from coterie.privacy.mechanisms import NoisySum
 from coterie.privacy.rdp import shares
+from coterie.privacy.units import number_to_json
 
 plan_app = typer.Typer(
     name="plan",
@@ -426,9 +427,18 @@ _WORDS = {
 }
 
 
+def _spelled_out(value: Any) -> Any:
+    """The content with infinities as words."""
+    if isinstance(value, dict):
+        return {key: _spelled_out(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_spelled_out(inner) for inner in value]
+    return number_to_json(value) if isinstance(value, float) else value
+
+
 def _print(content: dict[str, Any], plan: PrivacyPlan, promise: Guarantee, json: bool) -> None:
     if json:
-        print_json(content)
+        print_json(_spelled_out(content))
         return
     rows = [
         [
