@@ -57,7 +57,7 @@ MISTAKES = {
     "federation: {kind: clusters, size: [3]}": r"federation.size: unknown key; did you mean 'sizes'\?",
     "algorithm: {name: r-dpcfl, cluster: 3}": r"algorithm.cluster: unknown key; did you mean 'clusters'\?",
     "algorithm: {name: global, clusters: 3}": r"algorithm.clusters: unknown key",
-    "algorithm: {name: dpcfl}": r"algorithm.name: 'dpcfl' .* allowed: global, local, oracle, r-dpcfl",
+    "algorithm: {name: dpcfl}": r"algorithm.name: 'dpcfl' .* allowed: dp-ifca, global, .*, r-dpcfl",
     "data: {name: mnst}": r"data.name: 'mnst' \(did you mean mnist\?\)",
     "model: {name: cn}": r"model.name: 'cn'",
     "federation: {kind: ring}": r"federation: .*ring",

@@ -1,6 +1,6 @@
 """One file per algorithm, readable beside the paper's pseudo-code."""
 
-from coterie.algorithms import federated, isolated, oracle, rdpcfl
+from coterie.algorithms import federated, ifca, isolated, mrmtl, myopic, oracle, rcdpfl, rdpcfl
 from coterie.algorithms.registry import AnyAlgorithm, algorithm_names, find_algorithm
 
 __all__ = [
@@ -8,7 +8,11 @@ __all__ = [
     "algorithm_names",
     "federated",
     "find_algorithm",
+    "ifca",
     "isolated",
+    "mrmtl",
+    "myopic",
     "oracle",
+    "rcdpfl",
     "rdpcfl",
 ]

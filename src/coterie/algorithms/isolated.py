@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.algorithms.averaging import step_clusters
+from coterie.algorithms.averaging import each_alone, step_clusters
 from coterie.algorithms.planning import training_plan
 from coterie.algorithms.protocol import (
     Algorithm,
@@ -44,12 +44,10 @@ class Local(Algorithm[LocalState]):
         jobs = [TrainJob(client, model) for client, model in zip(state.clients, state.models, strict=True)]
         updates = yield from train("training", jobs)
         return replace(
-            state, round=state.round + 1, models=step_clusters(state.models, _alone(state), updates)
+            state,
+            round=state.round + 1,
+            models=step_clusters(state.models, each_alone(state.clients), updates),
         )
 
     def models(self, state: LocalState) -> Assignment:
-        return Assignment(state.models, _alone(state))
-
-
-def _alone(state: LocalState) -> dict[str, int]:
-    return {client: row for row, client in enumerate(state.clients)}
+        return Assignment(state.models, each_alone(state.clients))

@@ -6,6 +6,8 @@ from coterie.algorithms.protocol import PublicFacts
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.errors import InputError
 from coterie.privacy import (
+    FullBatchSteps,
+    Multiplier,
     NoiseRule,
     PlannedRelease,
     PoissonSteps,
@@ -51,6 +53,29 @@ def training(schedule: Schedule, privacy: PrivacySettings, records: int, rounds:
         adjacency=privacy.adjacency,
     )
     return PlannedRelease("training", steps, rounds)
+
+
+def full_batch_round(
+    schedule: Schedule, privacy: PrivacySettings, records: int, noise: Multiplier
+) -> PlannedRelease:
+    """One round of full-batch steps whose update is released, to cluster clients by."""
+    steps = FullBatchSteps(
+        clip=privacy.clip,
+        noise_multiplier=noise,
+        records=records,
+        epochs=schedule.epochs,
+        adjacency=privacy.adjacency,
+    )
+    return PlannedRelease("first round", steps, 1)
+
+
+def check_clusters(clusters: int, clients: int, also: str = "") -> None:
+    """Refuse more clusters than there are clients."""
+    if clusters > clients:
+        raise InputError(
+            f"algorithm.clusters: {clusters} is more than the {clients} clients; "
+            f"allowed: {also}2 to {clients}"
+        )
 
 
 def training_plan(

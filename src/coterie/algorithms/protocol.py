@@ -41,10 +41,23 @@ class PublicFacts:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """One client's share of a `Train` request: start here, release what the plan says."""
+    """One client's share of a `Train` request: start here, release what the plan says.
+
+    With an anchor, every local step also descends `anchor_weight / 2 * norm(parameters - anchor)^2`. That
+    gradient involves no record, so it is added after clipping and noise and costs nothing.
+    """
 
     client: str
     start: Vector
+    anchor: Vector | None = None
+    anchor_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.anchor is None) != (self.anchor_weight == 0) or not 0 <= self.anchor_weight < np.inf:
+            raise ValueError(
+                f"anchor_weight: {self.anchor_weight} is not allowed; a finite number above 0 comes with an "
+                "anchor, 0 without one"
+            )
 
 
 @dataclass(frozen=True)

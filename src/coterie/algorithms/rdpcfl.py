@@ -37,7 +37,7 @@ from coterie.algorithms.protocol import (
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.clustering.embedding import principal_components
-from coterie.clustering.mixture import Mixture, choose_mixture, fit_mixture
+from coterie.clustering.mixture import Mixture, choose_mixture, draw_labels, fit_mixture
 from coterie.errors import InputError
 from coterie.privacy import (
     FullBatchSketch,
@@ -303,11 +303,8 @@ class RDPCFL(Algorithm[RDPCFLState]):
     # --- later rounds -------------------------------------------------------------------------------
 
     def _draw(self, state: RDPCFLState) -> dict[str, int]:
-        rng = state.rng()
-        return {
-            client: int(rng.choice(len(row), p=row / row.sum()))
-            for client, row in zip(state.clients, state.responsibilities, strict=True)
-        }
+        labels = draw_labels(state.responsibilities, state.rng())
+        return dict(zip(state.clients, labels.tolist(), strict=True))
 
     def _most_voted(self, state: RDPCFLState, votes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """The cluster a client chose most often; between equals, the one chosen last."""

@@ -11,7 +11,10 @@ from coterie.settings import Settings
 class AlgorithmSettings(Settings):
     """Options of an algorithm; one that has more than a name subclasses this."""
 
-    name: str = Field("r-dpcfl", description="r-dpcfl | global | local | oracle")
+    name: str = Field(
+        "r-dpcfl",
+        description="r-dpcfl | global | local | oracle | mr-mtl | dp-ifca | km-cdpfl | rc-dpfl (mode paper)",
+    )
 
 
 class Schedule(Settings):

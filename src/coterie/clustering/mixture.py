@@ -72,6 +72,13 @@ def choose_mixture(
     return fitted[max(scores, key=scores.__getitem__)], scores
 
 
+def draw_labels(responsibilities: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.intp]:
+    """A component for each point, drawn at the mixture's odds."""
+    odds = responsibilities / responsibilities.sum(axis=1, keepdims=True)
+    drawn = [rng.choice(odds.shape[1], p=row) for row in odds]
+    return np.array(drawn, dtype=np.intp)
+
+
 def _responsibilities(
     points: NDArray[np.float64], centres: NDArray[np.float64], spread: float
 ) -> NDArray[np.float64]:

@@ -343,6 +343,18 @@ class AccuracySelection(Mechanism):
         return events.selection(self.gumbel_scale, monotone=False)
 
 
+@mechanism("lowest-loss")
+@dataclass(frozen=True)
+class LowestLoss(Mechanism):
+    """The model with the lowest loss, told as it is: not private, whatever else is done."""
+
+    adjacency: Adjacency
+
+    @property
+    def event(self) -> DpEvent:
+        return dp.NonPrivateDpEvent()
+
+
 @mechanism("sampled-sum")
 @dataclass(frozen=True)
 class SampledSum(NoisySum):

@@ -1,9 +1,10 @@
 """The publications' own arithmetic, kept to compare with; nothing here is a guarantee.
 
 R-DPCFL (Malekmohammadi, Taik, Farnadi 2025) splits the budget: selections and training are converted to
-epsilon one by one at the same delta and the two are added. RR-Cluster's Theorem 1 amplifies with the
-fixed-size bound of Wang, Balle, Kasiviswanathan 2019. DP-OGL counts releases with a floor where a ceiling
-belongs. What is wrong with each stands in the caveat that a guarantee in paper mode carries.
+epsilon one by one at the same delta and the two are added; its preprint RC-DPFL charges training alone.
+RR-Cluster's Theorem 1 amplifies with the fixed-size bound of Wang, Balle, Kasiviswanathan 2019. DP-OGL
+counts releases with a floor where a ceiling belongs. What is wrong with each stands in the caveat that a
+guarantee in paper mode carries.
 """
 
 import math
@@ -17,6 +18,7 @@ from coterie.privacy.mechanisms import (
     AccuracySelection,
     FullBatchSketch,
     FullBatchSteps,
+    LowestLoss,
     Mechanism,
     PoissonSteps,
     PrivateSelection,
@@ -29,6 +31,7 @@ SPLIT_CAVEAT = (
     "as published: claims replace-one with the sensitivity of zero-out, spends delta twice, "
     "leaves one selection uncharged"
 )
+LOWEST_LOSS_CAVEAT = "as published: nothing is charged for the choices by lowest loss"
 REBALANCE_CAVEAT = (
     "as published: the proof adds and removes clients inside a round, where sums can move by more than 2C "
     "and divisors depend on the data"
@@ -49,8 +52,10 @@ def epsilon(unit: UnitPlan, delta: float) -> float:
 
 def caveat(unit: UnitPlan) -> str:
     """What is wrong with the publication's number."""
-    rebalanced = any(isinstance(release.mechanism, RebalancedSums) for release in unit.releases)
-    return REBALANCE_CAVEAT if rebalanced else SPLIT_CAVEAT
+    kinds = {type(release.mechanism) for release in unit.releases}
+    if RebalancedSums in kinds:
+        return REBALANCE_CAVEAT
+    return LOWEST_LOSS_CAVEAT if LowestLoss in kinds else SPLIT_CAVEAT
 
 
 def _split_epsilon(unit: UnitPlan, delta: float) -> float:
@@ -62,7 +67,7 @@ def _split_epsilon(unit: UnitPlan, delta: float) -> float:
         if isinstance(release.mechanism, PrivateSelection | AccuracySelection):
             rho = (release.times - 1) * release.mechanism.epsilon**2 / 8
             total += _classic(_ORDERS, rho * _ORDERS, delta) if rho else 0.0
-        else:
+        elif not isinstance(release.mechanism, LowestLoss):  # which the preprint leaves out
             trains = True
             training += _training_rdp(release.mechanism, release.times)
     return total + (_classic(_ORDERS, training, delta) if trains else 0.0)
