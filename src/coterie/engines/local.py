@@ -30,6 +30,7 @@ from coterie.privacy import (
     FullBatchSketch,
     FullBatchSteps,
     Ledger,
+    LowestLoss,
     Mechanism,
     PoissonSteps,
     PrivacyPlan,
@@ -40,7 +41,7 @@ from coterie.privacy import (
 from coterie.privacy.released import Released
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner
-from coterie.training.scoring import select_privately
+from coterie.training.scoring import lowest_loss, select_privately
 from coterie.training.sketch import Projection
 
 Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
@@ -91,7 +92,14 @@ class LocalEngine:
         mechanisms = {job.client: self._trainable(job.client, request.release) for job in request.jobs}
         if len(mechanisms) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
-        inputs = {job.client: input_hash(self._context, job.start) for job in request.jobs}
+        if any(
+            job.anchor is not None and isinstance(mechanisms[job.client], FullBatchSketch)
+            for job in request.jobs
+        ):
+            raise PlanError(
+                f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
+            )
+        inputs = {job.client: job_hash(self._context, job) for job in request.jobs}
         self._charge(request.release, round, inputs)
         return Updates(
             {
@@ -120,8 +128,13 @@ class LocalEngine:
             value = sketch_privately(self.learner, start, records, mechanism, projection, noise)
         else:
             coins = self._stream("coins", job.client, round, release, hashed)
-            value = train_privately(self.learner, start, records, mechanism, self.lr, noise, coins)
-            noise_std *= self.lr * mechanism.steps**0.5
+            anchor = None if job.anchor is None else torch.from_numpy(job.anchor).to(self.learner.device)
+            value = train_privately(
+                self.learner, start, records, mechanism, self.lr, noise, coins, anchor, job.anchor_weight
+            )
+            # A pull towards the anchor shrinks, in each step, the noise of the steps before.
+            kept = 1.0 - self.lr * job.anchor_weight
+            noise_std *= self.lr * sum(kept ** (2 * later) for later in range(mechanism.steps)) ** 0.5
         return Released(value.to("cpu", torch.float32).numpy(), noise_std)
 
     def _projection(self, dimensions: int) -> Projection:
@@ -142,14 +155,17 @@ class LocalEngine:
         models = torch.from_numpy(request.models).to(self.learner.device)
         choices = {}
         for client, mechanism in mechanisms.items():
-            noise = self._stream("noise", client, round, request.release, hashed)
-            chosen = select_privately(self.learner, models, self._records[client], mechanism, noise)
+            if isinstance(mechanism, LowestLoss):
+                chosen = lowest_loss(self.learner, models, self._records[client])
+            else:
+                noise = self._stream("noise", client, round, request.release, hashed)
+                chosen = select_privately(self.learner, models, self._records[client], mechanism, noise)
             choices[client] = Released(chosen, 0.0)
         return Choices(choices)
 
-    def _selection(self, client: str, release: str) -> PrivateSelection:
+    def _selection(self, client: str, release: str) -> PrivateSelection | LowestLoss:
         mechanism = self._mechanism(client, release)
-        if not isinstance(mechanism, PrivateSelection):
+        if not isinstance(mechanism, PrivateSelection | LowestLoss):
             raise PlanError(f"release '{release}' is planned as {mechanism.name}: not a selection")
         return mechanism
 
@@ -171,6 +187,13 @@ def input_hash(context: str, array: NDArray[np.float32]) -> str:
     digest = hashlib.sha256(repr((context, array.shape, array.dtype.str)).encode())
     digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def job_hash(context: str, job: TrainJob) -> str:
+    """Digest of everything a training client is sent."""
+    if job.anchor is None:
+        return input_hash(context, job.start)
+    return input_hash(f"{context} anchor {job.anchor_weight!r}", np.stack([job.start, job.anchor]))
 
 
 def coin_key(noise_key: SecretKey, simulation_seed: int) -> SecretKey:

@@ -38,8 +38,13 @@ def train_privately(
     lr: float,
     noise: RandomStream,
     coins: RandomStream,
+    anchor: Tensor | None = None,
+    anchor_weight: float = 0.0,
 ) -> Tensor:
-    """Noisy gradient descent from `start`; returns the update to release, in float64."""
+    """Noisy gradient descent from `start`; returns the update to release, in float64.
+
+    The pull towards an anchor involves no record: it joins each step after clipping and noise.
+    """
     parameters = start.double()
     for _ in range(mechanism.steps):
         batch = records
@@ -47,6 +52,8 @@ def train_privately(
             drawn = torch.from_numpy(coins.bernoulli(mechanism.rate, (len(records),)))
             batch = records.take(drawn.to(records.targets.device))
         gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise)
+        if anchor is not None:
+            gradient += anchor_weight * (parameters - anchor.double())
         parameters = parameters - lr * gradient
     return parameters - start.double()
 

@@ -32,6 +32,16 @@ def select_privately(
     return int(np.argmax(scores + mechanism.gumbel_scale * noise.gumbel(scores.shape)))
 
 
+@torch.no_grad()
+def lowest_loss(learner: Learner, models: Tensor, records: Batch) -> int:
+    """Index of the model with the lowest loss on the records: not private."""
+    totals = [
+        sum(learner.losses(model, part).double().sum().item() for part in records.split(EVALUATION_BATCH))
+        for model in models
+    ]
+    return int(np.argmin(np.nan_to_num(totals, nan=np.inf)))
+
+
 @dataclass(frozen=True)
 class Score:
     """How well a model does on a client's held-out records."""
