@@ -62,8 +62,9 @@ def test_memory_of_a_full_batch_step_is_bounded_by_the_micro_batch() -> None:
     learner, parameters = learner_of("cnn")
     learner.micro_batch = 4
     sizes = []
-    gradients = learner.gradients
-    learner.gradients = lambda p, b: (sizes.append(len(b)), gradients(p, b))[1]  # type: ignore[method-assign, func-returns-value]
+    assert learner.book is not None
+    once = learner.book.contributions
+    learner.book.contributions = lambda p, x, y, t: (sizes.append(len(y)), once(p, x, y, t))[1]  # type: ignore[method-assign, func-returns-value]
     clipped_sum(learner, parameters, batch_of(30), CLIP)
     assert max(sizes) == 4
     assert sum(sizes) == 30

@@ -1,8 +1,10 @@
 """Sums of clipped per-record contributions: the only door from records to anything released.
 
-One record moves the sum by at most the clip, whatever its values. Contributions are computed in float32,
-their norms and the sum in float64, and the clip is shrunk by a margin that covers the rounding of float32.
-A record that produces anything non-finite contributes zero (and noise is added all the same).
+One record moves the sum by at most the clip, whatever its values. Norms and sums are float64, and the clip
+is shrunk by a margin that covers their rounding (`contributions.py` has the bound). A record that produces
+anything non-finite contributes zero (and noise is added all the same). Between neighbours a record's
+contribution becomes zero, or another's, in the same place of the same batch: the arithmetic of all others is
+untouched.
 """
 
 from collections.abc import Callable
@@ -10,18 +12,55 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.learner import Batch, Learner
+from coterie.training.tiles import Tiles
 
 MARGIN = 1.0 - 2.0**-16
+
+
+def clip_scales(norms: Tensor, clip: float) -> Tensor:
+    """What to multiply contributions of these norms (float64) by; zero where a norm is not finite."""
+    scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms), scales, 0.0)
 
 
 def clip_rows(rows: Tensor, clip: float) -> Tensor:
     """Each row scaled to norm at most `clip`, in float64; rows with a non-finite entry become zero."""
     exact = rows.double()
     norms = torch.linalg.vector_norm(exact, dim=1)
-    usable = torch.isfinite(norms)
-    scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-    return torch.where(usable[:, None], exact * scales[:, None], 0.0)
+    return torch.where(torch.isfinite(norms)[:, None], exact * clip_scales(norms, clip)[:, None], 0.0)
+
+
+@torch.no_grad()
+def stacked_clipped_sum(
+    book: Bookkeeping,
+    stacked: Tensor,
+    batch: Batch,
+    tiles: Tiles,
+    clip: float,
+    present: Tensor | None = None,
+) -> Tensor:
+    """Sum over each client's records of the clipped gradient, in float64: (clients, parameters).
+
+    Args:
+        stacked: parameters by client, (clients, parameters).
+        batch: the records of all clients, in the order of the tiles.
+        present: bool (records,), false where a tile is padded; None when every record counts.
+    """
+    found = book.contributions(stacked, batch.features, batch.targets, tiles)
+    squares = torch.stack([part.squared_norms() for part in found.values()]).sum(dim=0)
+    scales = clip_scales(squares.sqrt(), clip)
+    usable = torch.isfinite(squares)
+    if present is not None:
+        scales = torch.where(present, scales, 0.0)
+    sums = []
+    for name, shape in book.layout.shapes.items():
+        if name in found:
+            sums.append(found[name].scaled_sum(scales, usable, tiles))
+        else:  # no output depends on it
+            sums.append(scales.new_zeros(tiles.count, shape.numel()))
+    return tiles.by_client(torch.cat(sums, dim=1), len(stacked))
 
 
 def clipped_sum(
@@ -33,15 +72,16 @@ def clipped_sum(
 ) -> Tensor:
     """Sum over records of the clipped gradient (or of its clipped projection), in float64.
 
-    Micro-batches bound the memory; their boundaries depend on the number of records alone, so a record
-    whose contribution is replaced by zero leaves the arithmetic of all others untouched.
+    Micro-batches bound the memory; their boundaries depend on the number of records alone.
     """
     total: Tensor | None = None
-    for part in batch.split(learner.micro_batch):
-        rows = learner.gradients(parameters, part)
-        if project is not None:
-            rows = project(rows)
-        partial = clip_rows(rows, clip).sum(dim=0)
+    book = learner.book if project is None else None
+    for part in batch.split(learner.row_batch if book is None else learner.micro_batch):
+        if book is not None:
+            partial = stacked_clipped_sum(book, parameters[None], part, Tiles(1, len(part)), clip)[0]
+        else:
+            rows = learner.gradients(parameters, part)
+            partial = clip_rows(rows if project is None else project(rows), clip).sum(dim=0)
         total = partial if total is None else total + partial
     if total is None:
         width = parameters[None] if project is None else project(parameters[None])

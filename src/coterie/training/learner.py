@@ -1,5 +1,7 @@
 """A model and a task, seen as functions of one flat parameter vector: losses, gradients, scores."""
 
+import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,10 +11,15 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from coterie.data.records import Records, Task
+from coterie.training.bookkeeping import Bookkeeping
+from coterie.training.contributions import LARGEST_PRODUCT
+from coterie.training.layers import UnsupportedLayer
 from coterie.training.parameters import Layout
 
-GRADIENT_BYTES = 256 * 2**20
-"""Most memory that the per-record gradients of one micro-batch may take."""
+log = logging.getLogger(__name__)
+
+WORKING_BYTES = {"cpu": 128 * 2**20, "cuda": 4 * 2**30}
+"""Most memory that one micro-batch may take beside the model, by kind of device."""
 LARGEST_MICRO_BATCH = 512
 
 
@@ -43,14 +50,26 @@ class Batch:
 class Learner:
     """What the engine needs of a model: everything takes the parameters as a flat vector."""
 
-    def __init__(self, model: nn.Module, task: Task, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, task: Task, device: torch.device, *, fast: bool = True) -> None:
+        """Args:
+        fast: use layer rules where the model allows it; otherwise torch.func, which knows every layer.
+        """
         self.layout = Layout.of(model)
         # Evaluation mode throughout: a layer that draws at random (dropout) would not repeat on resume.
         self.model = model.to(device).eval()
         self.task = task
         self.device = device
-        self.micro_batch = max(1, min(LARGEST_MICRO_BATCH, GRADIENT_BYTES // (4 * self.layout.size)))
         self._gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0), randomness="error")
+        self.book = self._bookkeeping() if fast else None
+        self.row_batch = self._affordable(4 * self.layout.size)
+        self.micro_batch = self.row_batch
+        if self.book is not None:
+            probe = self._random_batch(1)
+            bytes_each, positions = self.book.footprint(self._initial(), probe.features, probe.targets)
+            self.micro_batch = min(
+                self._affordable(bytes_each), math.isqrt(LARGEST_PRODUCT // positions), LARGEST_MICRO_BATCH
+            )
+            self.row_batch = min(self.row_batch, self.micro_batch)
 
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, self.layout.split(parameters), (features,))
@@ -62,8 +81,9 @@ class Learner:
 
     def gradients(self, parameters: Tensor, batch: Batch) -> Tensor:
         """Gradient of each record's loss, one flat row per record."""
-        gradients: Tensor = self._gradients(parameters, batch.features, batch.targets)
-        return gradients
+        if self.book is not None:
+            return self.book.rows(parameters, batch.features, batch.targets)
+        return self._functional_gradients(parameters, batch)
 
     def correct(self, parameters: Tensor, batch: Batch) -> Tensor:
         """Score of each record in [0, 1]: right or wrong, or the bounded squared error of a regression."""
@@ -75,6 +95,50 @@ class Learner:
             raise ValueError("a regression task needs an error cap to have bounded scores")
         errors = (outputs.squeeze(-1) - batch.targets).double().square()
         return 1.0 - torch.nan_to_num(errors, nan=cap, posinf=cap).clamp(max=cap) / cap
+
+    # --- how gradients are found ----------------------------------------------------------------------
+
+    def _bookkeeping(self) -> Bookkeeping | None:
+        """The model's twin of layer rules, if it gives the gradients that torch.func gives."""
+        try:
+            book = Bookkeeping(self.model, self.layout, self._losses)
+            # Two sizes: a model that keeps some other dimension first cannot pass for both.
+            for records in (3, 5):
+                self._compare(book, self._random_batch(records))
+        except Exception as reason:  # a user's model may raise anything when its layers are replaced
+            text = " ".join(str(reason).split())
+            log.warning("per-record gradients by torch.func, several times slower: %s", text)
+            return None
+        log.info("per-record gradients by layer rules")
+        return book
+
+    def _affordable(self, bytes_each: int) -> int:
+        return max(1, min(LARGEST_MICRO_BATCH, WORKING_BYTES[self.device.type] // max(1, bytes_each)))
+
+    def _initial(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters() if p.requires_grad])
+
+    def _compare(self, book: Bookkeeping, batch: Batch) -> None:
+        parameters = self._initial()
+        found = book.rows(parameters, batch.features, batch.targets)
+        expected = self._functional_gradients(parameters, batch)
+        error = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
+        if not bool((error <= 1e-3).all()):
+            raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
+
+    def _random_batch(self, records: int) -> Batch:
+        generator = torch.Generator().manual_seed(records)
+        task = self.task
+        if task.vocabulary is not None:
+            features = torch.randint(task.vocabulary, (records, *task.shape), generator=generator)
+        else:
+            features = torch.rand(records, *task.shape, generator=generator)
+        targets = torch.arange(records) % task.classes if task.classes else torch.ones(records)
+        return Batch(features.to(self.device), targets.to(self.device))
+
+    def _functional_gradients(self, parameters: Tensor, batch: Batch) -> Tensor:
+        gradients: Tensor = self._gradients(parameters, batch.features, batch.targets)
+        return gradients
 
     def _loss_of_one(self, parameters: Tensor, features: Tensor, target: Tensor) -> Tensor:
         outputs = self.outputs(parameters, features.unsqueeze(0))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of a model's trainable parameters, in the order in which they stand in the flat vector.
+    """Names and shapes of a model's trainable parameters, in the order of the flat vector.
 
     Frozen parameters stay in the model as they were initialised.
     """
@@ -32,6 +32,14 @@ class Layout:
         pieces = torch.split(vector, [shape.numel() for shape in self.shapes.values()])
         return {
             name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def split_stacked(self, stacked: Tensor) -> dict[str, Tensor]:
+        """Views into vectors stacked by client, by parameter name: (clients, *shape)."""
+        pieces = torch.split(stacked, [shape.numel() for shape in self.shapes.values()], dim=1)
+        return {
+            name: piece.view(len(stacked), *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
 

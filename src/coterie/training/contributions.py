@@ -1,0 +1,207 @@
+"""What each record adds to a layer's gradient: its squared norm, and the scaled sum over records.
+
+The sum that is released must not move by more than the clip when one record's contribution becomes zero, in
+the arithmetic of the machine. That is why norms and sums are float64 here, although activations and
+gradients are float32:
+
+* `Rows` forms every record's gradient once, as float32 numbers. Norm and sum are taken of those very
+  numbers, so whatever rounding went into them does not matter.
+* `Products` never forms them: a record's gradient is the product of two factors over L positions, its norm
+  comes from Gram matrices and the sum from one matrix product (Li et al. 2022; Bu et al. 2023). In float64
+  the products of float32 numbers are exact, and sums of n terms are off by at most n 2^-53 times the sum of
+  magnitudes. Factors that cancel over positions could make that large beside the norm, so the norm that
+  clips is sqrt(norm^2 + (2^-12 A)^2), where A = sum over positions of |left| |right| bounds the magnitudes:
+  a clipped record has A <= 2^12 clip. With T^2 L at most 2^23 for T records (`LARGEST_PRODUCT`), the matrix
+  product is off by at most T L 2^-53 T 2^12 clip = 2^-18 clip, with the record and without it: together half
+  of the margin of 2^-16 by which the clip is shrunk. Gram matrices are off by far less than (2^-12 A)^2.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.training.tiles import Tiles
+
+LARGEST_PRODUCT = 2**23
+"""Most records squared times positions in one `Products`: keeps its rounding within the margin."""
+_CANCELLATION = 2.0**-24
+
+
+class Contribution(ABC):
+    """One layer's parameters (some of them), for all records of a batch."""
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Upper bound on the squared norm of each record's gradient, in float64: (records,)."""
+
+    @abstractmethod
+    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+        """Sum over each tile of scale times gradient, in float64: (tiles, parameters).
+
+        Args:
+            scales: float64 (records,), zero where a record must not count.
+            usable: bool (records,), false where a gradient may hold infinities, which zero does not cancel.
+        """
+
+    @abstractmethod
+    def rows(self) -> Tensor:
+        """Every record's gradient: float32 (records, parameters)."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """How many float32 numbers are kept until scales are known (and once more as float64)."""
+
+    @property
+    def positions(self) -> int:
+        """How many positions one record has in a product; bounds the records that it may hold."""
+        return 1
+
+
+def _masked(values: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+    if tiles.dynamic and bool(usable.all()):
+        return values
+    return torch.where(usable.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
+
+
+def _check_size(tiles: Tiles, positions: int) -> None:
+    if tiles.size**2 * positions > LARGEST_PRODUCT:
+        raise ValueError(f"{tiles.size} records of {positions} positions in one product round by too much")
+
+
+@dataclass(frozen=True)
+class Rows(Contribution):
+    """Gradients formed record by record.
+
+    Args:
+        gradients: (records, ...), in any order of the parameters' dimensions.
+        order: permutation of the dimensions after the first that puts them in the parameters' own order.
+    """
+
+    gradients: Tensor
+    order: tuple[int, ...] | None = None
+
+    def squared_norms(self) -> Tensor:
+        flat = self.gradients.flatten(1).double()
+        return (flat * flat).sum(dim=1)
+
+    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+        flat = _masked(self.gradients.flatten(1).double(), usable, tiles)
+        if tiles.single:
+            sums = (scales @ flat)[None]
+        else:
+            sums = (scales[:, None] * flat).view(tiles.count, tiles.size, -1).sum(dim=1)
+        return self._ordered(sums)
+
+    def rows(self) -> Tensor:
+        return self._ordered(self.gradients.flatten(1))
+
+    @property
+    def numbers(self) -> int:
+        return self.gradients.numel()
+
+    def _ordered(self, flat: Tensor) -> Tensor:
+        if self.order is None:
+            return flat
+        shaped = flat.view(-1, *self.gradients.shape[1:])
+        return shaped.permute(0, *(1 + dim for dim in self.order)).flatten(1)
+
+
+@dataclass(frozen=True)
+class Products(Contribution):
+    """Gradients left as products: for each record, the sum over positions of right (x) left.
+
+    Args:
+        left: (records, positions, in), the layer's inputs.
+        right: (records, positions, out), the gradients at its outputs.
+        order: as in `Rows`, of dimensions (out, *inner).
+        inner: shape into which `in` unfolds.
+    """
+
+    left: Tensor
+    right: Tensor
+    inner: tuple[int, ...] = ()
+    order: tuple[int, ...] | None = None
+
+    def squared_norms(self) -> Tensor:
+        left, right = self.left.double(), self.right.double()
+        left_norms, right_norms = (left * left).sum(dim=2), (right * right).sum(dim=2)
+        if left.shape[1] == 1:
+            return (left_norms * right_norms)[:, 0]
+        gram = (left @ left.mT) * (right @ right.mT)
+        magnitude = (left_norms.sqrt() * right_norms.sqrt()).sum(dim=1)
+        return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
+
+    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+        _check_size(tiles, self.left.shape[1])
+        left = _masked(self.left, usable, tiles).double()
+        right = _masked(self.right, usable, tiles).double() * scales[:, None, None]
+        left = left.reshape(tiles.count, -1, left.shape[2])
+        right = right.reshape(tiles.count, -1, right.shape[2])
+        return self._ordered(right.mT @ left)
+
+    def rows(self) -> Tensor:
+        return self._ordered(self.right.mT @ self.left)
+
+    @property
+    def numbers(self) -> int:
+        return self.left.numel() + self.right.numel()
+
+    @property
+    def positions(self) -> int:
+        return self.left.shape[1]
+
+    def _ordered(self, products: Tensor) -> Tensor:
+        if self.order is None:
+            return products.flatten(1)
+        shaped = products.view(*products.shape[:2], *self.inner)
+        return shaped.permute(0, *(1 + dim for dim in self.order)).flatten(1)
+
+
+@dataclass(frozen=True)
+class Lookups(Contribution):
+    """Gradients of a table of which each record used a few rows.
+
+    Args:
+        tokens: (records, positions), which row each position used.
+        right: (records, positions, width), the gradients at what was looked up.
+        size: number of rows of the table.
+    """
+
+    tokens: Tensor
+    right: Tensor
+    size: int
+
+    def squared_norms(self) -> Tensor:
+        right = self.right.double()
+        same = self.tokens[:, :, None] == self.tokens[:, None, :]
+        gram = torch.where(same, right @ right.mT, 0.0)
+        magnitude: Tensor = torch.linalg.vector_norm(right, dim=2).sum(dim=1)
+        return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
+
+    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+        _check_size(tiles, self.tokens.shape[1])
+        right = _masked(self.right, usable, tiles).double() * scales[:, None, None]
+        return self._added(right, tiles.count)
+
+    def rows(self) -> Tensor:
+        return self._added(self.right, len(self.right))
+
+    @property
+    def numbers(self) -> int:
+        return self.right.numel()
+
+    @property
+    def positions(self) -> int:
+        return self.tokens.shape[1]
+
+    def _added(self, right: Tensor, tables: int) -> Tensor:
+        """Add what was looked up to as many tables as there are tiles (or records)."""
+        width = right.shape[2]
+        table = torch.arange(tables, device=right.device).repeat_interleave(len(right) // tables)
+        rows = (self.tokens + self.size * table[:, None]).reshape(-1)
+        total = torch.zeros(tables * self.size, width, dtype=right.dtype, device=right.device)
+        total.index_add_(0, rows, right.reshape(-1, width))
+        return total.view(tables, -1)

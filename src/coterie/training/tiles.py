@@ -1,0 +1,47 @@
+"""How the records of many clients lie in one flat batch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A flat batch cut into tiles of equal size, each holding records of one client only.
+
+    Weights are then gathered once per tile, never once per record.
+
+    Args:
+        count: number of tiles.
+        size: records per tile, padding included.
+        owner: position of each tile's client among the stacked weights; None when tile k is client k's.
+        dynamic: whether Python may look at values (to skip work that is rarely needed); a step that is
+            traced or captured once and replayed may not.
+    """
+
+    count: int
+    size: int
+    owner: Tensor | None = None
+    dynamic: bool = True
+
+    @property
+    def records(self) -> int:
+        return self.count * self.size
+
+    @property
+    def single(self) -> bool:
+        """Whether one client's weights serve the whole batch, so that torch's own kernels apply."""
+        return self.count == 1 and self.owner is None
+
+    def gather(self, stacked: Tensor) -> Tensor:
+        """Values of each tile's client, from values stacked by client."""
+        return stacked if self.owner is None else stacked.index_select(0, self.owner)
+
+    def by_client(self, tile_sums: Tensor, clients: int) -> Tensor:
+        """Sums of each client's tiles, as a matrix product: atomic additions would not repeat their order."""
+        if self.owner is None:
+            return tile_sums
+        rows = torch.arange(clients, device=self.owner.device)
+        belongs = (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype)
+        return belongs @ tile_sums
