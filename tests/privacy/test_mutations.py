@@ -55,7 +55,7 @@ def test_nine_tenths_of_the_noise_are_caught_by_looking_at_it():
     mutant = dataclasses.replace(declared, noise_multiplier=0.9 * NOISE)
     for mechanism, passes in ((declared, True), (mutant, False)):
         sample = noisy_mean(mechanism, [], 60_000, 32, stream)
-        pvalue = float(stats.kstest(sample, "norm", args=(0.0, declared.noise_std / 32)).pvalue)
+        pvalue = float(stats.kstest(sample, "norm", args=(0.0, NOISE / 32)).pvalue)
         assert (pvalue > 1e-6) == passes
 
 

@@ -63,6 +63,16 @@ def test_compositions_agree_with_dp_accounting(ours, theirs):
     assert epsilon_of(event, 1e-5, "pld", ours) == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-5)
 
 
+def test_search_for_epsilon_agrees_with_dp_accounting():
+    event = dp.ComposedDpEvent([gaussian(2.0), repeated(poisson_gaussian(0.1, 1.0), 30)])
+    for direction in pld._directions(event, ZERO_OUT):
+        for delta in (0.9, 0.3, 1e-2, 1e-6, 1e-12):
+            assert pld._epsilon(direction, delta) == pytest.approx(
+                direction.get_epsilon_for_delta(delta), rel=1e-9, abs=1e-12
+            )
+        assert math.isinf(pld._epsilon(direction, 1e-18))
+
+
 def test_distributions_keep_both_probabilities():
     for pieces in (
         pld._sampled_pieces(0.004, 1.3),
@@ -78,16 +88,29 @@ def test_distributions_keep_both_probabilities():
             assert (one._probs * np.exp(-losses)).sum() <= 1 + 1e-12
 
 
-def test_finer_grid_never_promises_less():
+@pytest.fixture
+def grid_step(monkeypatch):
+    """Sets another grid step, and forgets what was computed on the old one."""
+
+    def forget():
+        pld._compose_all.cache_clear()
+        pld._repeated.cache_clear()
+
+    def change(step):
+        monkeypatch.setattr(pld, "STEP", step)
+        forget()
+
+    yield change
+    forget()
+
+
+def test_finer_grid_never_promises_less(grid_step):
     event = repeated(poisson_gaussian(0.004, 1.3), 5000)
-    coarse = {}
+    found = {}
     for step in (4e-4, 1e-4):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pld, "STEP", step)
-            pld._sampled_pieces.cache_clear()
-            coarse[step] = pld.epsilon(event, delta=1e-5, adjacency=ZERO_OUT)
-    pld._sampled_pieces.cache_clear()
-    assert coarse[1e-4] <= coarse[4e-4] <= coarse[1e-4] * 1.01
+        grid_step(step)
+        found[step] = pld.epsilon(event, delta=1e-5, adjacency=ZERO_OUT)
+    assert found[1e-4] <= found[4e-4] <= found[1e-4] * 1.01
 
 
 def test_selection_profile_is_the_best_interval():

@@ -6,7 +6,7 @@ such that both P and Q are kept ("connect the dots", Doroshenko et al. 2022): th
 true divergence at every threshold and exactly the true one at the grid points. Masses come from differences
 of normal tails, so rounding errors stay relative to each piece; second differences of the divergence, as
 dp_accounting takes them, leave noise in every piece that fifty thousand compositions make visible.
-Composition, truncation and conversion are dp_accounting's.
+Composition and truncation are dp_accounting's.
 """
 
 import math
@@ -40,7 +40,7 @@ def epsilon(event: DpEvent, *, delta: float, adjacency: Adjacency) -> float:
     found = _directions(event, adjacency)
     if found is None:
         return math.inf
-    return max(float(direction.get_epsilon_for_delta(delta)) for direction in found)
+    return max(_epsilon(direction, delta) for direction in found)
 
 
 def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
@@ -53,20 +53,59 @@ def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
     return min(1.0, max(float(direction.get_delta_for_epsilon(epsilon)) for direction in found))
 
 
-def _directions(event: DpEvent, adjacency: Adjacency) -> list[pld_pmf.DensePLDPmf] | None:
+def _epsilon(distribution: pld_pmf.DensePLDPmf, delta: float) -> float:
+    """Where delta(e) = lost + sum over losses l above e of p(l) (1 - exp(e - l)) comes down to `delta`.
+
+    dp_accounting's own search walks the grid in Python, which took half of a calibration.
+    """
+    lost = distribution._infinity_mass
+    if lost > delta:
+        return math.inf
+    losses = STEP * (distribution._lower_loss + np.arange(distribution.size, dtype=np.float64))
+    positive = losses > 0
+    masses, losses = distribution._probs[positive], losses[positive]
+    # Sums over the losses above the left end of each piece, the first of which begins at 0.
+    upper = lost + np.cumsum(masses[::-1])[::-1]
+    lower = np.cumsum((masses * np.exp(-losses))[::-1])[::-1]
+    left = np.concatenate([[0.0], losses[:-1]])
+    above = np.flatnonzero(upper - np.exp(left) * lower > delta)
+    if not above.size:
+        return 0.0
+    piece = above[-1]
+    return float(np.log((upper[piece] - delta) / lower[piece]))
+
+
+def _directions(event: DpEvent, adjacency: Adjacency) -> tuple[pld_pmf.DensePLDPmf, ...] | None:
     """The composed loss distribution of taking a unit away and of adding it; None if it is not private."""
-    replace_one = adjacency is Adjacency.REPLACE_ONE
-    total = [_nothing(), _nothing()]
-    for atom, times in atoms(event).items():
-        if isinstance(atom, dp.NonPrivateDpEvent):
-            return None
-        if isinstance(atom, dp.GaussianDpEvent):
-            # Equal Gaussians compose to one with a larger shift, with no error from the grid.
-            atom, times = dp.GaussianDpEvent(atom.noise_multiplier / math.sqrt(times)), 1
-        pieces = _pieces(atom, replace_one)
-        total[0] = total[0].compose(_composed(pieces, times))
-        total[1] = total[1].compose(_composed(pieces.reversed(), times))
+    found = atoms(event)
+    if any(isinstance(atom, dp.NonPrivateDpEvent) for atom in found):
+        return None
+    return _compose_all(tuple(found.items()), adjacency is Adjacency.REPLACE_ONE)
+
+
+@lru_cache(maxsize=4)
+def _compose_all(
+    found: tuple[tuple[DpEvent, int], ...], replace_one: bool
+) -> tuple[pld_pmf.DensePLDPmf, ...]:
+    total = (_nothing(), _nothing())
+    for atom, times in found:
+        total = tuple(
+            sofar.compose(part)
+            for sofar, part in zip(total, _repeated(atom, times, replace_one), strict=True)
+        )
     return total
+
+
+@lru_cache(maxsize=8)
+def _repeated(
+    atom: DpEvent, times: int, replace_one: bool
+) -> tuple[pld_pmf.DensePLDPmf, pld_pmf.DensePLDPmf]:
+    """One kind of release, composed with itself, in both directions."""
+    if isinstance(atom, dp.GaussianDpEvent):
+        # Equal Gaussians compose to one with a larger shift, with no error from the grid.
+        atom, times = dp.GaussianDpEvent(atom.noise_multiplier / math.sqrt(times)), 1
+    pieces = _pieces(atom, replace_one)
+    return _composed(pieces, times), _composed(pieces.reversed(), times)
 
 
 def _nothing() -> pld_pmf.DensePLDPmf:
@@ -131,7 +170,6 @@ def _pieces(atom: DpEvent, replace_one: bool) -> Pieces:
     raise PlanError(f"{type(atom).__name__}: the PLD accountant cannot bound this event")
 
 
-@lru_cache(maxsize=8)
 def _sampled_pieces(rate: float, noise: float) -> Pieces:
     """(1-q) N(0) + q N(1) against N(0), standard deviation z."""
     low, high = -_TAIL * noise, 1.0 + _TAIL * noise
@@ -166,7 +204,6 @@ def _sampled_pieces(rate: float, noise: float) -> Pieces:
     )
 
 
-@lru_cache(maxsize=8)
 def _replaced_pieces(rate: float, noise: float) -> Pieces:
     """(1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1), standard deviation z; q below 1."""
     odds = math.log1p(-rate) - math.log(rate) + 0.5 / noise**2
@@ -212,7 +249,6 @@ def _either_way(pieces: Pieces) -> Pieces:
     )
 
 
-@lru_cache(maxsize=8)
 def _selection_pieces(bounded_range: float) -> Pieces:
     """The pair that dominates every mechanism whose losses lie within an interval of this length.
 
