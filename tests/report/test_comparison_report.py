@@ -61,10 +61,13 @@ def test_a_comparison_of_failures_alone_has_a_report(comparison_folder: Callable
     assert "broken" in text
 
 
-def test_a_comparison_without_its_table_is_called_unfinished(comparison_folder: Callable[..., Path]) -> None:
+def test_an_interrupted_comparison_reports_what_is_there(comparison_folder: Callable[..., Path]) -> None:
     folder = comparison_folder({"algorithm.name": ALGORITHMS})
     (folder / "table.csv").unlink()
-    assert "Unfinished" in outline(report(folder)).text
+    (folder / "cells" / f"name={ALGORITHMS[0]}" / "result.json").unlink()
+    text = outline(report(folder)).text
+    assert "1 run did not finish" in text
+    assert "not finished" in text
 
 
 def test_spread_over_seeds_is_shown(comparison_folder: Callable[..., Path]) -> None:

@@ -78,6 +78,15 @@ class Sweep:
             found[name] = Cell(name, values, Experiment.model_validate(override(self.base, values)))
         return list(found.values())
 
+    @property
+    def varying(self) -> list[str]:
+        """Keys of the grid that make a row of their own: all but the seeds."""
+        return [key for key in self.grid if not key.startswith("seeds.")]
+
+    def setting(self, cell: Cell) -> dict[str, Any]:
+        """The cell's values of those keys."""
+        return {key: cell.values[key] for key in self.varying}
+
     def to_yaml(self) -> str:
         content = {"base": dict(self.base), "grid": {key: list(values) for key, values in self.grid.items()}}
         return yaml.safe_dump(content, sort_keys=False)
@@ -124,10 +133,32 @@ class SweepResult:
     """The finished cells, the table over them, and what broke."""
 
     folder: Path
+    sweep: Sweep
     rows: tuple[Row, ...]
     cells: Mapping[str, Path]
     failed: Mapping[str, str]
     """Why, for each cell that did not finish."""
+
+    @classmethod
+    def load(cls, path: Path) -> "SweepResult":
+        """What the folder of a comparison holds now, finished or not."""
+        stored = path / "sweep.yaml"
+        if not stored.exists():
+            raise InputError(f"{path}: not the folder of a comparison, sweep.yaml is missing")
+        sweep = Sweep.read(stored)
+        cells = sweep.cells()
+        finished = {
+            cell.name: RunResult.load(_cell_path(path, cell))
+            for cell in cells
+            if RunFolder(_cell_path(path, cell)).finished
+        }
+        failed = {
+            cell.name: _last_line(path / "cells" / f"{cell.name}.log")
+            for cell in cells
+            if cell.name not in finished
+        }
+        rows = tuple(_rows(sweep, cells, finished))
+        return cls(path, sweep, rows, {name: result.folder for name, result in finished.items()}, failed)
 
     @property
     def report(self) -> Path:
@@ -164,24 +195,21 @@ def compare(
     else:
         out.mkdir(parents=True, exist_ok=True)
         folder.write_text(stored, sweep.to_yaml())
-    failed = _run_cells(cells, out, workers or _default_workers(cells), watch or (lambda progress: None))
-    finished = {cell.name: RunResult.load(_cell_path(out, cell)) for cell in cells if cell.name not in failed}
-    rows = tuple(_rows(sweep, cells, finished))
-    folder.write_text(out / "table.csv", table_csv(rows))
-    folder.write_text(out / "table.md", table_markdown(rows))
-    return SweepResult(out, rows, {name: result.folder for name, result in finished.items()}, failed)
+    _run_cells(cells, out, workers or _default_workers(cells), watch or (lambda progress: None))
+    result = SweepResult.load(out)
+    folder.write_text(out / "table.csv", table_csv(result.rows))
+    folder.write_text(out / "table.md", table_markdown(result.rows))
+    return result
 
 
 # --- running cells ----------------------------------------------------------------------------------
 
 
-def _run_cells(
-    cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[Progress], None]
-) -> dict[str, str]:
-    """Keep `workers` processes busy until every cell has finished or failed; returns the failures."""
+def _run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[Progress], None]) -> None:
+    """Keep `workers` processes busy until every cell has finished or failed; a failure is in its log."""
     waiting = [cell for cell in cells if not RunFolder(_cell_path(out, cell)).finished]
     running: dict[str, subprocess.Popen[bytes]] = {}
-    failed: dict[str, str] = {}
+    failed: set[str] = set()
     rounds = {cell.name: cell.experiment.schedule.rounds for cell in cells}
     try:
         while waiting or running:
@@ -193,16 +221,14 @@ def _run_cells(
                     continue
                 del running[name]
                 if process.returncode != 0:
-                    failed[name] = (
-                        _last_line(out / "cells" / f"{name}.log") or f"exit code {process.returncode}"
-                    )
+                    failed.add(name)
+                    _note_exit(out / "cells" / f"{name}.log", process.returncode)
             watch(Progress({cell.name: _rounds_done(out, cell) for cell in cells}, rounds, frozenset(failed)))
             if running:
                 time.sleep(POLL_SECONDS)
     finally:
         for process in running.values():
             process.terminate()
-    return failed
 
 
 def _start(cell: Cell, out: Path, threads: int | None) -> subprocess.Popen[bytes]:
@@ -247,23 +273,28 @@ def _rounds_done(out: Path, cell: Cell) -> int:
     return sum(1 for _ in folder.read_lines(RunFolder(_cell_path(out, cell)).metrics))
 
 
+def _note_exit(log: Path, code: int) -> None:
+    """A process that was killed says nothing itself."""
+    if code < 0:
+        with log.open("a", encoding="utf-8") as handle:
+            handle.write(f"killed by signal {-code}\n")
+
+
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1].removeprefix("error: ") if lines else ""
+    return lines[-1].removeprefix("error: ") if lines else "not finished"
 
 
 # --- the table --------------------------------------------------------------------------------------
 
 
 def _rows(sweep: Sweep, cells: Sequence[Cell], finished: Mapping[str, RunResult]) -> Iterator[Row]:
-    varying = [key for key in sweep.grid if not key.startswith("seeds.")]
-    groups: dict[tuple[str, ...], list[tuple[Cell, RunResult]]] = {}
+    groups: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell.name in finished:
-            key = tuple(repr(cell.values[name]) for name in varying)
-            groups.setdefault(key, []).append((cell, finished[cell.name]))
+            groups.setdefault(repr(sweep.setting(cell)), []).append(cell)
     for members in groups.values():
-        yield _row({name: members[0][0].values[name] for name in varying}, [result for _, result in members])
+        yield _row(sweep.setting(members[0]), [finished[cell.name] for cell in members])
 
 
 def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:

@@ -84,8 +84,6 @@ def _notices(comparison: Comparison) -> Iterator[Markup]:
         yield notice(
             "warn", f"{count(len(comparison.failures), 'run')} did not finish; see the end of this page."
         )
-    if not comparison.has_table:
-        yield notice("warn", "Unfinished: the table is written when every run has finished or failed.")
     warned = sum(bool(run.result.warnings) for run in _finished(comparison))
     if warned:
         yield notice("warn", f"{count(warned, 'run')} with warnings; see the end of this page.")
@@ -271,7 +269,7 @@ def _failures(comparison: Comparison) -> Markup | None:
         facts(
             (
                 failure.cell.name,
-                f"{failure.reason or 'no message'} ({failure.rounds} of "
+                f"{failure.reason} ({failure.rounds} of "
                 f"{count(failure.cell.experiment.schedule.rounds, 'round')} done)",
             )
             for failure in comparison.failures

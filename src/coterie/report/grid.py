@@ -1,19 +1,16 @@
 """The folder of a comparison as the report reads it: settings, their runs, and what did not finish."""
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coterie.algorithms import find_algorithm
-from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder, read_json
 from coterie.experiment.runner import RunResult
-from coterie.experiment.sweep import Cell, Row, Sweep
+from coterie.experiment.sweep import Cell, Row, Sweep, SweepResult
 from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run
 
-SEEDS = "seeds."
 LEADING = "algorithm.name"
 """The key whose values share a colour, where a grid has it."""
 
@@ -72,7 +69,6 @@ class Comparison:
     cells: int
     settings: tuple[Setting, ...]
     failures: tuple[Failure, ...]
-    has_table: bool
     example: RunRecord | None
     """One finished run, for what all of them have in common."""
 
@@ -84,21 +80,16 @@ class Comparison:
 
     @property
     def varying(self) -> list[str]:
-        return varying_keys(self.sweep)
+        return self.sweep.varying
 
     @property
     def leading(self) -> str | None:
         return leading_key(self.sweep)
 
 
-def varying_keys(sweep: Sweep) -> list[str]:
-    """Keys of the grid that make a row of their own."""
-    return [key for key in sweep.grid if not key.startswith(SEEDS)]
-
-
 def leading_key(sweep: Sweep) -> str | None:
     """The key that colours tell apart: the algorithm, else the first with a choice."""
-    choices = [key for key in varying_keys(sweep) if len(sweep.grid[key]) > 1]
+    choices = [key for key in sweep.varying if len(sweep.grid[key]) > 1]
     if LEADING in choices:
         return LEADING
     return choices[0] if choices else None
@@ -106,90 +97,40 @@ def leading_key(sweep: Sweep) -> str | None:
 
 def read_comparison(path: Path) -> Comparison:
     """Read a comparison folder; cells that did not finish are part of what it tells."""
-    stored = path / "sweep.yaml"
-    if not stored.exists():
-        raise InputError(f"{path}: not the folder of a comparison, sweep.yaml is missing")
-    sweep = Sweep.read(stored)
-    cells = sweep.cells()
-    keys = varying_keys(sweep)
-    runs: dict[tuple[str, ...], list[CellRun]] = {}
-    failures = []
-    for cell in cells:
-        files = RunFolder(path / "cells" / cell.name)
-        if not files.finished:
-            log = files.path.with_name(f"{cell.name}.log")
-            failures.append(Failure(cell, len(read_rounds(files.metrics)), _last_line(log)))
-            continue
-        task = read_json(files.federation).get("task")
-        runs.setdefault(_spelling(cell.values, keys), []).append(
-            CellRun(
-                cell=cell,
-                result=RunResult.load(files.path),
-                rounds=read_rounds(files.metrics),
-                measure=SCORE if task == "regression" else ACCURACY,
-                has_findings=files.findings.exists(),
-                has_report=files.report.exists(),
-            )
-        )
-    table = path / "table.csv"
-    rows = _read_rows(table, keys) if table.exists() else {}
+    loaded = SweepResult.load(path)
+    sweep, cells = loaded.sweep, loaded.sweep.cells()
     leading = leading_key(sweep)
     settings = []
-    for spelling, members in runs.items():
-        row = rows.get(spelling)
-        if row is None:
-            continue  # finished after the table was written, which a resumed comparison writes anew
-        values = {key: members[0].cell.values[key] for key in keys}
-        colour = list(sweep.grid[leading]).index(values[leading]) if leading else 0
-        settings.append(Setting(values, row, tuple(members), colour))
+    for row in loaded.rows:
+        members = [cell for cell in cells if cell.name in loaded.cells and sweep.setting(cell) == row.values]
+        colour = list(sweep.grid[leading]).index(row.values[leading]) if leading else 0
+        runs = tuple(_read_cell(cell, loaded.cells[cell.name]) for cell in members)
+        settings.append(Setting(row.values, row, runs, colour))
+    failures = [
+        Failure(
+            cell, len(read_rounds(RunFolder(path / "cells" / cell.name).metrics)), loaded.failed[cell.name]
+        )
+        for cell in cells
+        if cell.name in loaded.failed
+    ]
     return Comparison(
         name=path.resolve().name,
         sweep=sweep,
         cells=len(cells),
         settings=tuple(settings),
         failures=tuple(failures),
-        has_table=table.exists(),
         example=read_run(settings[0].runs[0].result.folder) if settings else None,
     )
 
 
-def _spelling(values: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
-    """Values as the table spells them."""
-    return tuple("" if values[key] is None else str(values[key]) for key in keys)
-
-
-def _read_rows(path: Path, keys: Sequence[str]) -> dict[tuple[str, ...], Row]:
-    try:
-        with path.open(encoding="utf-8", newline="") as handle:
-            lines = list(csv.DictReader(handle))
-        return {tuple(line[key] for key in keys): _row(line, keys) for line in lines}
-    except (KeyError, TypeError, ValueError) as mistake:
-        raise InputError(f"{path}: not the table of this comparison ({mistake!r})") from None
-
-
-def _row(line: Mapping[str, str], keys: Sequence[str]) -> Row:
-    def maybe(name: str) -> float | None:
-        return float(line[name]) if line[name] else None
-
-    return Row(
-        values={key: line[key] for key in keys},
-        runs=int(line["runs"]),
-        accuracy=float(line["accuracy"]),
-        accuracy_std=maybe("accuracy_std"),
-        worst_client=float(line["worst_client"]),
-        best_client=float(line["best_client"]),
-        worst_cluster=maybe("worst_cluster"),
-        disparity=float(line["disparity"]),
-        f_acc=maybe("f_acc"),
-        f_loss=maybe("f_loss"),
-        clusters_found=int(line["clusters_found"]) if line["clusters_found"] else None,
-        epsilon=float(line["epsilon"]),
-        noise_multiplier=float(line["noise_multiplier"]),
-        seconds=float(line["seconds"]),
-        guarantee=line["guarantee"],
+def _read_cell(cell: Cell, path: Path) -> CellRun:
+    files = RunFolder(path)
+    regression = read_json(files.federation).get("task") == "regression"
+    return CellRun(
+        cell=cell,
+        result=RunResult.load(path),
+        rounds=read_rounds(files.metrics),
+        measure=SCORE if regression else ACCURACY,
+        has_findings=files.findings.exists(),
+        has_report=files.report.exists(),
     )
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1].removeprefix("error: ") if lines else ""
