@@ -74,12 +74,12 @@ def test_several_units_get_the_worst_of_all():
     promise = guarantee(plan, budget=budgets)
     assert promise.epsilon == guarantee(loud, delta=1e-4).epsilon
     assert promise.delta == 1e-3
-    assert promise.subject == "any of 2 subjects (most: b)"
+    assert promise.subject == "any of 2 clients (most: b)"
 
 
 def test_many_equal_units_share_one_sentence():
     plan = record_plan(noise=2.0, first=2.0, subjects=tuple(f"client {i}" for i in range(1000)))
-    assert "unit=record of any of 1000 subjects |" in str(guarantee(plan, delta=1e-4))
+    assert "unit=record of any of 1000 clients |" in str(guarantee(plan, delta=1e-4))
 
 
 def test_no_noise_says_that_there_is_no_privacy():

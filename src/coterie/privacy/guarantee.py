@@ -178,9 +178,10 @@ def guarantee(
 def _subject_text(plan: PrivacyPlan, worst: int) -> str:
     if len(plan.units) == 1:
         return plan.units[0].subject
+    everyone = f"any of {len(plan.units)} {'workers' if plan.unit is Unit.WORKER else 'clients'}"
     if len({unit.releases for unit in plan.units}) == 1:
-        return f"any of {len(plan.units)} subjects"
-    return f"any of {len(plan.units)} subjects (most: {plan.units[worst].subject})"
+        return everyone
+    return f"{everyone} (most: {plan.units[worst].subject})"
 
 
 def describe_event(event: DpEvent) -> str:

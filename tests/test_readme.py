@@ -1,0 +1,57 @@
+"""What the README prints is what the commands print."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coterie.algorithms import algorithm_names
+from coterie.cli.main import app
+from coterie.data import dataset_names
+from coterie.experiment.files import read_experiment
+from coterie.experiment.runner import prepare
+from coterie.experiment.schema import Experiment
+from coterie.models import model_names
+from coterie.privacy import Unit
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_guarantee_beside_the_demo_is_recomputed() -> None:
+    promise = str(prepare(Experiment()).guarantee)
+    assert promise.replace("|", "\\|") in README
+
+
+def test_the_printed_plan_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = re.search(r"\$ (coterie plan [^`]*)\n```", README)
+    assert block is not None
+    command, _, printed = block.group(1).replace("\\\n", " ").partition("\n")
+    monkeypatch.setenv("COLUMNS", "100")
+    app(command.split()[1:], standalone_mode=False)
+    assert capsys.readouterr().out.split() == printed.split()
+
+
+def test_every_dataset_model_and_algorithm_of_the_readme_exists() -> None:
+    for name in [*dataset_names(), *model_names()]:
+        assert f"`{name}`" in README, name
+    for name in algorithm_names(Unit.RECORD):
+        assert f"`{name}`" in README, name
+
+
+def test_the_sweep_of_the_readme_is_valid(tmp_path: Path) -> None:
+    from coterie.experiment.sweep import Sweep
+
+    text = re.search(r"A sweep is a base and a grid:\n\n```yaml\n(.*?)```", README, re.DOTALL)
+    assert text is not None
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text.group(1))
+    assert len(Sweep.read(path).cells()) == 16
+
+
+def test_the_overrides_of_the_readme_are_valid() -> None:
+    for override in re.findall(r"--set (\S+)", README):
+        if not override.startswith("data.path"):
+            tree = [override] if not override.startswith("data.name=folder") else [override, "data.path=x"]
+            read_experiment(None, tree)
