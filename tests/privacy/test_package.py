@@ -37,3 +37,10 @@ def test_calibration_prints_nothing():
 def test_everything_promised_is_there():
     for name in coterie.privacy.__all__:
         assert hasattr(coterie.privacy, name)
+
+
+def test_example_of_the_documentation_runs():
+    page = (HERE.parents[1] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    sentence = run(code).stdout
+    assert sentence.startswith("(eps=3.00, delta=1e-4)-DP | unit=record of hospital A")

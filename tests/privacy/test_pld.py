@@ -198,14 +198,17 @@ def test_fixed_size_sampling_is_dominated(population, size):
     bounds = {
         (epsilon, adjacency): delta_of(event, epsilon, "pld", adjacency)
         for epsilon in (0.0, 0.2, 0.7, 1.5)
-        for adjacency in (Adjacency.ADD_REMOVE, REPLACE_ONE)
+        for adjacency in Adjacency
     }
     for values in itertools.product((-1.0, 1.0), repeat=population):
         whole = released(values)
-        without = released(values[1:])
-        replaced = released((-values[0], *values[1:]))
+        others = {
+            Adjacency.ADD_REMOVE: released(values[1:]),
+            REPLACE_ONE: released((-values[0], *values[1:])),
+            ZERO_OUT: released((0.0, *values[1:])),
+        }
         for (epsilon, adjacency), bound in bounds.items():
-            other = replaced if adjacency is REPLACE_ONE else without
+            other = others[adjacency]
             assert hockey_stick(whole, other, epsilon) <= bound + 1e-8
             assert hockey_stick(other, whole, epsilon) <= bound + 1e-8
 

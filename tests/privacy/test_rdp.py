@@ -2,6 +2,7 @@
 
 import math
 
+import dp_accounting as dp
 import mpmath as mp
 import numpy as np
 import pytest
@@ -159,3 +160,12 @@ def test_shares_add_up():
 def test_meaningless_rates_and_noises_are_refused(rate, noise):
     with pytest.raises(PrivacyInputError):
         rdp.poisson_rdp(rate, noise, rdp.ORDERS)
+
+
+def test_a_zeroed_unit_keeps_its_slot_in_a_fixed_cohort():
+    event = repeated(dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(3.0)), 20)
+    zeroed, replaced, removed = (
+        rdp.epsilon(event, delta=1e-5, adjacency=adjacency)
+        for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE)
+    )
+    assert zeroed == replaced > removed

@@ -79,7 +79,7 @@ def _calibrate_unit(
             )
 
         start = 1.0
-        if accountant != "rdp":
+        if accountant != "rdp" and mode is Mode.SOUND:
             # RDP is fast and never below: its answer, roughly, is where the slower search begins.
             start = noise_by("rdp", 1e-2, 1.0) or 1.0
         noise = noise_by(accountant, method.tolerance, start)

@@ -80,31 +80,30 @@ def _directions(event: DpEvent, adjacency: Adjacency) -> tuple[pld_pmf.DensePLDP
     found = atoms(event)
     if any(isinstance(atom, dp.NonPrivateDpEvent) for atom in found):
         return None
-    return _compose_all(tuple(found.items()), adjacency is Adjacency.REPLACE_ONE)
+    return _compose_all(tuple(found.items()), adjacency)
 
 
 @lru_cache(maxsize=4)
 def _compose_all(
-    found: tuple[tuple[DpEvent, int], ...], replace_one: bool
+    found: tuple[tuple[DpEvent, int], ...], adjacency: Adjacency
 ) -> tuple[pld_pmf.DensePLDPmf, ...]:
     total = (_nothing(), _nothing())
     for atom, times in found:
         total = tuple(
-            sofar.compose(part)
-            for sofar, part in zip(total, _repeated(atom, times, replace_one), strict=True)
+            sofar.compose(part) for sofar, part in zip(total, _repeated(atom, times, adjacency), strict=True)
         )
     return total
 
 
 @lru_cache(maxsize=8)
 def _repeated(
-    atom: DpEvent, times: int, replace_one: bool
+    atom: DpEvent, times: int, adjacency: Adjacency
 ) -> tuple[pld_pmf.DensePLDPmf, pld_pmf.DensePLDPmf]:
     """One kind of release, composed with itself, in both directions."""
     if isinstance(atom, dp.GaussianDpEvent):
         # Equal Gaussians compose to one with a larger shift, with no error from the grid.
         atom, times = dp.GaussianDpEvent(atom.noise_multiplier / math.sqrt(times)), 1
-    pieces = _pieces(atom, replace_one)
+    pieces = _pieces(atom, adjacency)
     return _composed(pieces, times), _composed(pieces.reversed(), times)
 
 
@@ -153,20 +152,21 @@ def _composed(pieces: Pieces, times: int) -> pld_pmf.DensePLDPmf:
     return distribution if times == 1 else distribution.self_compose(times)
 
 
-def _pieces(atom: DpEvent, replace_one: bool) -> Pieces:
-    reach = 2.0 if replace_one else 1.0
+def _pieces(atom: DpEvent, adjacency: Adjacency) -> Pieces:
+    replace_one = adjacency is Adjacency.REPLACE_ONE
     if isinstance(atom, dp.GaussianDpEvent):
-        return _sampled_pieces(1.0, atom.noise_multiplier / reach)
+        return _sampled_pieces(1.0, atom.noise_multiplier / adjacency.reach)
     if isinstance(atom, SelectionDpEvent):
         return _selection_pieces(atom.bounded_range(replace_one))
     if isinstance(atom, dp.PoissonSampledDpEvent):
         rate, noise = atom.sampling_probability, atom.event.noise_multiplier
         return _replaced_pieces(rate, noise) if replace_one else _sampled_pieces(rate, noise)
     if isinstance(atom, dp.SampledWithoutReplacementDpEvent):
-        # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled.
+        # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A unit
+        # that stays in the population with a zero contribution still takes its slot, as a replaced one does.
         rate = atom.sample_size / atom.source_dataset_size
         pieces = _sampled_pieces(rate, atom.event.noise_multiplier / 2)
-        return _either_way(pieces) if replace_one and rate < 1 else pieces
+        return pieces if adjacency is Adjacency.ADD_REMOVE or rate == 1 else _either_way(pieces)
     raise PlanError(f"{type(atom).__name__}: the PLD accountant cannot bound this event")
 
 

@@ -42,7 +42,7 @@ def rdp(event: DpEvent, adjacency: Adjacency) -> Floats:
     """The divergence of the whole tree at `ORDERS`: Renyi divergences of adaptive releases add up."""
     total = np.zeros_like(ORDERS)
     for atom, times in atoms(event).items():
-        total += times * _atom_rdp(atom, adjacency is Adjacency.REPLACE_ONE)
+        total += times * _atom_rdp(atom, adjacency)
     return total
 
 
@@ -87,26 +87,27 @@ def delta_from_rdp(orders: Floats, divergences: Floats, epsilon: float) -> float
 
 
 @lru_cache(maxsize=4096)
-def _atom_rdp(atom: DpEvent, replace_one: bool) -> Floats:
-    result = _bound_atom(atom, replace_one)
+def _atom_rdp(atom: DpEvent, adjacency: Adjacency) -> Floats:
+    result = _bound_atom(atom, adjacency)
     result.flags.writeable = False
     return result
 
 
-def _bound_atom(atom: DpEvent, replace_one: bool) -> Floats:
-    reach = 2.0 if replace_one else 1.0
+def _bound_atom(atom: DpEvent, adjacency: Adjacency) -> Floats:
+    replace_one = adjacency is Adjacency.REPLACE_ONE
     if isinstance(atom, dp.NonPrivateDpEvent):
         return np.full_like(ORDERS, math.inf)
     if isinstance(atom, dp.GaussianDpEvent):
-        return gaussian_rdp(atom.noise_multiplier / reach, ORDERS)
+        return gaussian_rdp(atom.noise_multiplier / adjacency.reach, ORDERS)
     if isinstance(atom, SelectionDpEvent):
         return selection_rdp(atom.bounded_range(replace_one), ORDERS)
     if isinstance(atom, dp.PoissonSampledDpEvent):
         bound = replace_one_poisson_rdp if replace_one else poisson_rdp
         return bound(atom.sampling_probability, atom.event.noise_multiplier, ORDERS)
     if isinstance(atom, dp.SampledWithoutReplacementDpEvent):
-        bound = replace_one_fixed_size_rdp if replace_one else poisson_rdp
-        # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled.
+        # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A unit
+        # that stays in the population with a zero contribution still takes its slot, as a replaced one does.
+        bound = poisson_rdp if adjacency is Adjacency.ADD_REMOVE else replace_one_fixed_size_rdp
         return bound(atom.sample_size / atom.source_dataset_size, atom.event.noise_multiplier / 2, ORDERS)
     raise PlanError(f"{type(atom).__name__}: the RDP accountant cannot bound this event")
 
