@@ -19,7 +19,7 @@ from coterie.training.tiles import Tiles
 MARGIN = 1.0 - 2.0**-16
 
 
-def clip_scales(norms: Tensor, clip: float) -> Tensor:
+def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
     """What to multiply contributions of these norms (float64) by; zero where a norm is not finite."""
     scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     return torch.where(torch.isfinite(norms), scales, 0.0)
@@ -38,7 +38,7 @@ def stacked_clipped_sum(
     stacked: Tensor,
     batch: Batch,
     tiles: Tiles,
-    clip: float,
+    clip: float | Tensor,
     present: Tensor | None = None,
 ) -> Tensor:
     """Sum over each client's records of the clipped gradient, in float64: (clients, parameters).
@@ -46,6 +46,7 @@ def stacked_clipped_sum(
     Args:
         stacked: parameters by client, (clients, parameters).
         batch: the records of all clients, in the order of the tiles.
+        clip: one for all, or one for each record.
         present: bool (records,), false where a tile is padded; None when every record counts.
     """
     found = book.contributions(stacked, batch.features, batch.targets, tiles)
@@ -57,10 +58,10 @@ def stacked_clipped_sum(
     sums = []
     for name, shape in book.layout.shapes.items():
         if name in found:
-            sums.append(found[name].scaled_sum(scales, usable, tiles))
+            sums.append(tiles.by_client(found[name].scaled_sum(scales, usable, tiles), len(stacked)))
         else:  # no output depends on it
-            sums.append(scales.new_zeros(tiles.count, shape.numel()))
-    return tiles.by_client(torch.cat(sums, dim=1), len(stacked))
+            sums.append(scales.new_zeros(len(stacked), shape.numel()))
+    return torch.cat(sums, dim=1)
 
 
 def clipped_sum(

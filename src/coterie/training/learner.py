@@ -61,13 +61,17 @@ class Learner:
         self.device = device
         self._gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0), randomness="error")
         self.book = self._bookkeeping() if fast else None
-        self.row_batch = self._affordable(4 * self.layout.size)
-        self.micro_batch = self.row_batch
+        self.bytes_per_record = 4 * self.layout.size
+        self.row_batch = self.micro_batch = self._affordable(self.bytes_per_record)
         if self.book is not None:
             probe = self._random_batch(1)
-            bytes_each, positions = self.book.footprint(self._initial(), probe.features, probe.targets)
+            self.bytes_per_record, positions = self.book.footprint(
+                self._initial(), probe.features, probe.targets
+            )
             self.micro_batch = min(
-                self._affordable(bytes_each), math.isqrt(LARGEST_PRODUCT // positions), LARGEST_MICRO_BATCH
+                self._affordable(self.bytes_per_record),
+                math.isqrt(LARGEST_PRODUCT // positions),
+                LARGEST_MICRO_BATCH,
             )
             self.row_batch = min(self.row_batch, self.micro_batch)
 

@@ -1,0 +1,408 @@
+"""Many clients on one GPU: is the stacked step right there, how fast is it, and where does its time go?
+
+    python benchmarks/gpu.py [--device cuda] [--seconds 330] [--json results.json]
+
+Prints one line per variant as it finishes, then a table. Every variant does the same work: DP-SGD with
+Poisson batches of 32 on average (peers: batches of exactly 32), coins, clipping, noise and the step included;
+a figure is useful sample gradients per second, padding not counted. A variant that fails prints its exception
+and the rest goes on; variants that no longer fit the time are skipped by name. `--device cpu --tiny` tries
+the script itself.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from coterie.data.records import Task
+from coterie.models import ModelSettings, build_model
+from coterie.privacy import Adjacency, PoissonSteps
+from coterie.training import layers, philox
+from coterie.training.clipping import MARGIN, clip_rows, clip_scales
+from coterie.training.learner import Batch, Learner
+from coterie.training.parameters import flatten
+from coterie.training.stacked import StackedJob, StackedTrainer
+
+IMAGES = {"cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
+TINY_IMAGES = {"cnn": (1, 8, 8), "resnet18": (3, 8, 8)}
+BATCH = 32
+CLIP = 1.0
+NOISE = 1.0
+LR = 0.1
+
+
+@dataclass
+class Bench:
+    """What was measured, and how much time is left."""
+
+    device: torch.device
+    tiny: bool
+    deadline: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def timed(self, work: Callable[[], Any]) -> float:
+        self.synchronize()
+        began = time.perf_counter()
+        work()
+        self.synchronize()
+        return time.perf_counter() - began
+
+    def variant(self, name: str, needs: float, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run one variant if its time is left; keep what it returns, or why it failed."""
+        left = self.deadline - time.perf_counter()
+        row: dict[str, Any] = {"variant": name}
+        if left < needs and not self.tiny:
+            row["skipped"] = f"{left:.0f} s left, needs about {needs:.0f}"
+        else:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            try:
+                row.update(run())
+            except Exception as error:
+                row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+                traceback.print_exc(limit=-4)
+            row["total_seconds"] = round(time.perf_counter() - began, 1)
+            if self.device.type == "cuda":
+                row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+        torch._dynamo.reset()
+        return row
+
+
+def task_of(model: str) -> Task:
+    return Task(kind="classification", shape=IMAGES[model], classes=10)
+
+
+def setup(bench: Bench, name: str, clients: int, records: int) -> tuple[Learner, list[Batch], Tensor]:
+    task = task_of(name)
+    model = build_model(ModelSettings(name=name), task, seed=0)
+    start = torch.from_numpy(flatten(model)).to(bench.device)
+    generator = torch.Generator(bench.device).manual_seed(1)
+    data = [
+        Batch(
+            torch.rand(records, *task.shape, device=bench.device, generator=generator),
+            torch.randint(10, (records,), device=bench.device, generator=generator),
+        )
+        for _ in range(clients)
+    ]
+    return Learner(model, task, bench.device), data, start
+
+
+def poisson(records: int, batch: int) -> PoissonSteps:
+    return PoissonSteps(
+        clip=CLIP,
+        noise_multiplier=NOISE,
+        records=records,
+        batch=batch,
+        epochs=1,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+
+
+# --- is it right ------------------------------------------------------------------------------------
+
+
+def check(bench: Bench, name: str, compiled: bool, tile: int) -> dict[str, Any]:
+    """A few steps of three clients against torch.func, client by client, with the same coins and noise."""
+    learner, data, start = setup(bench, name, 3, 40)
+    slow = Learner(
+        build_model(ModelSettings(name=name), task_of(name), 0), task_of(name), bench.device, fast=False
+    )
+    plan = poisson(40, 10)
+    jobs = [StackedJob(w, start, plan, noise_key=11 + w, coin_key=2**62 + w) for w in range(3)]
+    found = StackedTrainer(learner, data, LR, tile=tile, compiled=compiled).train(jobs)
+    worst = 0.0
+    for which, job in enumerate(jobs):
+        keys = [philox.split_keys([key], bench.device) for key in (job.coin_key, job.noise_key)]
+        rate = torch.tensor([plan.rate], dtype=torch.float64, device=bench.device)
+        coins = philox.coins(keys[0], rate, 0, plan.steps, 40)[:, 0]
+        parameters = start.double()
+        for step in range(plan.steps):
+            rows = slow.gradients(parameters.float(), data[which].take(coins[step]))
+            total = clip_rows(rows, CLIP).sum(dim=0)
+            at = torch.tensor([step], device=bench.device)
+            total += plan.noise_std * philox.normals(keys[1], at, len(total))[0]
+            parameters = parameters - LR * total / plan.denominator
+        expected = parameters - start.double()
+        worst = max(worst, float((found[which] - expected).norm() / expected.norm()))
+    return {"relative_error": worst, "ok": worst < 1e-3}
+
+
+# --- ours -------------------------------------------------------------------------------------------
+
+
+def ours(
+    bench: Bench,
+    name: str,
+    clients: int,
+    records: int,
+    *,
+    tile: int = 8,
+    compiled: bool = True,
+    captured: bool = True,
+    tf32: bool = False,
+    large: int | None = None,
+    profile: bool = False,
+) -> dict[str, Any]:
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    kept = layers.LARGE_KERNEL
+    layers.LARGE_KERNEL = kept if large is None else large
+    try:
+        learner, data, start = setup(bench, name, clients, records)
+        plan = poisson(records, BATCH if not bench.tiny else 4)
+        jobs = [StackedJob(w, start, plan, noise_key=3 + w, coin_key=5 + w) for w in range(clients)]
+        trainer = StackedTrainer(learner, data, LR, tile=tile, compiled=compiled, captured=captured)
+        warm = bench.timed(lambda: trainer.train(jobs))
+        seconds = min(bench.timed(lambda: trainer.train(jobs)) for _ in range(2))
+        program = next(iter(trainer._programs.values()))
+        drawn = int(program._draw(0, plan.steps)[1].row.numel())
+        coins = bench.timed(lambda: program._draw(0, plan.steps))
+        result = {
+            "samples_per_second": round(drawn / seconds),
+            "microseconds_per_step": round(1e6 * seconds / plan.steps),
+            "of_which_coins": round(1e6 * coins / plan.steps),
+            "slots_per_sample": round(program.tiles * tile * plan.steps / drawn, 3),
+            "first_round_seconds": round(warm, 1),
+        }
+        if profile and bench.device.type == "cuda":
+            result["kernels"] = kernels(lambda: trainer.train(jobs), plan.steps)
+        return result
+    finally:
+        layers.LARGE_KERNEL = kept
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def kernels(work: Callable[[], Any], steps: int) -> list[str]:
+    """Where the microseconds of a step go: the kernels that take most."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    lines = [f"{total / steps:8.1f} us a step in all kernels"]
+    for event in events[:28]:
+        each = event.self_device_time_total / steps
+        lines.append(f"{each:8.1f} us  x{event.count / steps:5.1f}  {event.key[:110]}")
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+# --- peers ------------------------------------------------------------------------------------------
+
+
+def loop(
+    bench: Bench, name: str, clients: int, step: Callable[[nn.Module], Callable[[Tensor, Tensor], None]]
+) -> dict[str, Any]:
+    """A Python loop over clients, each with its own model; `step` prepares one client's training step."""
+    _, data, _ = setup(bench, name, clients, 64)
+    models = [
+        build_model(ModelSettings(name=name), task_of(name), seed=w).to(bench.device) for w in range(clients)
+    ]
+    steps = [step(model) for model in models]
+    size = BATCH if not bench.tiny else 4
+
+    def round_of_steps() -> None:
+        for one, batch in zip(steps, data, strict=True):
+            one(batch.features[:size], batch.targets[:size])
+
+    for _ in range(2):
+        round_of_steps()
+    times = [bench.timed(round_of_steps) for _ in range(3 if name == "resnet18" else 8)]
+    return {"samples_per_second": round(clients * size / sorted(times)[len(times) // 2])}
+
+
+def plain_step(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+
+    def step(features: Tensor, targets: Tensor) -> None:
+        optimiser.zero_grad()
+        functional.cross_entropy(model(features), targets).backward()
+        optimiser.step()
+
+    return step
+
+
+def opacus_step(mode: str) -> Callable[[nn.Module], Callable[[Tensor, Tensor], None]]:
+    def prepare(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+        from opacus import GradSampleModule
+        from opacus.grad_sample import GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizer
+        from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+        common = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": BATCH}
+        if mode == "hooks":
+            wrapped = GradSampleModule(model)
+            optimiser = DPOptimizer(torch.optim.SGD(wrapped.parameters(), lr=LR), **common)
+
+            def step(features: Tensor, targets: Tensor) -> None:
+                optimiser.zero_grad()
+                functional.cross_entropy(wrapped(features), targets).backward()
+                optimiser.step()
+
+        else:
+            wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+            optimiser = DPOptimizerFastGradientClipping(
+                torch.optim.SGD(wrapped.parameters(), lr=LR), **common
+            )
+            criterion = DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss(reduction="mean"))
+
+            def step(features: Tensor, targets: Tensor) -> None:
+                optimiser.zero_grad()
+                criterion(wrapped(features), targets).backward()
+                optimiser.step()
+
+        return step
+
+    return prepare
+
+
+def vmapped(bench: Bench, name: str, clients: int, compiled: bool) -> dict[str, Any]:
+    """torch.func over clients and samples at once, with clipping, noise and step; fixed batches."""
+    _, data, _ = setup(bench, name, clients, 64)
+    size = BATCH if not bench.tiny else 4
+    models = [
+        build_model(ModelSettings(name=name), task_of(name), seed=w).to(bench.device) for w in range(clients)
+    ]
+    weights, _ = stack_module_state(models)
+    weights = {key: value.detach() for key, value in weights.items()}
+    skeleton = models[0].to("meta")
+    features = torch.stack([batch.features[:size] for batch in data])
+    targets = torch.stack([batch.targets[:size] for batch in data])
+
+    def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(skeleton, parameters, (record[None],)), target[None])
+
+    per_record = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))
+
+    def step(parameters: dict[str, Tensor], features: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        rows = per_record(parameters, features, targets)
+        squares = sum(value.flatten(2).double().square().sum(2) for value in rows.values())
+        scales = clip_scales(squares.sqrt(), CLIP * MARGIN).float()
+        moved = {}
+        for key, value in rows.items():
+            total = torch.einsum("cs,cs...->c...", scales, value)
+            total = total + NOISE * CLIP * torch.randn_like(total)
+            moved[key] = parameters[key] - LR * total / size
+        return moved
+
+    one = torch.compile(step, dynamic=False) if compiled else step
+    for _ in range(3):
+        one(weights, features, targets)
+    times = [bench.timed(lambda: one(weights, features, targets)) for _ in range(8)]
+    return {"samples_per_second": round(clients * size / sorted(times)[len(times) // 2])}
+
+
+# --- all of it --------------------------------------------------------------------------------------
+
+
+def measure(bench: Bench) -> None:
+    few, many, records = (21, 84, 2000) if not bench.tiny else (3, 4, 40)
+
+    def cnn(label: str, needs: float, clients: int = few, **options: Any) -> None:
+        bench.variant(
+            f"cnn {clients} clients: {label}",
+            needs,
+            lambda: ours(bench, "cnn", clients, records if clients == few else records // 2, **options),
+        )
+
+    def resnet(label: str, needs: float, **options: Any) -> None:
+        size = 192 if not bench.tiny else 8
+        bench.variant(
+            f"resnet18 {few} clients: {label}",
+            needs,
+            lambda: ours(bench, "resnet18", few if not bench.tiny else 2, size, compiled=False, **options),
+        )
+
+    peers = few if not bench.tiny else 2
+    bench.variant("check cnn eager", 10, lambda: check(bench, "cnn", False, 8))
+    bench.variant("cnn peer: plain PyTorch loop", 5, lambda: loop(bench, "cnn", peers, plain_step))
+    bench.variant("cnn peer: Opacus hooks loop", 5, lambda: loop(bench, "cnn", peers, opacus_step("hooks")))
+    bench.variant("cnn peer: vmap eager", 10, lambda: vmapped(bench, "cnn", peers, False))
+    cnn("tile 8, eager", 10, compiled=False, captured=False)
+    cnn("tile 8, graph", 10, compiled=False, profile=True)
+    cnn("tile 8, compiled, graph", 60, profile=True)
+    bench.variant("check cnn compiled", 40, lambda: check(bench, "cnn", True, 8))
+    cnn("tile 8, compiled, graph, tf32", 40, tf32=True)
+    cnn("tile 16, compiled, graph", 40, tile=16)
+    cnn("tile 8, compiled, graph", 40, many)
+    resnet("tile 8, patches, graph", 15, large=2**62)
+    resnet("tile 48, client by client, graph", 20, tile=48)
+    resnet("tile 8, patches, graph, tf32", 15, large=2**62, tf32=True, profile=True)
+    bench.variant("resnet18 peer: plain PyTorch loop", 8, lambda: loop(bench, "resnet18", peers, plain_step))
+    bench.variant(
+        "resnet18 peer: Opacus ghost loop", 10, lambda: loop(bench, "resnet18", peers, opacus_step("ghost"))
+    )
+    bench.variant("cnn peer: vmap compiled", 60, lambda: vmapped(bench, "cnn", peers, True))
+    cnn("tile 8, compiled, graph, tf32", 40, many, tf32=True)
+    cnn("tile 48, compiled, graph", 40, tile=48)
+    bench.variant("check resnet18 eager", 20, lambda: check(bench, "resnet18", False, 8))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{'variant':52} {'samples/s':>12} {'us/step':>9} {'slots':>6} {'GiB':>6} {'first s':>8}"]
+    for row in rows:
+        if "samples_per_second" not in row:
+            note = (
+                row.get("skipped") or row.get("failed") or f"relative error {row.get('relative_error'):.1e}"
+            )
+            lines.append(f"{row['variant']:52} {note[:60]}")
+            continue
+        lines.append(
+            f"{row['variant']:52} {row['samples_per_second']:>12,} {row.get('microseconds_per_step', ''):>9} "
+            f"{row.get('slots_per_sample', ''):>6} {row.get('peak_gib', ''):>6} "
+            f"{row.get('first_round_seconds', ''):>8}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=330.0, help="start no variant that would end later")
+    parser.add_argument("--tiny", action="store_true", help="sizes that only try the script")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    if chosen.tiny:
+        IMAGES.update(TINY_IMAGES)
+    device = torch.device(chosen.device)
+    name = (
+        torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
+    )
+    print(f"{name}, torch {torch.__version__}", flush=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    bench = Bench(device, chosen.tiny, time.perf_counter() + chosen.seconds)
+    measure(bench)
+    print(table(bench.rows))
+    if chosen.json is not None:
+        content = {"machine": name, "torch": torch.__version__, "batch": BATCH, "rows": bench.rows}
+        chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
