@@ -236,3 +236,17 @@ def test_an_unknown_algorithm_is_answered_with_those_that_exist() -> None:
         InputError, match=r"'r-dpfl' is not known for unit 'record'; allowed: dp-ifca, global"
     ):
         find_algorithm(Unit.RECORD, "r-dpfl")
+
+
+def test_a_client_with_a_budget_of_its_own_selects_with_its_share_of_that() -> None:
+    privacy = PrivacySettings(epsilon=8, delta=1e-3, budgets={"client-1": {"epsilon": 2}})  # type: ignore[dict-item]
+    algorithm = RDPCFL(RDPCFLSettings(name="r-dpcfl"), Schedule(rounds=20), privacy)
+    plan = algorithm.plan(facts_of(9))
+    epsilons = [unit.release("selection").mechanism.epsilon for unit in plan.units]  # type: ignore[attr-defined]
+    assert epsilons == [pytest.approx(0.03 * (2 if k == 1 else 8)) for k in range(9)]
+
+
+def test_a_budget_for_nobody_is_refused() -> None:
+    privacy = PrivacySettings(delta=1e-3, budgets={"client-77": {"epsilon": 2}})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"privacy.budgets: no client is called 'client-77'"):
+        RDPCFL(RDPCFLSettings(name="r-dpcfl"), Schedule(rounds=20), privacy).plan(facts_of(9))

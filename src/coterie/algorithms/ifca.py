@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.planning import check_clusters, record_plan, training
+from coterie.algorithms.planning import check_clusters, record_plan, selections, training
 from coterie.algorithms.protocol import (
     Algorithm,
     Asking,
@@ -31,7 +31,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings
-from coterie.privacy import PlannedRelease, PrivacyPlan, PrivateSelection, Unit
+from coterie.privacy import PrivacyPlan, Unit
 
 
 class IFCASettings(AlgorithmSettings):
@@ -71,15 +71,13 @@ class IFCA(Algorithm[IFCAState]):
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         check_clusters(self.settings.clusters, len(facts.clients))
-        selection = PrivateSelection(
-            epsilon=self.settings.selection_share * self.privacy.epsilon, adjacency=self.privacy.adjacency
-        )
+        share = self.settings.selection_share
         return record_plan(
             facts,
             self.privacy,
-            lambda records: [
+            lambda client, records: [
                 training(self.schedule, self.privacy, records, self.schedule.rounds),
-                PlannedRelease("selection", selection, self.selections),
+                *selections(self.privacy, client, share, self.selections),
             ],
         )
 

@@ -12,6 +12,7 @@ from coterie.privacy import (
     PlannedRelease,
     PoissonSteps,
     PrivacyPlan,
+    PrivateSelection,
     ThreatModel,
     Unit,
     UnitPlan,
@@ -27,11 +28,19 @@ UNTRUSTED_SERVER = ThreatModel(
 def record_plan(
     facts: PublicFacts,
     privacy: PrivacySettings,
-    releases_of: Callable[[int], Sequence[PlannedRelease]],
+    releases_of: Callable[[str, int], Sequence[PlannedRelease]],
     caveats: tuple[str, ...] = (),
 ) -> PrivacyPlan:
-    """A plan in which every client protects its own records; releases depend on their number."""
-    units = tuple(UnitPlan(client, tuple(releases_of(facts.records[client]))) for client in facts.clients)
+    """A plan in which every client protects its own records: `releases_of` a client with so many records."""
+    unknown = set(privacy.budgets) - set(facts.clients)
+    if unknown:
+        raise InputError(
+            f"privacy.budgets: no client is called '{min(unknown)}'; the clients are "
+            f"{facts.clients[0]} to {facts.clients[-1]}"
+        )
+    units = tuple(
+        UnitPlan(client, tuple(releases_of(client, facts.records[client]))) for client in facts.clients
+    )
     return PrivacyPlan(
         unit=Unit.RECORD, adjacency=privacy.adjacency, threat=UNTRUSTED_SERVER, units=units, caveats=caveats
     )
@@ -69,6 +78,12 @@ def full_batch_round(
     return PlannedRelease("first round", steps, 1)
 
 
+def selections(privacy: PrivacySettings, client: str, share: float, times: int) -> list[PlannedRelease]:
+    """Private selections, each with a share of the client's own epsilon; none if there is no time for one."""
+    selection = PrivateSelection(epsilon=share * privacy.epsilon_of(client), adjacency=privacy.adjacency)
+    return [PlannedRelease("selection", selection, times)] if times else []
+
+
 def check_clusters(clusters: int, clients: int, also: str = "") -> None:
     """Refuse more clusters than there are clients."""
     if clusters > clients:
@@ -83,5 +98,8 @@ def training_plan(
 ) -> PrivacyPlan:
     """A plan of training alone, in every round."""
     return record_plan(
-        facts, privacy, lambda records: [training(schedule, privacy, records, schedule.rounds)], caveats
+        facts,
+        privacy,
+        lambda client, records: [training(schedule, privacy, records, schedule.rounds)],
+        caveats,
     )

@@ -89,7 +89,7 @@ class RCDPFL(Algorithm[RCDPFLState]):
         return record_plan(
             facts,
             self.privacy,
-            lambda records: [
+            lambda client, records: [
                 full_batch_round(self.schedule, self.privacy, records, NoiseRule.SHARED),
                 training(self.schedule, self.privacy, records, rounds - 1),
                 PlannedRelease("choice", choice, rounds - self.switch_round),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.planning import check_clusters, full_batch_round, record_plan, training
+from coterie.algorithms.planning import check_clusters, full_batch_round, record_plan, selections, training
 from coterie.algorithms.protocol import (
     Algorithm,
     Asking,
@@ -44,7 +44,6 @@ from coterie.privacy import (
     NoiseRule,
     PlannedRelease,
     PrivacyPlan,
-    PrivateSelection,
     Unit,
 )
 from coterie.privacy.released import Released
@@ -139,17 +138,14 @@ class RDPCFL(Algorithm[RDPCFLState]):
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         self._clusters_allowed(len(facts.clients))
-        selection = PrivateSelection(
-            epsilon=self.settings.selection_share * self.privacy.epsilon, adjacency=self.privacy.adjacency
-        )
-        selections = [PlannedRelease("selection", selection, self.selections)] if self.selections else []
+        share = self.settings.selection_share
         return record_plan(
             facts,
             self.privacy,
-            lambda records: [
+            lambda client, records: [
                 self._first_round(records, facts.parameters),
                 training(self.schedule, self.privacy, records, self.schedule.rounds - 1),
-                *selections,
+                *selections(self.privacy, client, share, self.selections),
             ],
         )
 

@@ -1,5 +1,6 @@
 """Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -26,6 +27,13 @@ class Schedule(Settings):
     lr: float = Field(0.5, gt=0, allow_inf_nan=False, description="step size of a client")
 
 
+class ClientBudget(Settings):
+    """A budget of one client's own."""
+
+    epsilon: float = Field(gt=0, description="epsilon of this client's records")
+    delta: float | None = Field(None, gt=0, lt=1, description="delta; null: as for everyone")
+
+
 class PrivacySettings(Settings):
     """The promise: for which unit, how strong, counted how."""
 
@@ -37,7 +45,19 @@ class PrivacySettings(Settings):
     adjacency: Adjacency = Field(Adjacency.ZERO_OUT, description="zero-out | replace-one")
     accountant: Literal["rdp", "pld"] = Field("rdp", description="rdp | pld (tighter, slower)")
     mode: Mode = Field(Mode.SOUND, description="sound | paper (a publication's own arithmetic, labelled)")
+    budgets: Mapping[str, ClientBudget] = Field(
+        default_factory=dict, description="budgets of single clients, by name: {name: {epsilon: 2}}"
+    )
     clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of one unit's contribution")
+
+    def epsilon_of(self, client: str) -> float:
+        """The budget of one client."""
+        own = self.budgets.get(client)
+        return own.epsilon if own else self.epsilon
+
+    def delta_of(self, client: str) -> float | None:
+        own = self.budgets.get(client)
+        return own.delta if own and own.delta is not None else self.delta
 
     @model_validator(mode="after")
     def _records_are_counted_in_public(self) -> Self:

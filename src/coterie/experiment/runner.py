@@ -159,7 +159,7 @@ def prepare(experiment: Experiment) -> Prepared:
     )
     privacy = experiment.privacy
     budgets = {
-        client: Budget(privacy.epsilon, privacy.delta or _default_delta(records))
+        client: Budget(privacy.epsilon_of(client), privacy.delta_of(client) or _default_delta(records))
         for client, records in facts.records.items()
     }
     plan = calibrate(algorithm.plan(facts), budgets, accountant=privacy.accountant, mode=privacy.mode)
