@@ -1,5 +1,7 @@
 """The in-process engine charges before it releases, refuses what was not planned, and repeats itself."""
 
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import torch
 
 from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates
 from coterie.data import Client, Federation, Records, Task
-from coterie.engines.local import LocalEngine, coin_key, input_hash
+from coterie.engines.local import LocalEngine, coin_key, input_hash, randomness_caveat
 from coterie.errors import BudgetError, PlanError
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
@@ -182,3 +184,48 @@ def test_coins_are_secret_unless_the_noise_is_seeded() -> None:
     where = {"subject": "a", "round": 1, "release": "t", "input_hash": ""}
     same = [coin_key(seeded, 5).stream("coins", **where).uniform(3) for _ in range(2)]  # type: ignore[arg-type]
     np.testing.assert_array_equal(*same)
+
+
+def test_stacked_clients_are_charged_alike_and_release_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full batches with next to no noise: nothing but rounding tells the two ways apart."""
+    ways = {}
+    for way in ("one by one", "together"):
+        monkeypatch.setattr("coterie.engines.local._stackable", lambda learner, way=way: way == "together")
+        path = tmp_path / f"{way}.jsonl"
+        with Ledger.open(path, plan(), budget=Budget(100.0, 1e-3), accountant="rdp") as opened:
+            engine = engine_on(opened)
+            assert (randomness_caveat(engine.learner) is None) == (way == "one by one")
+            quiet = dataclasses.replace(
+                plan().for_subject("a").release("first").mechanism, noise_multiplier=1e-12, epochs=3
+            )
+            monkeypatch.setattr(engine, "_mechanism", lambda client, release, quiet=quiet: quiet)
+            ways[way] = (updates(engine, training(release="first"), 1), path)
+    for client in CLIENTS:
+        np.testing.assert_allclose(*(ways[way][0][client] for way in ways), rtol=1e-4, atol=1e-7)
+    lines = [ways[way][1].read_text().splitlines()[1:] for way in ways]
+    assert [json.loads(line)["charges"] for line in lines[0]] == [
+        json.loads(line)["charges"] for line in lines[1]
+    ]
+
+
+def test_stacked_releases_repeat_after_a_crash(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    first = updates(engine_on(ledger), training(), 1)
+    again = updates(engine_on(ledger), training(), 1)
+    other = updates(engine_on(ledger), training(), 2)
+    for client in CLIENTS:
+        np.testing.assert_array_equal(first[client], again[client])
+        assert not np.array_equal(first[client], other[client])
+    assert not np.array_equal(first["a"], first["b"])
+
+
+def test_one_wave_or_many_release_the_same(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's coins and noise do not depend on who is computed beside it."""
+    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    together = updates(engine_on(ledger), training(), 1)
+    monkeypatch.setattr("coterie.training.stacked.StackedTrainer._clients_at_once", lambda self, jobs: 1)
+    apart = updates(engine_on(ledger), training(), 1)
+    for client in CLIENTS:
+        np.testing.assert_allclose(apart[client], together[client], rtol=1e-5, atol=1e-7)

@@ -163,5 +163,6 @@ def test_regression_scores_are_bounded_whatever_the_prediction() -> None:
     learner = Learner(build_model(ModelSettings(name="linear"), task, seed=0), task, CPU)
     batch = Batch(torch.tensor([[1.0, 2.0], [3e38, 3e38], [float("nan"), 0.0]]), torch.zeros(3))
     for size in (0.0, 1.0, 1e38):
-        scores = learner.correct(torch.full((learner.layout.size,), size), batch)
+        outputs = learner.predict(torch.full((learner.layout.size,), size), batch.features)
+        scores = learner.scores(outputs, batch.targets)
         assert ((scores >= 0) & (scores <= 1)).all()

@@ -1,5 +1,7 @@
 """Many clients as one program compute what each client computes alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -49,17 +51,34 @@ def full(records: int, epochs: int = 2) -> FullBatchSteps:
     )
 
 
+def flips(keys: torch.Tensor, rates: torch.Tensor, steps: range, records: int) -> torch.Tensor:
+    numbers = torch.arange(steps.start, steps.stop)
+    return philox.coins(keys, rates, numbers, philox.places(records, 4, CPU))[:, :, :records]
+
+
+def noise(keys: torch.Tensor, step: int, count: int) -> torch.Tensor:
+    return philox.normals(keys, torch.tensor([step]), philox.places(count, 2, CPU))[:, :count]
+
+
+def trainer_of(learner: Learner, records: list[Batch], tile: int = 8) -> StackedTrainer:
+    table = Batch(torch.cat([r.features for r in records]), torch.cat([r.targets for r in records]))
+    return StackedTrainer(learner, table, [len(r) for r in records], LR, tile=tile)
+
+
 def alone(learner: Learner, records: Batch, job: StackedJob) -> torch.Tensor:
     """The simple twin: the same coins and noise, one client, one step after the other."""
     mechanism = job.mechanism
     keys = [philox.split_keys([key], CPU) for key in (job.coin_key, job.noise_key)]
     rate = torch.tensor([stacked.sampling_rate(mechanism)], dtype=torch.float64)
-    coins = philox.coins(keys[0], rate, 0, mechanism.steps, len(records))[:, 0]
+    coins = flips(keys[0], rate, range(mechanism.steps), len(records))[:, 0]
     parameters = job.start.double()
     for step in range(mechanism.steps):
         total = clipped_sum(learner, parameters.float(), records.take(coins[step]), mechanism.clip)
-        total += mechanism.noise_std * philox.normals(keys[1], torch.tensor([step]), len(total))[0]
-        parameters = parameters - LR * total / mechanism.denominator
+        total += mechanism.noise_std * noise(keys[1], step, len(total))[0]
+        gradient = total / mechanism.denominator
+        if job.anchor is not None:
+            gradient += job.anchor_weight * (parameters - job.anchor)
+        parameters = parameters - LR * gradient
     return parameters - job.start.double()
 
 
@@ -81,7 +100,8 @@ def test_stacked_clients_end_where_each_would_end_alone(
         StackedJob(which, start + 0.01 * which, plan, noise_key=2**63 + which, coin_key=77 + which)
         for which, plan in enumerate(plans)
     ]
-    trainer = StackedTrainer(learner, records, LR, tile=tile, compiled=False)
+    jobs[1] = replace(jobs[1], anchor=start - 0.1, anchor_weight=0.7)
+    trainer = trainer_of(learner, records, tile)
     found = trainer.train(jobs)
     for which, job in enumerate(jobs):
         torch.testing.assert_close(found[which], alone(learner, records[which], job), rtol=1e-5, atol=1e-6)
@@ -93,9 +113,9 @@ def test_waves_do_not_change_the_updates(monkeypatch: pytest.MonkeyPatch) -> Non
     learner, start = learner_of("softmax")
     records = records_of(20, 31, 12)
     jobs = [StackedJob(w, start, poisson(len(r), 4), 5 + w, 9 + w) for w, r in enumerate(records)]
-    together = StackedTrainer(learner, records, LR, compiled=False).train(jobs)
+    together = trainer_of(learner, records).train(jobs)
     monkeypatch.setattr(StackedTrainer, "_clients_at_once", lambda self, jobs: 2)
-    apart = StackedTrainer(learner, records, LR, compiled=False).train(jobs)
+    apart = trainer_of(learner, records).train(jobs)
     torch.testing.assert_close(apart, together, rtol=1e-6, atol=1e-9)
 
 
@@ -126,7 +146,7 @@ def test_coins_on_the_device_are_poisson() -> None:
     """Rate, independence between records and between clients, at 1e-6 each."""
     keys = philox.split_keys([3, 4], CPU)
     rates = torch.tensor([0.1, 0.5], dtype=torch.float64)
-    drawn = philox.coins(keys, rates, 0, 500, 41).numpy()
+    drawn = flips(keys, rates, range(500), 41).numpy()
     for client, rate in enumerate(rates.tolist()):
         own = drawn[:, client]
         assert stats.binomtest(int(own.sum()), own.size, rate).pvalue > ALPHA
@@ -134,14 +154,14 @@ def test_coins_on_the_device_are_poisson() -> None:
         assert np.abs(correlations).max() < stats.norm.isf(ALPHA / 2 / len(correlations)) / 500**0.5
     both = np.corrcoef(drawn[:, 0].ravel(), drawn[:, 1].ravel())[0, 1]
     assert abs(both) < stats.norm.isf(ALPHA / 2) / (500 * 41) ** 0.5
-    again = philox.coins(keys, rates, 100, 7, 41).numpy()
+    again = flips(keys, rates, range(100, 107), 41).numpy()
     np.testing.assert_array_equal(again, drawn[100:107])
-    assert philox.coins(keys, torch.ones(2, dtype=torch.float64), 0, 20, 41).all()
+    assert flips(keys, torch.ones(2, dtype=torch.float64), range(20), 41).all()
 
 
 def test_noise_on_the_device_is_normal_and_never_repeats() -> None:
     keys = philox.split_keys([3, 4], CPU)
-    noise = np.stack([philox.normals(keys, torch.tensor([step]), 1001).numpy() for step in range(20)])
-    assert stats.kstest(noise.ravel(), "norm").pvalue > ALPHA
-    assert len(np.unique(noise)) == noise.size
-    assert np.isfinite(noise).all()
+    values = np.stack([noise(keys, step, 1001).numpy() for step in range(20)])
+    assert stats.kstest(values.ravel(), "norm").pvalue > ALPHA
+    assert len(np.unique(values)) == values.size
+    assert np.isfinite(values).all()

@@ -3,9 +3,13 @@
 Every answer goes the same way: look up the mechanism in the plan, charge the ledger, and only then
 touch records. Noise and sampling coins come from streams keyed by client, round, release and a hash of what
 the client was sent, so a round repeated after a crash repeats itself exactly, and anything else draws afresh.
+
+How the clients are computed (one after the other, or all as one program on a GPU) is a matter of speed: it
+changes neither what is charged nor what is clipped, sampled and noised.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -41,14 +45,30 @@ from coterie.privacy import (
 from coterie.privacy.released import Released
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner
-from coterie.training.scoring import lowest_loss, select_privately
+from coterie.training.scoring import join, score_sums, select_by_scores, select_lowest
 from coterie.training.sketch import Projection
+from coterie.training.stacked import StackedJob, StackedTrainer
 
 Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
 
+FAST_RANDOMNESS = (
+    "noise and coins are drawn on the GPU by Philox from the noise key: fast, not cryptographic, a simulation"
+)
+COMPILE_FROM = 3_000_000
+"""Sample gradients in a plan from which compiling the step on a GPU pays."""
+
+
+def randomness_caveat(learner: Learner) -> str | None:
+    """What a guarantee must add about the noise, given how this engine will draw it."""
+    return FAST_RANDOMNESS if _stackable(learner) else None
+
+
+def _stackable(learner: Learner) -> bool:
+    return learner.device.type == "cuda" and learner.book is not None
+
 
 class LocalEngine:
-    """Answers `Train` and `Select` one client after the other."""
+    """Answers `Train` and `Select` for all clients on this machine."""
 
     def __init__(
         self,
@@ -61,12 +81,14 @@ class LocalEngine:
         coin_key: SecretKey,
         public_seed: int,
         context: str = "",
+        max_memory: int | None = None,
     ) -> None:
         """Args beside the obvious:
 
         public_seed: of the random projection that sketches share.
         context: whatever else decides what a client computes from what it is sent (model, step size,
             device, library version); noise must not repeat when any of it differs.
+        max_memory: bytes that training may take on a GPU; by default, most of what is free.
         """
         self.learner = learner
         self.lr = lr
@@ -77,9 +99,27 @@ class LocalEngine:
         self._public_seed = public_seed
         self._context = context
         self._projections: dict[int, Projection] = {}
-        self._records: Mapping[str, Batch] = {
-            client.name: Batch.of(client.train, learner.device) for client in federation.clients
-        }
+        self._names = [client.name for client in federation.clients]
+        self._table = join([Batch.of(client.train, learner.device) for client in federation.clients])
+        self._sizes = [len(client.train) for client in federation.clients]
+        parts = zip(
+            torch.split(self._table.features, self._sizes),
+            torch.split(self._table.targets, self._sizes),
+            strict=True,
+        )
+        self._records: Mapping[str, Batch] = dict(
+            zip(self._names, (Batch(*part) for part in parts), strict=True)
+        )
+        self._together: StackedTrainer | None = None
+        if _stackable(learner):
+            self._together = StackedTrainer(
+                learner,
+                self._table,
+                self._sizes,
+                lr,
+                compiled=sample_gradients(plan) >= COMPILE_FROM,
+                max_memory=max_memory,
+            )
 
     def answer(self, request: Request, round: int) -> Reply:
         if isinstance(request, Train):
@@ -101,6 +141,8 @@ class LocalEngine:
             )
         inputs = {job.client: job_hash(self._context, job) for job in request.jobs}
         self._charge(request.release, round, inputs)
+        if self._together is not None:
+            return self._train_together(request, mechanisms, round, inputs)
         return Updates(
             {
                 job.client: self._train_one(
@@ -109,6 +151,38 @@ class LocalEngine:
                 for job in request.jobs
             }
         )
+
+    def _train_together(
+        self, request: Train, mechanisms: Mapping[str, Trainable], round: int, inputs: Mapping[str, str]
+    ) -> Updates:
+        """All clients as one program; sketches, one small release in a run, one after the other."""
+        assert self._together is not None
+        answers: dict[str, Released[Vector]] = {}
+        stacked: list[tuple[TrainJob, StackedJob]] = []
+        for job in request.jobs:
+            mechanism, hashed = mechanisms[job.client], inputs[job.client]
+            if isinstance(mechanism, FullBatchSketch):
+                answers[job.client] = self._train_one(job, mechanism, request.release, round, hashed)
+                continue
+            noise, coins = (
+                self._stream(purpose, job.client, round, request.release, hashed).integers(64)
+                for purpose in ("noise", "coins")
+            )
+            twin = StackedJob(
+                records=self._names.index(job.client),
+                start=torch.from_numpy(job.start),
+                mechanism=mechanism,
+                noise_key=noise,
+                coin_key=coins,
+                anchor=None if job.anchor is None else torch.from_numpy(job.anchor),
+                anchor_weight=job.anchor_weight,
+            )
+            stacked.append((job, twin))
+        if stacked:
+            values = self._together.train([twin for _, twin in stacked]).to("cpu", torch.float32).numpy()
+            for (job, twin), value in zip(stacked, values, strict=True):
+                answers[job.client] = Released(value, self._noise_std(job, twin.mechanism))
+        return Updates(answers)
 
     def _trainable(self, client: str, release: str) -> Trainable:
         mechanism = self._mechanism(client, release)
@@ -122,7 +196,6 @@ class LocalEngine:
         records = self._records[job.client]
         start = torch.from_numpy(job.start).to(self.learner.device)
         noise = self._stream("noise", job.client, round, release, hashed)
-        noise_std = mechanism.noise_std / mechanism.denominator
         if isinstance(mechanism, FullBatchSketch):
             projection = self._projection(mechanism.dimensions)
             value = sketch_privately(self.learner, start, records, mechanism, projection, noise)
@@ -132,10 +205,17 @@ class LocalEngine:
             value = train_privately(
                 self.learner, start, records, mechanism, self.lr, noise, coins, anchor, job.anchor_weight
             )
-            # A pull towards the anchor shrinks, in each step, the noise of the steps before.
-            kept = 1.0 - self.lr * job.anchor_weight
-            noise_std *= self.lr * sum(kept ** (2 * later) for later in range(mechanism.steps)) ** 0.5
-        return Released(value.to("cpu", torch.float32).numpy(), noise_std)
+        return Released(value.to("cpu", torch.float32).numpy(), self._noise_std(job, mechanism))
+
+    def _noise_std(self, job: TrainJob, mechanism: Trainable) -> float:
+        """Standard deviation of the noise in what is released."""
+        each_step = mechanism.noise_std / mechanism.denominator
+        if isinstance(mechanism, FullBatchSketch):
+            return each_step
+        # A pull towards the anchor shrinks, in each step, the noise of the steps before.
+        kept = 1.0 - self.lr * job.anchor_weight
+        growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
+        return each_step * self.lr * math.sqrt(growth)
 
     def _projection(self, dimensions: int) -> Projection:
         """The public projection, the same for every client: sketches must be comparable."""
@@ -153,13 +233,18 @@ class LocalEngine:
         hashed = input_hash(self._context, request.models)
         self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
         models = torch.from_numpy(request.models).to(self.learner.device)
+        batches = [self._records[client] for client in request.clients]
+        table = self._table if list(request.clients) == self._names else join(batches)
+        sizes = [len(batch) for batch in batches]
+        sums = np.array([score_sums(self.learner, model, table, sizes) for model in models])
         choices = {}
-        for client, mechanism in mechanisms.items():
+        for position, (client, mechanism) in enumerate(mechanisms.items()):
+            scores, losses = sums[:, 0, position], sums[:, 1, position]
             if isinstance(mechanism, LowestLoss):
-                chosen = lowest_loss(self.learner, models, self._records[client])
+                chosen = select_lowest(losses)
             else:
                 noise = self._stream("noise", client, round, request.release, hashed)
-                chosen = select_privately(self.learner, models, self._records[client], mechanism, noise)
+                chosen = select_by_scores(scores, mechanism, noise)
             choices[client] = Released(chosen, 0.0)
         return Choices(choices)
 
@@ -180,6 +265,16 @@ class LocalEngine:
     def _stream(self, purpose: str, client: str, round: int, release: str, hashed: str) -> RandomStream:
         key = self._coin_key if purpose == "coins" else self._noise_key
         return key.stream(purpose, subject=client, round=round, release=release, input_hash=hashed)
+
+
+def sample_gradients(plan: PrivacyPlan) -> int:
+    """How many per-record gradients the plan asks for, in expectation."""
+    total = 0
+    for unit in plan.units:
+        for release in unit.releases:
+            if isinstance(release.mechanism, PoissonSteps | FullBatchSteps):
+                total += release.times * release.mechanism.steps * release.mechanism.denominator
+    return total
 
 
 def input_hash(context: str, array: NDArray[np.float32]) -> str:

@@ -75,6 +75,16 @@ class Bookkeeping:
         return math.ceil(_BYTES_PER_NUMBER * self._notes.numbers / records), positions
 
     @torch.no_grad()
+    def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
+        """The model's outputs under one client's parameters, without a gradient."""
+        self._notes.begin(self.layout.split_stacked(parameters[None]), Tiles(1, len(features)))
+        try:
+            outputs: Tensor = self._model(features)
+            return outputs
+        finally:
+            self._notes.end()
+
+    @torch.no_grad()
     def rows(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
         """Gradient of each record's loss, one flat row per record."""
         records = len(features)

@@ -40,41 +40,43 @@ def split_keys(keys: list[int], device: torch.device) -> Tensor:
     return torch.tensor(words, dtype=torch.int64, device=device)
 
 
-def coins(keys: Tensor, rates: Tensor, first_step: int, steps: int, records: int) -> Tensor:
-    """Independent coins of every step, client and record: bool (steps, clients, records).
+def places(count: int, each: int, device: torch.device) -> Tensor:
+    """Counters for this many values, `each` of them from one counter.
+
+    A tensor that is handed in, not made where it is used: a compiler would turn it into 32-bit indices, which
+    the multiplications of Philox overflow.
+    """
+    return torch.arange(math.ceil(count / each), device=device)
+
+
+def coins(keys: Tensor, rates: Tensor, steps: Tensor, blocks: Tensor) -> Tensor:
+    """Independent coins of every step, client and record: bool (steps, clients, 4 x blocks).
 
     Args:
         keys: (clients, 2), of `split_keys`.
         rates: float64 (clients,). Rounded down to a multiple of 2^-32: a lower rate costs no more.
+        steps: int64 (steps,), their numbers.
+        blocks: `places(records, 4)`; coins beyond the last record are to be ignored.
     """
-    device = keys.device
-    blocks = torch.arange(math.ceil(records / 4), device=device)
-    step = torch.arange(first_step, first_step + steps, device=device)[:, None, None]
+    step = steps[:, None, None]
     place = (blocks, step, torch.zeros_like(step), torch.full_like(step, COINS))
     words = torch.stack(philox(place, (keys[:, 0, None], keys[:, 1, None])), dim=-1)
     thresholds = (rates * 2.0**32).floor().to(torch.int64)
-    return (words < thresholds[:, None, None]).flatten(2)[:, :, :records]
+    return (words < thresholds[:, None, None]).flatten(2)
 
 
-def pair_places(count: int, device: torch.device) -> Tensor:
-    """The places of `count` normal values, which come in pairs: for `normals`."""
-    return torch.arange(math.ceil(count / 2), device=device)
-
-
-def normals(keys: Tensor, step: Tensor, count: int, pairs: Tensor | None = None) -> Tensor:
-    """Standard normal values for every client at one step: float64 (clients, count).
+def normals(keys: Tensor, step: Tensor, pairs: Tensor) -> Tensor:
+    """Standard normal values for every client at one step: float64 (clients, 2 x pairs).
 
     Args:
         step: int64 (1,), a tensor so that a captured program can advance it.
-        pairs: of `pair_places`; in memory, because a compiler takes a range written here for 32-bit indices,
-            which the multipliers of Philox do not fit.
+        pairs: `places(values, 2)`.
     """
-    pairs = pair_places(count, keys.device) if pairs is None else pairs
     place = (pairs, step, torch.zeros_like(step), torch.full_like(step, NOISE))
     words = philox(place, (keys[:, 0, None], keys[:, 1, None]))
     first, second = (_uniform(*words[:2]), _uniform(*words[2:]))
     radius, angle = (-2.0 * first.log()).sqrt(), 2.0 * math.pi * second
-    return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(1)[:, :count]
+    return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(1)
 
 
 def _uniform(low: Tensor, high: Tensor) -> Tensor:

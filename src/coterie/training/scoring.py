@@ -1,5 +1,9 @@
-"""Scores of a model on records: for private selection (all of them) and for evaluation."""
+"""Scores of models on records: for private selection (all of them) and for evaluation.
 
+Records of several clients go through a model together; sums are taken client by client afterwards.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,36 +14,8 @@ from torch import Tensor
 from coterie.privacy import PrivateSelection, RandomStream
 from coterie.training.learner import Batch, Learner
 
-EVALUATION_BATCH = 1024
-
-
-@torch.no_grad()
-def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:
-    """Number of records that the model gets right (for a regression, the sum of bounded scores)."""
-    parts = records.split(EVALUATION_BATCH)
-    return float(sum(learner.correct(parameters, part).sum().item() for part in parts))
-
-
-def select_privately(
-    learner: Learner, models: Tensor, records: Batch, mechanism: PrivateSelection, noise: RandomStream
-) -> int:
-    """Index of a model that scores well on the records: the exponential mechanism on counts.
-
-    Scores are counts over the full set of records, each in it exactly once, so one record moves every
-    score by at most one, and all in the same direction.
-    """
-    scores: NDArray[np.float64] = np.array([total_score(learner, model, records) for model in models])
-    return int(np.argmax(scores + mechanism.gumbel_scale * noise.gumbel(scores.shape)))
-
-
-@torch.no_grad()
-def lowest_loss(learner: Learner, models: Tensor, records: Batch) -> int:
-    """Index of the model with the lowest loss on the records: not private."""
-    totals = [
-        sum(learner.losses(model, part).double().sum().item() for part in records.split(EVALUATION_BATCH))
-        for model in models
-    ]
-    return int(np.argmin(np.nan_to_num(totals, nan=np.inf)))
+EVALUATION_BATCH = {"cpu": 256, "cuda": 8192}
+"""Records at a time: what a processor's cache likes, or what fills a GPU."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +27,84 @@ class Score:
 
 
 @torch.no_grad()
+def score_sums(
+    learner: Learner, parameters: Tensor, table: Batch, sizes: Sequence[int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of scores and of losses under one model, for each of the sets of records that the table joins.
+
+    A score is 1 for a record that the model gets right (for a regression, a bounded score).
+    """
+    scores, losses = [], []
+    for part in table.split(EVALUATION_BATCH[learner.device.type]):
+        outputs = learner.predict(parameters, part.features)
+        scores.append(learner.scores(outputs, part.targets))
+        losses.append(learner.output_losses(outputs, part.targets).double())
+    if not scores:
+        return np.zeros(len(sizes)), np.zeros(len(sizes))
+    by_record = torch.stack((torch.cat(scores), torch.cat(losses)))
+    by_set = torch.stack([part.sum(dim=1) for part in torch.split(by_record, list(sizes), dim=1)])
+    totals = by_set.cpu().numpy()
+    return totals[:, 0], totals[:, 1]
+
+
+def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:
+    """Number of records that the model gets right (for a regression, the sum of bounded scores)."""
+    return float(score_sums(learner, parameters, records, [len(records)])[0][0])
+
+
+def select_by_scores(scores: NDArray[np.float64], mechanism: PrivateSelection, noise: RandomStream) -> int:
+    """Index of a model that scores well: the exponential mechanism on counts.
+
+    Scores are counts over the full set of records, each in it exactly once, so one record moves every
+    score by at most one, and all in the same direction.
+    """
+    return int(np.argmax(scores + mechanism.gumbel_scale * noise.gumbel(scores.shape)))
+
+
+def select_privately(
+    learner: Learner, models: Tensor, records: Batch, mechanism: PrivateSelection, noise: RandomStream
+) -> int:
+    """One client's private choice between the models."""
+    scores = np.array([total_score(learner, model, records) for model in models])
+    return select_by_scores(scores, mechanism, noise)
+
+
+def lowest_loss(learner: Learner, models: Tensor, records: Batch) -> int:
+    """Index of the model with the lowest loss on the records: not private."""
+    totals = [float(score_sums(learner, model, records, [len(records)])[1][0]) for model in models]
+    return select_lowest(np.array(totals))
+
+
+def select_lowest(losses: NDArray[np.float64]) -> int:
+    """Index of the lowest loss; one that is not a number is the highest."""
+    return int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
+
+
 def evaluate(learner: Learner, parameters: Tensor, records: Batch) -> Score:
     """Mean score and mean loss over held-out records."""
-    losses = sum(
-        learner.losses(parameters, part).double().sum().item() for part in records.split(EVALUATION_BATCH)
-    )
-    return Score(
-        accuracy=total_score(learner, parameters, records) / len(records), loss=float(losses) / len(records)
+    scores, losses = score_sums(learner, parameters, records, [len(records)])
+    return Score(accuracy=float(scores[0]) / len(records), loss=float(losses[0]) / len(records))
+
+
+def evaluate_clients(
+    learner: Learner, models: Tensor, model_of: Sequence[int], records: Sequence[Batch]
+) -> list[Score]:
+    """Score of every client on its held-out records; clients of one model go through it together."""
+    found: dict[int, Score] = {}
+    for model in sorted(set(model_of)):
+        members = [client for client, own in enumerate(model_of) if own == model]
+        table = join([records[client] for client in members])
+        sizes = [len(records[client]) for client in members]
+        scores, losses = score_sums(learner, models[model], table, sizes)
+        for client, size, score, loss in zip(members, sizes, scores, losses, strict=True):
+            found[client] = Score(accuracy=float(score) / size, loss=float(loss) / size)
+    return [found[client] for client in range(len(records))]
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Several sets of records as one table."""
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        torch.cat([batch.features for batch in batches]), torch.cat([batch.targets for batch in batches])
     )

@@ -7,7 +7,6 @@ streams. What is computed is what `train_privately` computes for one client afte
 and other noise of the same distribution.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie.privacy import FullBatchSteps, PoissonSteps
 from coterie.training import philox
 from coterie.training.clipping import stacked_clipped_sum
-from coterie.training.learner import Batch, Learner
+from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import Tiles
 
-log = logging.getLogger(__name__)
-
-TILE = 8
+TILE = 4
 """Records per tile: small enough to pad little, large enough for weights to be gathered rarely."""
 COINS_AT_ONCE = 2**25
 ROWS_AT_ONCE = 1024
@@ -38,6 +35,7 @@ class StackedJob:
         records: which of the trainer's record sets it learns from.
         start: parameters, (parameters,).
         noise_key, coin_key: 64 bits each, from the client's secret streams.
+        anchor, anchor_weight: parameters towards which every step pulls, and how strongly.
     """
 
     records: int
@@ -45,6 +43,8 @@ class StackedJob:
     mechanism: PoissonSteps | FullBatchSteps
     noise_key: int
     coin_key: int
+    anchor: Tensor | None = None
+    anchor_weight: float = 0.0
 
 
 def sampling_rate(mechanism: PoissonSteps | FullBatchSteps) -> float:
@@ -57,18 +57,23 @@ class StackedTrainer:
     def __init__(
         self,
         learner: Learner,
-        records: Sequence[Batch],
+        table: Batch,
+        sizes: Sequence[int],
         lr: float,
         *,
         tile: int = TILE,
-        compiled: bool = True,
+        compiled: bool = False,
         captured: bool = True,
+        tf32: bool = True,
         max_memory: int | None = None,
     ) -> None:
         """Args:
+        table: all records on the device, one set after the other.
+        sizes: number of records in each set.
         tile: records per tile.
-        compiled: whether torch.compile fuses the step.
-        captured: whether the step is replayed as a CUDA graph (on a GPU).
+        compiled: whether torch.compile fuses Poisson steps; it takes some ten seconds, once.
+        captured: whether steps are replayed as CUDA graphs (on a GPU).
+        tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
         """
         if learner.book is None:
@@ -77,99 +82,92 @@ class StackedTrainer:
         self.book = learner.book
         self.lr = lr
         self.tile = tile
+        self.table = table
         self.compiled = compiled
         self.captured = captured and learner.device.type == "cuda"
-        self.max_memory = max_memory
-        self._sizes = [len(batch) for batch in records]
-        self._table = Batch(
-            torch.cat([batch.features for batch in records]), torch.cat([batch.targets for batch in records])
-        )
-        self._programs: dict[tuple[int, int], _Program] = {}
+        self.tf32 = tf32
+        self._sizes = list(sizes)
+        self._bases = [sum(self._sizes[:position]) for position in range(len(self._sizes))]
+        self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
+        self._programs: dict[tuple[int, int, bool], _Program] = {}
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""
-        wave = min(len(jobs), self._clients_at_once(jobs))
-        parts = [self._train_wave(jobs[first : first + wave]) for first in range(0, len(jobs), wave)]
+        wave = self._clients_at_once(jobs)
+        # Coarser products change no promise: norms are taken of the very gradients that are summed, or of the
+        # same factors, and both in float64, where the matrix units do not round.
+        with precision(tf32=self.tf32):
+            parts = [self._train_wave(jobs[first : first + wave]) for first in range(0, len(jobs), wave)]
         return torch.cat(parts)
 
     def _train_wave(self, jobs: Sequence[StackedJob]) -> Tensor:
         program = self._program(jobs)
-        program.begin(jobs, [self._base(job.records) for job in jobs])
-        steps = max(job.mechanism.steps for job in jobs)
-        longest = max(self._sizes[job.records] for job in jobs)
-        at_once = max(1, COINS_AT_ONCE // (len(jobs) * longest))
-        for first in range(0, steps, at_once):
-            program.run(first, min(at_once, steps - first))
+        program.begin(jobs, [(self._bases[job.records], self._sizes[job.records]) for job in jobs])
+        program.run(max(job.mechanism.steps for job in jobs))
         return program.updates()
 
     def _program(self, jobs: Sequence[StackedJob]) -> "_Program":
-        """The captured step for this many clients and tiles; made once, used for every round."""
+        """The step for this many clients and tiles; prepared once, used for every round."""
         expected = [self._sizes[job.records] * sampling_rate(job.mechanism) for job in jobs]
         mean = sum(batch / self.tile + 0.5 for batch in expected)
         deviation = math.sqrt(sum(batch / self.tile**2 + 1 / 12 for batch in expected))
-        # A step that drew more, one in some hundred, runs as two rows.
-        tiles = min(math.ceil(mean + 2.5 * deviation), self._tiles_at_once())
-        shape = (len(jobs), tiles)
+        # A step that drew more tiles than that, one in some seventy, runs as two rows.
+        tiles = min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once())
+        # A full batch is a few steps in a run: not worth compiling.
+        compiled = self.compiled and all(isinstance(job.mechanism, PoissonSteps) for job in jobs)
+        shape = (len(jobs), tiles, compiled)
         if shape not in self._programs:
-            self._programs[shape] = _Program(self, len(jobs), tiles)
+            self._programs[shape] = _Program(self, *shape)
         return self._programs[shape]
-
-    def _base(self, records: int) -> tuple[int, int]:
-        """Where a set of records begins in the table, and how many there are."""
-        return sum(self._sizes[:records]), self._sizes[records]
 
     # --- memory ---------------------------------------------------------------------------------------
 
-    def _budget(self) -> int:
-        if self.max_memory is not None:
-            return self.max_memory
-        if self.learner.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.learner.device)
-            return int(0.8 * free)
-        return 4 * 2**30
-
     def _tiles_at_once(self) -> int:
-        return max(1, self._budget() // 2 // (self.tile * self.learner.bytes_per_record))
+        return max(1, self._max_memory // 4 // (self.tile * self.learner.bytes_per_record))
 
     def _clients_at_once(self, jobs: Sequence[StackedJob]) -> int:
         expected = max(self._sizes[job.records] * sampling_rate(job.mechanism) for job in jobs)
         tiles = min(expected / self.tile + 1, self._tiles_at_once())
-        weights = 4 * 8 * self.learner.layout.size
-        return max(1, int(self._budget() // (weights + tiles * self.tile * self.learner.bytes_per_record)))
+        weights = _BUFFERS * 8 * self.learner.layout.size
+        each = weights + tiles * self.tile * self.learner.bytes_per_record
+        return max(1, min(len(jobs), int(self._max_memory // each)))
+
+
+_BUFFERS = 8
+"""Arrays of the size of a client's parameters that a step holds at one time."""
+
+
+def _most_of_free(device: torch.device) -> int:
+    return int(0.8 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 4 * 2**30
 
 
 class _Program:
     """Static buffers, and the two pieces of a step that work on them: add up gradients, then move."""
 
-    def __init__(self, trainer: StackedTrainer, clients: int, tiles: int) -> None:
+    def __init__(self, trainer: StackedTrainer, clients: int, tiles: int, compiled: bool) -> None:
         self.trainer = trainer
-        self.clients, self.tiles = clients, tiles
+        self.clients, self.tiles, self.compiled = clients, tiles, compiled
         device, size = trainer.learner.device, trainer.learner.layout.size
         slots = tiles * trainer.tile
 
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.start = zeros(clients, size, dtype=torch.float64)
-        self.parameters = zeros(clients, size, dtype=torch.float64)
-        self.sums = zeros(clients, size, dtype=torch.float64)
-        self.noise_keys = zeros(clients, 2, dtype=torch.int64)
-        self.coin_keys = zeros(clients, 2, dtype=torch.int64)
-        self.rates = zeros(clients, dtype=torch.float64)
-        self.clips = zeros(clients, dtype=torch.float64)
-        self.noise_stds = zeros(clients, dtype=torch.float64)
-        self.step_sizes = zeros(clients, dtype=torch.float64)
-        self.steps = zeros(clients, dtype=torch.int64)
-        self.bases = zeros(clients, dtype=torch.int64)
-        self.sizes = zeros(clients, dtype=torch.int64)
+        self.start, self.parameters = zeros(clients, size), zeros(clients, size)
+        self.sums, self.anchors = zeros(clients, size), zeros(clients, size)
+        self.noise_keys, self.coin_keys = (zeros(clients, 2, dtype=torch.int64) for _ in range(2))
+        self.pairs = philox.places(size, 2, device)
+        self.rates, self.clips, self.noise_stds = zeros(clients), zeros(clients), zeros(clients)
+        self.step_sizes, self.pulls = zeros(clients), zeros(clients)
+        self.steps, self.bases, self.sizes = (zeros(clients, dtype=torch.int64) for _ in range(3))
+        self.longest = 0
         self.index = zeros(ROWS_AT_ONCE, slots, dtype=torch.int64)
         self.present = zeros(ROWS_AT_ONCE, slots, dtype=torch.bool)
         self.owner = zeros(ROWS_AT_ONCE, tiles, dtype=torch.int64)
-        self.row = zeros(1, dtype=torch.int64)
-        self.step = zeros(1, dtype=torch.int64)
-        self.pairs = philox.pair_places(size, device)
-        self._add_up = self._prepared(self._gradient_sums, (self.parameters, *self._drawn()))
+        self.row, self.step = zeros(1, dtype=torch.int64), zeros(1, dtype=torch.int64)
+        self._add_up = self._prepared(self._gradient_sums, self._drawn())
         self._move = self._prepared(self._moved, self._motion())
+        self._coins = torch.compile(philox.coins, dynamic=False) if compiled else philox.coins
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
 
     def begin(self, jobs: Sequence[StackedJob], places: Sequence[tuple[int, int]]) -> None:
@@ -182,12 +180,14 @@ class _Program:
 
         self.start.copy_(torch.stack([job.start for job in jobs]))
         self.parameters.copy_(self.start)
+        self.anchors.copy_(torch.stack([job.start if job.anchor is None else job.anchor for job in jobs]))
         self.noise_keys.copy_(philox.split_keys([job.noise_key for job in jobs], device))
         self.coin_keys.copy_(philox.split_keys([job.coin_key for job in jobs], device))
         load(self.rates, [sampling_rate(mechanism) for mechanism in mechanisms])
         load(self.clips, [mechanism.clip for mechanism in mechanisms])
         load(self.noise_stds, [mechanism.noise_std for mechanism in mechanisms])
         load(self.step_sizes, [self.trainer.lr / mechanism.denominator for mechanism in mechanisms])
+        load(self.pulls, [self.trainer.lr * job.anchor_weight for job in jobs])
         load(self.steps, [mechanism.steps for mechanism in mechanisms])
         load(self.bases, [base for base, _ in places])
         load(self.sizes, [size for _, size in places])
@@ -195,13 +195,21 @@ class _Program:
         self.sums.zero_()
         self.step.zero_()
 
-    def run(self, first: int, steps: int) -> None:
-        """Steps `first` to `first + steps` of the round: coins for all of them, then one after the other."""
-        rows_per_step, places = self._draw(first, steps)
+    def run(self, steps: int) -> None:
+        """All steps of the round, in groups whose coins fit the memory."""
         if self.trainer.captured and self._graphs is None:
             self._graphs = self._capture()
+        at_once = min(steps, max(1, COINS_AT_ONCE // (self.clients * self.longest)))
+        for first in range(0, steps, at_once):
+            self._run_group(first, min(at_once, steps - first), at_once)
+
+    def updates(self) -> Tensor:
+        return self.parameters - self.start
+
+    def _run_group(self, first: int, steps: int, at_once: int) -> None:
+        rows_per_step, places = self.draw(first, at_once)
         done = 0
-        for rows in rows_per_step:
+        for rows in rows_per_step[:steps]:
             for _ in range(rows):
                 if done % ROWS_AT_ONCE == 0:
                     self._load_rows(places, done)
@@ -209,18 +217,14 @@ class _Program:
                 done += 1
             self._graphs[1].replay() if self._graphs else self._finish_step()
 
-    def updates(self) -> Tensor:
-        return self.parameters - self.start
-
     # --- which records --------------------------------------------------------------------------------
 
-    def _draw(self, first: int, steps: int) -> "tuple[list[int], _Places]":
+    def draw(self, first: int, steps: int) -> "tuple[list[int], Places]":
         """Flip all coins of these steps and give every record drawn a place: row, tile and lane."""
         size = self.trainer.tile
-        drawn = philox.coins(self.coin_keys, self.rates, first, steps, self.longest)
-        record = torch.arange(self.longest, device=drawn.device)
-        step = torch.arange(first, first + steps, device=drawn.device)
-        drawn &= record < self.sizes[:, None]
+        step = torch.arange(first, first + steps, device=self.steps.device)
+        drawn = self._coins(self.coin_keys, self.rates, step, philox.places(self.longest, 4, step.device))
+        drawn = drawn & (torch.arange(drawn.shape[2], device=drawn.device) < self.sizes[:, None])
         drawn &= (step[:, None] < self.steps)[:, :, None]
         counts = drawn.sum(dim=2)
         tiles = (counts + size - 1) // size
@@ -234,33 +238,25 @@ class _Program:
         tile = first_tile[at[0], at[1]] + rank // size
         row = first_row[at[0]] + tile // self.tiles
         slot = (tile % self.tiles) * size + rank % size
-        places = _Places(row, slot, self.bases[at[1]] + at[2], at[1], size)
-        return rows.tolist(), places
+        return rows.tolist(), Places(row, slot, self.bases[at[1]] + at[2], at[1])
 
-    def _load_rows(self, places: "_Places", first: int) -> None:
-        """Write the rows from `first` on into the buffers that the captured step reads."""
+    def _load_rows(self, places: "Places", first: int) -> None:
+        """Write the rows from `first` on into the buffers that the step reads."""
         mine = (places.row >= first) & (places.row < first + ROWS_AT_ONCE)
         row, slot = places.row[mine] - first, places.slot[mine]
         for values in (self.index, self.present, self.owner):
             values.zero_()
         self.index[row, slot] = places.record[mine]
         self.present[row, slot] = True
-        self.owner[row, slot // places.tile] = places.client[mine]
+        self.owner[row, slot // self.trainer.tile] = places.client[mine]
         self.row.zero_()
 
-    def _drawn(self) -> tuple[Tensor, ...]:
-        """The records of the current row."""
-        index, present, owner = (
-            values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner)
-        )
-        return index, present, owner, self.clips, self.trainer._table.features, self.trainer._table.targets
-
-    def _motion(self) -> tuple[Tensor, ...]:
-        """What decides how the parameters move."""
-        state = (self.parameters, self.sums, self.noise_keys, self.step, self.pairs)
-        return *state, self.noise_stds, self.step_sizes, self.steps
-
     # --- one step -------------------------------------------------------------------------------------
+
+    def _drawn(self) -> tuple[Tensor, ...]:
+        """What the gradients of the current row are computed from."""
+        row = (values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner))
+        return self.parameters, *row, self.clips, self.trainer.table.features, self.trainer.table.targets
 
     def _gradient_sums(
         self,
@@ -274,28 +270,36 @@ class _Program:
     ) -> Tensor:
         tiles = Tiles(self.tiles, self.trainer.tile, owner, dynamic=False)
         batch = Batch(features.index_select(0, index), targets.index_select(0, index))
-        clip = clips.index_select(0, owner).repeat_interleave(self.trainer.tile, output_size=tiles.records)
+        clip = clips.index_select(0, owner)[:, None].expand(-1, tiles.size).reshape(-1)
         return stacked_clipped_sum(
             self.trainer.book, parameters.to(torch.float32), batch, tiles, clip, present
         )
+
+    def _motion(self) -> tuple[Tensor, ...]:
+        """What the parameters' next values are computed from."""
+        state = (self.parameters, self.sums, self.anchors, self.noise_keys, self.step, self.pairs)
+        return *state, self.noise_stds, self.step_sizes, self.pulls, self.steps
 
     def _moved(
         self,
         parameters: Tensor,
         sums: Tensor,
+        anchors: Tensor,
         keys: Tensor,
         step: Tensor,
         pairs: Tensor,
         noise_stds: Tensor,
         step_sizes: Tensor,
+        pulls: Tensor,
         steps: Tensor,
     ) -> Tensor:
-        noise = philox.normals(keys, step, parameters.shape[1], pairs)
-        moving = torch.where(step < steps, step_sizes, 0.0)
-        return parameters - moving[:, None] * (sums + noise_stds[:, None] * noise)
+        noise = philox.normals(keys, step, pairs)[:, : parameters.shape[1]]
+        move = step_sizes[:, None] * (sums + noise_stds[:, None] * noise)
+        move = move + pulls[:, None] * (parameters - anchors)
+        return torch.where((step < steps)[:, None], parameters - move, parameters)
 
     def _sum_row(self) -> None:
-        self.sums += self._add_up(self.parameters, *self._drawn())
+        self.sums += self._add_up(*self._drawn())
         self.row += 1
 
     def _finish_step(self) -> None:
@@ -307,7 +311,7 @@ class _Program:
         self, function: Callable[..., Tensor], example: tuple[Tensor, ...]
     ) -> Callable[..., Tensor]:
         """The function as one flat graph of tensor operations, compiled where that is wanted."""
-        if not self.trainer.compiled:
+        if not self.compiled:
             return function
         traced = make_fx(lambda *values: function(*values))(*example)
         compiled: Callable[..., Tensor] = torch.compile(traced, dynamic=False)
@@ -315,7 +319,8 @@ class _Program:
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         """Run both pieces a few times, capture them, and put everything back as it was."""
-        kept = [value.clone() for value in (self.parameters, self.sums, self.row, self.step)]
+        changing = (self.parameters, self.sums, self.row, self.step)
+        kept = [value.clone() for value in changing]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -327,17 +332,16 @@ class _Program:
         for graph, piece in zip(graphs, (self._sum_row, self._finish_step), strict=True):
             with torch.cuda.graph(graph):
                 piece()
-        for value, before in zip((self.parameters, self.sums, self.row, self.step), kept, strict=True):
+        for value, before in zip(changing, kept, strict=True):
             value.copy_(before)
         return graphs
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where each record that was drawn goes."""
+class Places:
+    """Where each record that was drawn goes (row, slot), which one of the table it is, and whose."""
 
     row: Tensor
     slot: Tensor
     record: Tensor
     client: Tensor
-    tile: int
