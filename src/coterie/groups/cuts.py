@@ -1,0 +1,248 @@
+"""What a target costs when some groups are hidden behind the workers that bridge the cut.
+
+Hide any set of groups that the observer is not in. Of the rest, take the releases that reach the observer
+along groups that are not hidden. Given the earlier ones of these, a release can differ between the two worlds
+
+- by the target's own contribution, if the target is in that group (a sum that moves by one clip), and
+- at merges, by the contributions of the group's bridges, the workers that are in a hidden group too: what
+  they start from is unknown, so each may turn round (two clips). The target as a bridge costs nothing more.
+
+Every hidden set gives a proven bound; hiding nothing charges each release of the target that the view
+contains. docs/leakage.md derives it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from coterie.groups.closed_forms import contained_at
+from coterie.groups.schedule import Noise, Schedule
+from coterie.groups.shifts import shift_rdp
+from coterie.groups.structures import Bools, Floats, Ints, Structure, hops
+from coterie.privacy import Adjacency
+from coterie.privacy.rdp import ORDERS, epsilon_from_rdp
+
+_THICKEST = 6
+# The estimate that decides whether a cut is worked out is good to a few percent.
+_MARGIN = 1.3
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A kind of release: whose noise it has, and how many workers may move its sum each way."""
+
+    noise: Noise
+    up: int
+    down: int
+
+    def rdp(self, adjacency: Adjacency) -> Floats:
+        """Its divergence; under replacement the target, present only in the first world, turns round too."""
+        down = self.up if adjacency is Adjacency.REPLACE_ONE else self.down
+        return shift_rdp(self.noise.rate, self.noise.multiplier, self.up, down)
+
+    def rough_divergence(self) -> float:
+        """About its divergence at order 1, as if the number of participants were Gaussian."""
+        rate = self.noise.rate
+        spread = self.noise.multiplier**2 + self.up * rate * (1 - rate)
+        return float(((self.up + self.down) * rate) ** 2 / (2 * spread))
+
+
+Charges = dict[Shift, Ints]
+"""For each kind of release, how many of them each observer is charged with."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One target's charged groups when some are hidden, whatever the schedule."""
+
+    hidden: frozenset[int]
+    groups: tuple[int, ...]
+    """Groups whose releases are charged: the target's visible ones and those with bridges."""
+    own: tuple[bool, ...]
+    """Is the target in the charged group."""
+    bridges: tuple[int, ...]
+    """How many others in the charged group are in a hidden group too."""
+
+    def least_price(self, schedule: Schedule) -> float:
+        """Roughly what a single merge adds at the cheapest charged group."""
+        groups = zip(self.groups, self.own, self.bridges, strict=True)
+        shifts = (Shift(schedule.noises[group], bridges + own, bridges) for group, own, bridges in groups)
+        return min((shift.rough_divergence() for shift in shifts), default=0.0)
+
+    def charges(self, schedule: Schedule, epoch: int, distance: Floats) -> Charges:
+        """What is charged to each observer.
+
+        Args:
+            schedule: when groups release and merge.
+            epoch: index of the newest model seen.
+            distance: [charged group, observer], hops that avoid hidden groups.
+        """
+        found: Charges = {}
+        seen = contained_at(distance, schedule, epoch)
+        # The first merge starts from the model that everybody knows.
+        merges = np.maximum(0, (seen - 1) // schedule.merge_period)
+        for index, group in enumerate(self.groups):
+            noise, bridges = schedule.noises[group], self.bridges[index]
+            plain, bridged = Shift(noise, 1, 0), Shift(noise, bridges + self.own[index], bridges)
+            if bridges:
+                found[bridged] = found.get(bridged, 0) + merges[index]
+            if self.own[index]:
+                alone = seen[index] - merges[index] if bridges else seen[index]
+                found[plain] = found.get(plain, 0) + alone
+        return found
+
+
+def no_cut(target: frozenset[int]) -> Cut:
+    """Nothing hidden: every release of the target's groups that the view contains is charged."""
+    groups = tuple(sorted(target))
+    return Cut(frozenset(), groups, (True,) * len(groups), (0,) * len(groups))
+
+
+class Observers:
+    """Who watches: the groups of each, and how far these are from every group."""
+
+    def __init__(self, structure: Structure, groups: Sequence[Ints]) -> None:
+        self.structure = structure
+        self._flat = np.concatenate(groups)
+        self._starts = np.concatenate([[0], np.cumsum([len(some) for some in groups])[:-1]]).astype(np.int64)
+        self.member: Bools = np.zeros((len(groups), len(structure.groups)), dtype=np.bool_)
+        self.member[np.repeat(np.arange(len(groups)), [len(some) for some in groups]), self._flat] = True
+        self.distance = self.nearest(structure.distances)
+
+    def nearest(self, distance: Floats) -> Floats:
+        """[group, observer]: hops to the nearest group of the observer, from hops between groups."""
+        found: Floats = np.minimum.reduceat(distance[:, self._flat], self._starts, axis=1)
+        return found
+
+    def outside(self, hidden: frozenset[int]) -> Bools:
+        """Which observers are in no hidden group."""
+        inside: Bools = np.any(self.member[:, sorted(hidden)], axis=1)
+        return ~inside
+
+
+def epsilons(charges: Charges, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Floats:
+    """The epsilon of each observer, by the conversion at the best order; no release costs nothing."""
+    counts = np.stack(list(charges.values()), axis=-1)
+    rows, where = _distinct(counts)
+    table = np.stack([kind.rdp(adjacency) for kind in charges])
+    prices = [epsilon_from_rdp(ORDERS, row @ table, delta) if row.any() else 0.0 for row in rows]
+    return np.array(prices, dtype=np.float64)[where]
+
+
+def _distinct(counts: Ints) -> tuple[Ints, Ints]:
+    """The different rows, and for each row which of them it is."""
+    sizes = counts.max(axis=0) + 1
+    if math.prod(sizes.tolist()) < 2**62:
+        # One number for a row sorts much faster than the row.
+        code = np.ravel_multi_index(tuple(counts.T), tuple(sizes.tolist()))
+        _, first, where = np.unique(code, return_index=True, return_inverse=True)
+        return counts[first], where
+    rows, where = np.unique(counts, axis=0, return_inverse=True)
+    return rows, where.reshape(-1)
+
+
+def cheaper(
+    target: frozenset[int],
+    observers: Observers,
+    schedule: Schedule,
+    epoch: int,
+    delta: float,
+    known: Floats,
+) -> list[tuple[Cut, Ints, Charges]]:
+    """Cuts that promise less than the epsilon known for each observer: whom they concern, what they charge.
+
+    Which cuts are offered is a matter of economy, decided by an estimate; what is charged is exact.
+    """
+    structure = observers.structure
+
+    nobody: Ints = np.zeros(0, dtype=np.int64)
+    dearest = float(known.max())
+
+    def tried(hidden: frozenset[int]) -> tuple[Cut, Ints, Charges]:
+        cut = _cut(structure, target, hidden)
+        if cut.least_price(schedule) > dearest:
+            return cut, nobody, {}
+        distance = observers.nearest(_detours(structure, hidden)[list(cut.groups)])
+        charges = cut.charges(schedule, epoch, distance)
+        promising = observers.outside(hidden) & (known > 0) & (_estimate(charges, delta) < _MARGIN * known)
+        concerned = np.flatnonzero(promising)
+        return cut, concerned, {kind: times[concerned] for kind, times in charges.items()}
+
+    found = [tried(frozenset([group])) for group in sorted(target)]
+    # Hiding more groups adds bridges: where none of them promises anything alone, they hardly do together.
+    if any(len(concerned) for _, concerned, _ in found):
+        found += [tried(hidden) for hidden in _unseen(target, observers)]
+    found += [tried(layer) for layer in _layers(structure, target)]
+    return [(cut, concerned, charges) for cut, concerned, charges in found if len(concerned) and charges]
+
+
+def _unseen(target: frozenset[int], observers: Observers) -> list[frozenset[int]]:
+    """The sets of two and more groups of the target that some observer is not in."""
+    numbers = np.array(sorted(target))
+    rows = np.unique(~observers.member[:, numbers], axis=0)
+    return [frozenset(numbers[row].tolist()) for row in rows if row.sum() > 1]
+
+
+def _estimate(charges: Charges, delta: float) -> Floats:
+    """Epsilon as if every sum were Gaussian with the spread of its participants added."""
+
+    total: Floats = np.sum([times * shift.rough_divergence() for shift, times in charges.items()], axis=0)
+    found: Floats = total + 2 * np.sqrt(total * math.log(1 / delta))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _layers(structure: Structure, target: frozenset[int]) -> tuple[frozenset[int], ...]:
+    """The target's groups and those around them, wherever the passage gets narrower further out."""
+    found = []
+    fewest = _bridges(structure, target).sum()
+    nearest = structure.distances[sorted(target)].min(axis=0)
+    for thickness in range(1, _THICKEST):
+        layer = frozenset(np.flatnonzero(nearest <= thickness).tolist())
+        if len(layer) == len(structure.groups):
+            break
+        bridges = _bridges(structure, layer).sum()
+        if bridges < fewest:
+            found.append(layer)
+            fewest = bridges
+    return tuple(found)
+
+
+def _bridges(structure: Structure, hidden: frozenset[int]) -> Ints:
+    """How many workers of each visible group are in a hidden group too."""
+    if len(hidden) == 1:
+        bridges: Ints = structure.shared[next(iter(hidden))].copy()
+    else:
+        touched = np.any(structure.classes[:, sorted(hidden)], axis=1)
+        weights = np.where(touched, structure.class_sizes, 0).astype(np.float64)
+        bridges = (weights @ structure.classes.astype(np.float64)).astype(np.int64)
+    bridges[sorted(hidden)] = 0
+    return bridges
+
+
+@lru_cache(maxsize=16384)
+def _cut(structure: Structure, target: frozenset[int], hidden: frozenset[int]) -> Cut:
+    bridges = _bridges(structure, hidden)
+    own = np.zeros(len(bridges), dtype=np.bool_)
+    own[sorted(target - hidden)] = True
+    # The target is in a hidden group, so it was counted among the bridges of its visible ones.
+    bridges = bridges - own
+    charged = np.flatnonzero(own | (bridges > 0))
+    return Cut(
+        hidden, tuple(charged.tolist()), tuple(own[charged].tolist()), tuple(bridges[charged].tolist())
+    )
+
+
+@lru_cache(maxsize=4096)
+def _detours(structure: Structure, hidden: frozenset[int]) -> Floats:
+    """[group, group]: hops that avoid hidden groups, from every group beside one of them."""
+    visible = structure.overlap.copy()
+    visible[sorted(hidden)] = False
+    visible[:, sorted(hidden)] = False
+    beside = np.flatnonzero(structure.overlap[sorted(hidden)].any(axis=0))
+    found = np.full(visible.shape, np.inf)
+    found[beside] = hops(visible, beside.tolist())
+    return found

@@ -1,0 +1,111 @@
+"""When groups release, when models are merged, and how much noise there is."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coterie.errors import InputError
+from coterie.privacy import Mode
+
+
+class GroupAlgorithm(StrEnum):
+    """How groups train.
+
+    `DP_OGL` releases a noisy sum per group and epoch. `DP_OGL_PLUS` releases one per group and block of S
+    epochs: in sound mode workers train alone inside a block; as published they exchange models without noise.
+    """
+
+    DP_OGL = "dp-ogl"
+    DP_OGL_PLUS = "dp-ogl-plus"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One group's release: workers take part with probability `rate`; noise std = multiplier x clip."""
+
+    rate: float
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise InputError(f"rate: {self.rate} is not allowed, a number above 0 and at most 1 is")
+        if not (self.multiplier > 0 and math.isfinite(self.multiplier)):
+            raise InputError(f"noise: {self.multiplier} is not allowed, a finite number above 0 is")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Overlapping grouped learning in public numbers.
+
+    Epoch e turns the models of index e into those of index e + 1; workers start from the mean of their
+    groups' models in epochs 1, S + 1, 2 S + 1, ... and from each group's own model in all others.
+    """
+
+    algorithm: GroupAlgorithm
+    period: int
+    noises: tuple[Noise, ...]
+    """One entry for every group."""
+    mode: Mode = Mode.SOUND
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise InputError(f"period: {self.period} is not allowed, at least 1 epoch is")
+
+    @classmethod
+    def of(
+        cls,
+        groups: int,
+        *,
+        period: int,
+        rate: float | Sequence[float],
+        noise: float | Sequence[float],
+        algorithm: GroupAlgorithm = GroupAlgorithm.DP_OGL,
+        mode: Mode = Mode.SOUND,
+    ) -> "Schedule":
+        """The schedule for so many groups, with one rate and noise for all or one for each."""
+        rates, multipliers = _each(rate, groups, "rate"), _each(noise, groups, "noise")
+        noises = tuple(Noise(*both) for both in zip(rates, multipliers, strict=True))
+        return cls(algorithm, period, noises, mode)
+
+    @property
+    def publishes_drafts(self) -> bool:
+        """Do members see models inside a block that carry no noise?"""
+        plus = self.algorithm is GroupAlgorithm.DP_OGL_PLUS
+        return plus and self.mode is Mode.PAPER and self.period > 1
+
+    @property
+    def merge_period(self) -> int:
+        """Releases of a group from one merge to the next."""
+        return self.period if self.algorithm is GroupAlgorithm.DP_OGL else 1
+
+    def releases(self, epoch: int) -> int:
+        """How many noisy sums a group has released when its model of this index appears."""
+        check_epoch(epoch)
+        return epoch - 1 if self.algorithm is GroupAlgorithm.DP_OGL else (epoch - 1) // self.period
+
+    def shows_draft(self, epoch: int) -> bool:
+        """Is the model of this index one without noise, made inside a block from merged models?"""
+        return self.publishes_drafts and (epoch - 1) % self.period != 0
+
+    def merges(self, releases: int) -> Iterator[int]:
+        """Numbers (from 1) of those of the first releases whose workers start from merged models."""
+        return iter(range(1, releases + 1, self.merge_period))
+
+
+def check_epoch(epoch: int) -> None:
+    """Refuse an index of a model that does not exist."""
+    if epoch < 1:
+        raise InputError(f"epochs: {epoch} is not allowed, at least 1 (the model everyone starts from) is")
+
+
+def _each(value: float | Sequence[float], groups: int, key: str) -> Sequence[float]:
+    if isinstance(value, int | float):
+        return [value] * groups
+    if len(value) == 1:
+        return list(value) * groups
+    if len(value) != groups:
+        raise InputError(
+            f"{key}: {len(value)} values were given, 1 or {groups} (one for each group) are allowed"
+        )
+    return value

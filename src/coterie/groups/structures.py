@@ -1,0 +1,212 @@
+"""Who works with whom: groups that may overlap, public and fixed for a whole run."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
+
+from coterie.errors import InputError
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+LABEL_CAVEAT = "the groups were formed from labels and tell which a worker holds; that is not covered"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Groups of workers; workers and groups are numbered from 0.
+
+    Example:
+        >>> Structure("mine", ((0, 1), (1, 2)), 3)
+        Structure(mine: 3 workers in 2 groups, 1 of them in several)
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    workers: int
+    names: tuple[str, ...] = ()
+    """How people call the workers; by default their numbers."""
+    caveats: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InputError(f"workers: {self.workers} is not allowed, at least 1 is")
+        if not self.groups:
+            raise InputError("groups: none was given, at least 1 is needed")
+        if self.names and (len(self.names) != self.workers or len(set(self.names)) != self.workers):
+            raise InputError(f"workers: {self.workers} different names are needed, one for each")
+        for number, members in enumerate(self.groups):
+            if not members:
+                raise InputError(f"groups[{number}]: empty, at least 1 worker is needed")
+            for worker in members:
+                if not 0 <= worker < self.workers:
+                    raise InputError(
+                        f"groups[{number}]: worker {worker} is unknown, 0 to {self.workers - 1} are allowed"
+                    )
+            if len(set(members)) != len(members):
+                twice = next(worker for worker in members if members.count(worker) > 1)
+                raise InputError(f"groups[{number}]: worker {twice} is listed twice")
+        alone = [worker for worker in range(self.workers) if not self.membership[worker].any()]
+        if alone:
+            listed = ", ".join(self.name(worker) for worker in alone[:5]) + (", ..." if alone[5:] else "")
+            raise InputError(f"groups: {len(alone)} of {self.workers} workers are in no group ({listed})")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        several = int((self.membership.sum(axis=1) > 1).sum())
+        groups = f"{len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
+        return f"Structure({self.kind}: {self.workers} workers in {groups}, {several} of them in several)"
+
+    def name(self, worker: int) -> str:
+        """How a person calls this worker."""
+        return self.names[worker] if self.names else str(worker)
+
+    def worker(self, text: str) -> int:
+        """The number of the worker that a person calls so."""
+        if text in self.names:
+            return self.names.index(text)
+        if text.isdecimal() and int(text) < self.workers:
+            return int(text)
+        raise InputError(f"worker: {text!r} is unknown, 0 to {self.workers - 1} or a name is allowed")
+
+    def groups_of(self, *workers: int) -> frozenset[int]:
+        """All groups that any of these workers is in."""
+        return frozenset(np.flatnonzero(self.membership[list(workers)].any(axis=0)).tolist())
+
+    @cached_property
+    def _hash(self) -> int:
+        # Once: what is known about a structure is cached by it.
+        return hash((self.kind, self.groups, self.workers, self.names))
+
+    @cached_property
+    def membership(self) -> Bools:
+        """[worker, group]: is the worker in the group."""
+        table = np.zeros((self.workers, len(self.groups)), dtype=np.bool_)
+        for number, members in enumerate(self.groups):
+            table[list(members), number] = True
+        return table
+
+    @cached_property
+    def classes(self) -> Bools:
+        """[class, group]: the different sets of groups that workers are in; all else follows from them."""
+        return self._classes[0]
+
+    @cached_property
+    def class_of(self) -> Ints:
+        """The class of every worker."""
+        return self._classes[1]
+
+    @cached_property
+    def class_groups(self) -> tuple[Ints, ...]:
+        """The groups of every class."""
+        return tuple(np.flatnonzero(row) for row in self.classes)
+
+    @cached_property
+    def class_sizes(self) -> Ints:
+        """How many workers each class has."""
+        return np.bincount(self.class_of)
+
+    @cached_property
+    def _classes(self) -> tuple[Bools, Ints]:
+        table, numbers = np.unique(self.membership, axis=0, return_inverse=True)
+        return table, numbers.reshape(-1).astype(np.int64)
+
+    @cached_property
+    def shared(self) -> Ints:
+        """[group, group]: how many workers are in both."""
+        table = self.classes.astype(np.float64)
+        counts: Floats = (table.T * self.class_sizes) @ table
+        return counts.astype(np.int64)
+
+    @cached_property
+    def overlap(self) -> Bools:
+        """[group, group]: do they share a worker; every group shares one with itself."""
+        return self.shared > 0
+
+    @cached_property
+    def distances(self) -> Floats:
+        """[group, group]: hops between groups that share a worker, infinite where no path leads."""
+        return hops(self.overlap)
+
+
+def hops(overlap: Bools, sources: Sequence[int] | None = None) -> Floats:
+    """Hops from every source group (by default from all) to every group."""
+    found: Floats = shortest_path(csr_array(overlap), method="D", unweighted=True, indices=sources)
+    return found
+
+
+def global_structure(workers: int) -> Structure:
+    """Everyone in one group: ordinary federated learning."""
+    _check_counts(workers, 1, least=1)
+    return Structure("global", (tuple(range(workers)),), workers)
+
+
+def ring(workers: int, groups: int) -> Structure:
+    """Groups in a circle; each shares one worker with the next and has workers/groups + 1 of them."""
+    _check_counts(workers, groups, least=groups)
+    starts = _starts(workers, groups)
+    members = [
+        tuple(sorted({worker % workers for worker in range(start, end + 1)}))
+        for start, end in pairwise(starts)
+    ]
+    return Structure("ring", tuple(members), workers)
+
+
+def string(workers: int, groups: int) -> Structure:
+    """A ring cut open between its last group and its first."""
+    _check_counts(workers, groups, least=groups + 1 if groups > 1 else 1)
+    starts = _starts(workers, groups)
+    members = [tuple(range(start, min(end, workers - 1) + 1)) for start, end in pairwise(starts)]
+    return Structure("string", tuple(members), workers)
+
+
+def clustered(workers: int, groups: int) -> Structure:
+    """Groups of equal size that share nobody."""
+    _check_counts(workers, groups, least=groups)
+    starts = _starts(workers, groups)
+    members = [tuple(range(start, end)) for start, end in pairwise(starts)]
+    return Structure("clustered", tuple(members), workers)
+
+
+def label(labels: Sequence[Collection[int]], groups: int) -> Structure:
+    """Workers that hold label y are in group y mod `groups`.
+
+    Args:
+        labels: the labels that each worker holds.
+        groups: how many groups there are.
+    """
+    _check_counts(len(labels), groups, least=1)
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for worker, held in enumerate(labels):
+        for group in sorted({y % groups for y in held}):
+            members[group].append(worker)
+    return Structure("label", tuple(tuple(group) for group in members), len(labels), caveats=(LABEL_CAVEAT,))
+
+
+def drawn_labels(
+    workers: int, seed: int, *, labels: int = 10, concentration: float = 0.1, records: int = 600
+) -> list[frozenset[int]]:
+    """Labels that workers would hold if their mixtures of labels came from a Dirichlet distribution."""
+    rng = np.random.default_rng(seed)
+    mixtures = rng.dirichlet([concentration] * labels, workers)
+    return [frozenset(np.flatnonzero(rng.multinomial(records, mixture)).tolist()) for mixture in mixtures]
+
+
+def _check_counts(workers: int, groups: int, least: int) -> None:
+    if groups < 1:
+        raise InputError(f"groups: {groups} is not allowed, at least 1 is")
+    if workers < max(1, least):
+        raise InputError(f"workers: {workers} is not allowed, {groups} groups need at least {max(1, least)}")
+
+
+def _starts(workers: int, groups: int) -> list[int]:
+    return [number * workers // groups for number in range(groups + 1)]

@@ -1,0 +1,91 @@
+"""Slow and simple twins of what `coterie.groups` computes."""
+
+import itertools
+import math
+
+import numpy as np
+
+from coterie.groups import GroupAlgorithm, Structure
+from coterie.privacy import Mode
+
+
+def random_structure(rng, most_workers=9, most_groups=5):
+    """Any overlapping groups, each with a worker and every worker in one."""
+    workers, groups = int(rng.integers(2, most_workers + 1)), int(rng.integers(1, most_groups + 1))
+    members = [set() for _ in range(groups)]
+    for worker in range(workers):
+        for group in rng.choice(groups, size=rng.integers(1, min(3, groups) + 1), replace=False):
+            members[group].add(worker)
+    kept = [tuple(sorted(group)) for group in members if group]
+    return Structure("random", tuple(kept), workers)
+
+
+def tainted_views(structure, schedule, epochs):
+    """views[t][worker]: the set of (group, release) inside all models the worker has seen up to index t.
+
+    Every model carries the set of releases it was computed from, worker by worker, as the algorithm is told.
+    """
+    groups = range(len(structure.groups))
+    members = [set(group) for group in structure.groups]
+    groups_of = [[m for m in groups if worker in members[m]] for worker in range(structure.workers)]
+    plus = schedule.algorithm is GroupAlgorithm.DP_OGL_PLUS
+    published = plus and schedule.mode is Mode.PAPER
+    period = schedule.period
+
+    def started(models):
+        merged = [set().union(*(models[m] for m in groups_of[worker])) for worker in range(structure.workers)]
+        return [set().union(*(merged[worker] for worker in members[m])) for m in groups]
+
+    models = [set() for _ in groups]  # what is inside the model of each group
+    block_start = models
+    seen = [set() for _ in range(structure.workers)]
+    views = {1: [set(view) for view in seen]}
+    for epoch in range(1, epochs):
+        inter = (epoch - 1) % period == 0
+        if not plus:
+            sources = started(models) if inter else models
+            models = [models[m] | sources[m] | {(m, epoch)} for m in groups]
+            visible = models
+        else:
+            if inter:
+                block_start = models
+                sources = started(models)
+            ends = epoch % period == 0
+            if ends:
+                number = epoch // period
+                models = [block_start[m] | sources[m] | {(m, number)} for m in groups]
+                visible = models
+            else:
+                # A draft: no noise, hence no release of its own; only the published version shows it.
+                visible = [block_start[m] | sources[m] for m in groups] if published else models
+        for worker, view in enumerate(seen):
+            for m in groups_of[worker]:
+                view |= visible[m]
+        views[epoch + 1] = [set(view) for view in seen]
+    return views
+
+
+def tainted_counts(structure, schedule, epochs):
+    """counts[t][target, observer], by looking into the sets."""
+    views = tainted_views(structure, schedule, epochs)
+    found = {}
+    for epoch, seen in views.items():
+        table = np.zeros((structure.workers, structure.workers), dtype=int)
+        for target, observer in itertools.product(range(structure.workers), repeat=2):
+            own = structure.groups_of(target)
+            table[target, observer] = sum(group in own for group, _ in seen[observer])
+        found[epoch] = table
+    return found
+
+
+def normal(x, mean, std):
+    return np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+
+
+def binomial(n, p):
+    return [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+
+
+def renyi(order, p, q, cell):
+    """Of two densities given on one grid."""
+    return math.log(float((p**order * q ** (1 - order)).sum() * cell)) / (order - 1)
