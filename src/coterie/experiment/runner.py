@@ -15,7 +15,7 @@ from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
 from coterie.data import Federation, build_federation, check_federation, load_dataset
 from coterie.engines.driver import drive
-from coterie.engines.local import LocalEngine, coin_key
+from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder, references
 from coterie.experiment.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ from coterie.privacy import (
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
-from coterie.training.scoring import Score, evaluate
+from coterie.training.scoring import Score, evaluate_clients
 
 SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
@@ -163,7 +163,11 @@ def prepare(experiment: Experiment) -> Prepared:
         for client, records in facts.records.items()
     }
     plan = calibrate(algorithm.plan(facts), budgets, accountant=privacy.accountant, mode=privacy.mode)
-    caveats = (HELD_OUT,) if experiment.seeds.noise is None else (HELD_OUT, SEEDED)
+    caveats = [HELD_OUT]
+    if experiment.seeds.noise is not None:
+        caveats.append(SEEDED)
+    if (drawn := randomness_caveat(learner)) is not None:
+        caveats.append(drawn)
     promise = guarantee(
         plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
     )
@@ -322,10 +326,9 @@ class Run:
     def _evaluate(self, assignment: Assignment) -> dict[str, Score]:
         learner = self.prepared.learner
         models = torch.from_numpy(assignment.models).to(learner.device)
-        return {
-            client: evaluate(learner, models[assignment.cluster_of[client]], test)
-            for client, test in self._tests.items()
-        }
+        model_of = [assignment.cluster_of[client] for client in self._tests]
+        scores = evaluate_clients(learner, models, model_of, list(self._tests.values()))
+        return dict(zip(self._tests, scores, strict=True))
 
     def _log(self, state: State, scores: Scores | None, ledger: Ledger) -> None:
         assignment = self.prepared.algorithm.models(state)
