@@ -13,6 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "coterie"
 DOORS: dict[str, set[str]] = {
     "privacy": set(),
     "clustering": {"privacy"},
+    "groups": {"privacy", "errors"},
     "data": {"errors", "settings"},
     "models": {"data", "errors", "settings"},
     "training": {"data", "models", "privacy"},
@@ -21,7 +22,7 @@ DOORS: dict[str, set[str]] = {
     "experiment": {"engines", "algorithms", "training", "data", "models", "privacy", "errors", "settings"},
     "report": {"experiment", "algorithms", "data", "models", "privacy", "errors"},
     "api": {"experiment", "report"},
-    "cli": {"api", "experiment", "report", "privacy", "errors"},
+    "cli": {"api", "experiment", "report", "groups", "privacy", "errors"},
     "errors": {"privacy"},
     "settings": set(),
 }

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from coterie import privacy
+    from coterie import groups, privacy
     from coterie.api import compare, run
     from coterie.experiment.runner import RunResult
     from coterie.experiment.schema import Experiment
 
-__all__ = ["Experiment", "RunResult", "__version__", "compare", "privacy", "run"]
+__all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "privacy", "run"]
 
 _HOMES = {
     "Experiment": "coterie.experiment.schema",
@@ -28,8 +28,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     # Loaded on first use: `coterie.privacy` must not pull in torch.
-    if name == "privacy":
-        return import_module("coterie.privacy")
+    if name in ("groups", "privacy"):
+        return import_module(f"coterie.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'coterie' has no attribute '{name}'")
