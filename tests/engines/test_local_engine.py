@@ -97,7 +97,7 @@ def test_the_charge_is_on_disk_before_any_record_is_touched(
         lines.append(len((tmp_path / "ledger.jsonl").read_text().splitlines()))
         return torch.zeros(len(START), dtype=torch.float64)
 
-    monkeypatch.setattr("coterie.engines.local.train_privately", look)
+    monkeypatch.setattr("coterie.engines.clients.train_privately", look)
     engine.answer(training(), 1)
     # The header and the line that charges both clients stand before the first of them trains.
     assert lines == [2, 2]

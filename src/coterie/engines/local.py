@@ -4,14 +4,17 @@ Every answer goes the same way: look up the mechanism in the plan, charge the le
 touch records. Noise and sampling coins come from streams keyed by client, round, release and a hash of what
 the client was sent, so a round repeated after a crash repeats itself exactly, and anything else draws afresh.
 
-How the clients are computed (one after the other, or all as one program on a GPU) is a matter of speed: it
-changes neither what is charged nor what is clipped, sampled and noised.
+How the clients are computed (one after the other, a core per client, or all as one program on a GPU) is a
+matter of speed: it changes neither what is charged nor what is clipped, sampled and noised.
 """
 
 import hashlib
+import logging
 import math
+import os
+import time
 from collections.abc import Mapping
-from typing import TypeAlias
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,6 +31,8 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.data import Federation
+from coterie.engines.clients import ClientFacts, Clients, Occasion, Trainable, one_thread
+from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.privacy import (
     Charge,
@@ -39,23 +44,23 @@ from coterie.privacy import (
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
-    RandomStream,
     SecretKey,
 )
 from coterie.privacy.released import Released
-from coterie.training.dpsgd import sketch_privately, train_privately
+from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import join, score_sums, select_by_scores, select_lowest
-from coterie.training.sketch import Projection
 from coterie.training.stacked import StackedJob, StackedTrainer
 
-Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
+log = logging.getLogger(__name__)
 
 FAST_RANDOMNESS = (
     "noise and coins are drawn on the GPU by Philox from the noise key: fast, not cryptographic, a simulation"
 )
 COMPILE_FROM = 3_000_000
 """Sample gradients in a plan from which compiling the step on a GPU pays."""
+WORKERS_FROM_SECONDS = 20.0
+"""Time that a plan would take one core from which starting workers pays."""
 
 
 def randomness_caveat(learner: Learner) -> str | None:
@@ -81,6 +86,8 @@ class LocalEngine:
         coin_key: SecretKey,
         public_seed: int,
         context: str = "",
+        *,
+        workers: int | None = None,
         max_memory: int | None = None,
     ) -> None:
         """Args beside the obvious:
@@ -88,34 +95,32 @@ class LocalEngine:
         public_seed: of the random projection that sketches share.
         context: whatever else decides what a client computes from what it is sent (model, step size,
             device, library version); noise must not repeat when any of it differs.
+        workers: processes that train on a CPU, a client each; by default one per core if that pays, else
+            none (1 means none, too).
         max_memory: bytes that training may take on a GPU; by default, most of what is free.
         """
         self.learner = learner
-        self.lr = lr
         self.plan = plan
         self.ledger = ledger
-        self._noise_key = noise_key
-        self._coin_key = coin_key
-        self._public_seed = public_seed
         self._context = context
-        self._projections: dict[int, Projection] = {}
-        self._names = [client.name for client in federation.clients]
         self._table = join([Batch.of(client.train, learner.device) for client in federation.clients])
-        self._sizes = [len(client.train) for client in federation.clients]
-        parts = zip(
-            torch.split(self._table.features, self._sizes),
-            torch.split(self._table.targets, self._sizes),
-            strict=True,
+        self._facts = ClientFacts(
+            names=tuple(client.name for client in federation.clients),
+            sizes=tuple(len(client.train) for client in federation.clients),
+            lr=lr,
+            noise_key=noise_key,
+            coin_key=coin_key,
+            public_seed=public_seed,
         )
-        self._records: Mapping[str, Batch] = dict(
-            zip(self._names, (Batch(*part) for part in parts), strict=True)
-        )
+        self._clients = Clients(self._facts, learner, self._table)
+        self._wanted_workers = workers
+        self._pool: WorkerPool | None = None
         self._together: StackedTrainer | None = None
         if _stackable(learner):
             self._together = StackedTrainer(
                 learner,
                 self._table,
-                self._sizes,
+                self._facts.sizes,
                 lr,
                 compiled=sample_gradients(plan) >= COMPILE_FROM,
                 max_memory=max_memory,
@@ -125,6 +130,12 @@ class LocalEngine:
         if isinstance(request, Train):
             return self._train(request, round)
         return self._select(request, round)
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -143,11 +154,47 @@ class LocalEngine:
         self._charge(request.release, round, inputs)
         if self._together is not None:
             return self._train_together(request, mechanisms, round, inputs)
+        pool = self._workers()
+        if pool is not None:
+            return self._train_apart(pool, request, mechanisms, round, inputs)
         return Updates(
             {
                 job.client: self._train_one(
                     job, mechanisms[job.client], request.release, round, inputs[job.client]
                 )
+                for job in request.jobs
+            }
+        )
+
+    def _trainable(self, client: str, release: str) -> Trainable:
+        mechanism = self._mechanism(client, release)
+        if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
+            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not trainable")
+        return mechanism
+
+    def _train_one(
+        self, job: TrainJob, mechanism: Trainable, release: str, round: int, hashed: str
+    ) -> Released[Vector]:
+        value = self._clients.train(job, mechanism, Occasion(job.client, round, release, hashed))
+        return Released(value, self._noise_std(job, mechanism))
+
+    def _train_apart(
+        self,
+        pool: WorkerPool,
+        request: Train,
+        mechanisms: Mapping[str, Trainable],
+        round: int,
+        inputs: Mapping[str, str],
+    ) -> Updates:
+        """A core per client."""
+        calls: dict[str, Call] = {}
+        for job in request.jobs:
+            occasion = Occasion(job.client, round, request.release, inputs[job.client])
+            calls[job.client] = ("train", (job, mechanisms[job.client], occasion))
+        values = pool.run(calls)
+        return Updates(
+            {
+                job.client: Released(values[job.client], self._noise_std(job, mechanisms[job.client]))
                 for job in request.jobs
             }
         )
@@ -164,16 +211,13 @@ class LocalEngine:
             if isinstance(mechanism, FullBatchSketch):
                 answers[job.client] = self._train_one(job, mechanism, request.release, round, hashed)
                 continue
-            noise, coins = (
-                self._stream(purpose, job.client, round, request.release, hashed).integers(64)
-                for purpose in ("noise", "coins")
-            )
+            occasion = Occasion(job.client, round, request.release, hashed)
             twin = StackedJob(
-                records=self._names.index(job.client),
+                records=self._facts.names.index(job.client),
                 start=torch.from_numpy(job.start),
                 mechanism=mechanism,
-                noise_key=noise,
-                coin_key=coins,
+                noise_key=self._facts.stream("noise", occasion).integers(64),
+                coin_key=self._facts.stream("coins", occasion).integers(64),
                 anchor=None if job.anchor is None else torch.from_numpy(job.anchor),
                 anchor_weight=job.anchor_weight,
             )
@@ -184,47 +228,15 @@ class LocalEngine:
                 answers[job.client] = Released(value, self._noise_std(job, twin.mechanism))
         return Updates(answers)
 
-    def _trainable(self, client: str, release: str) -> Trainable:
-        mechanism = self._mechanism(client, release)
-        if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
-            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not trainable")
-        return mechanism
-
-    def _train_one(
-        self, job: TrainJob, mechanism: Trainable, release: str, round: int, hashed: str
-    ) -> Released[Vector]:
-        records = self._records[job.client]
-        start = torch.from_numpy(job.start).to(self.learner.device)
-        noise = self._stream("noise", job.client, round, release, hashed)
-        if isinstance(mechanism, FullBatchSketch):
-            projection = self._projection(mechanism.dimensions)
-            value = sketch_privately(self.learner, start, records, mechanism, projection, noise)
-        else:
-            coins = self._stream("coins", job.client, round, release, hashed)
-            anchor = None if job.anchor is None else torch.from_numpy(job.anchor).to(self.learner.device)
-            value = train_privately(
-                self.learner, start, records, mechanism, self.lr, noise, coins, anchor, job.anchor_weight
-            )
-        return Released(value.to("cpu", torch.float32).numpy(), self._noise_std(job, mechanism))
-
     def _noise_std(self, job: TrainJob, mechanism: Trainable) -> float:
         """Standard deviation of the noise in what is released."""
         each_step = mechanism.noise_std / mechanism.denominator
         if isinstance(mechanism, FullBatchSketch):
             return each_step
         # A pull towards the anchor shrinks, in each step, the noise of the steps before.
-        kept = 1.0 - self.lr * job.anchor_weight
+        kept = 1.0 - self._facts.lr * job.anchor_weight
         growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
-        return each_step * self.lr * math.sqrt(growth)
-
-    def _projection(self, dimensions: int) -> Projection:
-        """The public projection, the same for every client: sketches must be comparable."""
-        if dimensions not in self._projections:
-            size = self.learner.layout.size
-            self._projections[dimensions] = Projection(
-                size, dimensions, self._public_seed, self.learner.device
-            )
-        return self._projections[dimensions]
+        return each_step * self._facts.lr * math.sqrt(growth)
 
     # --- selection ----------------------------------------------------------------------------------
 
@@ -232,27 +244,88 @@ class LocalEngine:
         mechanisms = {client: self._selection(client, request.release) for client in request.clients}
         hashed = input_hash(self._context, request.models)
         self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
-        models = torch.from_numpy(request.models).to(self.learner.device)
-        batches = [self._records[client] for client in request.clients]
-        table = self._table if list(request.clients) == self._names else join(batches)
-        sizes = [len(batch) for batch in batches]
-        sums = np.array([score_sums(self.learner, model, table, sizes) for model in models])
+        sums = self._score(request)
         choices = {}
-        for position, (client, mechanism) in enumerate(mechanisms.items()):
-            scores, losses = sums[:, 0, position], sums[:, 1, position]
+        for client, mechanism in mechanisms.items():
+            scores, losses = sums[client].T
             if isinstance(mechanism, LowestLoss):
                 chosen = select_lowest(losses)
             else:
-                noise = self._stream("noise", client, round, request.release, hashed)
+                noise = self._facts.stream("noise", Occasion(client, round, request.release, hashed))
                 chosen = select_by_scores(scores, mechanism, noise)
             choices[client] = Released(chosen, 0.0)
         return Choices(choices)
+
+    def _score(self, request: Select) -> Mapping[str, NDArray[np.float64]]:
+        """Sums of scores and losses of every model, (models, 2), for each client."""
+        if self._together is not None:
+            return self._score_together(request)
+        pool = self._workers()
+        if pool is not None:
+            return pool.run({client: ("score", (client, request.models)) for client in request.clients})
+        return {client: self._clients.score(client, request.models) for client in request.clients}
+
+    def _score_together(self, request: Select) -> Mapping[str, NDArray[np.float64]]:
+        """The records of all clients go through a model together."""
+        batches = [self._clients.records[client] for client in request.clients]
+        table = self._table if request.clients == self._facts.names else join(batches)
+        sizes = [len(batch) for batch in batches]
+        models = torch.from_numpy(request.models).to(self.learner.device)
+        sums = np.array([score_sums(self.learner, model, table, sizes) for model in models])
+        return {client: sums[:, :, position] for position, client in enumerate(request.clients)}
 
     def _selection(self, client: str, release: str) -> PrivateSelection | LowestLoss:
         mechanism = self._mechanism(client, release)
         if not isinstance(mechanism, PrivateSelection | LowestLoss):
             raise PlanError(f"release '{release}' is planned as {mechanism.name}: not a selection")
         return mechanism
+
+    # --- workers ------------------------------------------------------------------------------------
+
+    def _workers(self) -> WorkerPool | None:
+        """The worker processes, started when first needed; None where one process is enough."""
+        if self._pool is None and self._wanted_workers != 1:
+            if self._wanted_workers is None:
+                self._wanted_workers = self._useful_workers()
+            if self._wanted_workers > 1:
+                self._pool = self._start_workers(self._wanted_workers)
+                if self._pool is None:
+                    self._wanted_workers = 1
+        return self._pool
+
+    def _useful_workers(self) -> int:
+        """As many as there are cores for them, if the plan is long enough to repay their start."""
+        # The number of threads, not of cores: who runs several experiments at once lowers it.
+        count = min(torch.get_num_threads(), len(self._facts.names))
+        if count == 1 or self.learner.device.type != "cpu" or os.name != "posix":
+            return 1
+        records = next(iter(self._clients.records.values())).take(slice(0, 8))
+        start = torch.zeros(self.learner.layout.size)
+        times = []
+        with one_thread():
+            for _ in range(2):
+                began = time.perf_counter()
+                clipped_sum(self.learner, start, records, 1.0)
+                times.append(time.perf_counter() - began)
+        needed = sample_gradients(self.plan) * min(times) / len(records)
+        return count if needed >= WORKERS_FROM_SECONDS else 1
+
+    def _start_workers(self, count: int) -> WorkerPool | None:
+        arrays = (self._table.features.numpy(), self._table.targets.numpy())
+        setup = WorkerSetup(
+            model=self.learner.model,
+            task=self.learner.task,
+            shape=self.learner.shape,
+            arrays=tuple((array.shape, array.dtype.str) for array in arrays),
+            make=partial(Clients, self._facts),
+        )
+        try:
+            pool = WorkerPool(count, setup, self._table)
+        except Exception as reason:  # a user's model may refuse to travel in its own way
+            log.warning("clients train in one process, one after the other: %s", reason)
+            return None
+        log.info("clients train in %d processes", count)
+        return pool
 
     # --- before anything is released ----------------------------------------------------------------
 
@@ -261,10 +334,6 @@ class LocalEngine:
 
     def _mechanism(self, client: str, release: str) -> Mechanism:
         return self.plan.for_subject(client).release(release).mechanism
-
-    def _stream(self, purpose: str, client: str, round: int, release: str, hashed: str) -> RandomStream:
-        key = self._coin_key if purpose == "coins" else self._noise_key
-        return key.stream(purpose, subject=client, round=round, release=release, input_hash=hashed)
 
 
 def sample_gradients(plan: PrivacyPlan) -> int:

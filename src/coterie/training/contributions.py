@@ -18,6 +18,7 @@ gradients are float32:
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -83,12 +84,16 @@ class Rows(Contribution):
     gradients: Tensor
     order: tuple[int, ...] | None = None
 
+    @cached_property
+    def _exact(self) -> Tensor:
+        return self.gradients.flatten(1).double()
+
     def squared_norms(self) -> Tensor:
-        flat = self.gradients.flatten(1).double()
-        return (flat * flat).sum(dim=1)
+        norms: Tensor = torch.linalg.vector_norm(self._exact, dim=1)
+        return norms.square()
 
     def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
-        flat = _masked(self.gradients.flatten(1).double(), usable, tiles)
+        flat = _masked(self._exact, usable, tiles)
         if tiles.single:
             sums = (scales @ flat)[None]
         else:

@@ -19,8 +19,8 @@ from coterie.training.parameters import Layout
 
 log = logging.getLogger(__name__)
 
-WORKING_BYTES = {"cpu": 128 * 2**20, "cuda": 4 * 2**30}
-"""Most memory that one micro-batch may take beside the model, by kind of device."""
+WORKING_BYTES = {"cpu": 48 * 2**20, "cuda": 4 * 2**30}
+"""Most memory that one micro-batch may take beside the model; on a CPU, what caches and allocator like."""
 LARGEST_MICRO_BATCH = 512
 
 
@@ -37,8 +37,10 @@ class Batch:
     def take(self, indices: Tensor | slice) -> "Batch":
         return Batch(self.features[indices], self.targets[indices])
 
-    def split(self, size: int) -> "Iterator[Batch]":
-        for first in range(0, len(self), size):
+    def split(self, most: int) -> "Iterator[Batch]":
+        """Parts of equal size (but for the last), of at most so many records; their number alone decides."""
+        size = math.ceil(len(self) / max(1, math.ceil(len(self) / most)))
+        for first in range(0, len(self), max(1, size)):
             yield self.take(slice(first, first + size))
 
     @classmethod
@@ -58,6 +60,16 @@ def precision(*, tf32: bool) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@dataclass(frozen=True)
+class LearnerShape:
+    """What a learner found out about its model, so that another process need not find it out again."""
+
+    fast: bool
+    micro_batch: int
+    row_batch: int
+    bytes_per_record: int
 
 
 class Learner:
@@ -87,6 +99,20 @@ class Learner:
                 LARGEST_MICRO_BATCH,
             )
             self.row_batch = min(self.row_batch, self.micro_batch)
+
+    @property
+    def shape(self) -> LearnerShape:
+        return LearnerShape(self.book is not None, self.micro_batch, self.row_batch, self.bytes_per_record)
+
+    @classmethod
+    def from_shape(cls, model: nn.Module, task: Task, shape: LearnerShape) -> "Learner":
+        """The same learner in another process, on its processor."""
+        learner = cls(model, task, torch.device("cpu"), fast=False)
+        if shape.fast:
+            learner.book = Bookkeeping(learner.model, learner.layout, learner.output_losses)
+        learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
+        learner.bytes_per_record = shape.bytes_per_record
+        return learner
 
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, self.layout.split(parameters), (features,))

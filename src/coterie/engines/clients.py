@@ -1,0 +1,116 @@
+"""What clients compute from their records: in the engine's own process, or in a worker's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.algorithms.protocol import TrainJob, Vector
+from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream, SecretKey
+from coterie.training.dpsgd import sketch_privately, train_privately
+from coterie.training.learner import Batch, Learner
+from coterie.training.scoring import score_sums
+from coterie.training.sketch import Projection
+
+Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, so that results do not depend on how many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """Which release of which round is computed, and on what: the address of its random streams."""
+
+    client: str
+    round: int
+    release: str
+    input_hash: str
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What clients need beside model and records.
+
+    Args:
+        names, sizes: of the clients whose records stand one after the other in the table.
+        public_seed: of the random projection that sketches share.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    lr: float
+    noise_key: SecretKey
+    coin_key: SecretKey
+    public_seed: int
+
+    def stream(self, purpose: str, occasion: Occasion) -> RandomStream:
+        key = self.coin_key if purpose == "coins" else self.noise_key
+        return key.stream(
+            purpose,
+            subject=occasion.client,
+            round=occasion.round,
+            release=occasion.release,
+            input_hash=occasion.input_hash,
+        )
+
+
+class Clients:
+    """All clients of a simulation, one after the other on request."""
+
+    def __init__(self, facts: ClientFacts, learner: Learner, table: Batch) -> None:
+        self.facts = facts
+        self.learner = learner
+        self._projections: dict[int, Projection] = {}
+        features = torch.split(table.features, list(facts.sizes))
+        targets = torch.split(table.targets, list(facts.sizes))
+        self.records = {
+            name: Batch(*part) for name, *part in zip(facts.names, features, targets, strict=True)
+        }
+
+    def train(self, job: TrainJob, mechanism: Trainable, occasion: Occasion) -> Vector:
+        """The vector to release: an update, or a sketch of a gradient."""
+        learner, device = self.learner, self.learner.device
+        records = self.records[job.client]
+        start = torch.from_numpy(job.start).to(device)
+        noise = self.facts.stream("noise", occasion)
+        with one_thread():
+            if isinstance(mechanism, FullBatchSketch):
+                projection = self._projection(mechanism.dimensions)
+                value = sketch_privately(learner, start, records, mechanism, projection, noise)
+            else:
+                coins = self.facts.stream("coins", occasion)
+                anchor = None if job.anchor is None else torch.from_numpy(job.anchor).to(device)
+                value = train_privately(
+                    learner, start, records, mechanism, self.facts.lr, noise, coins, anchor, job.anchor_weight
+                )
+        released: Vector = value.to("cpu", torch.float32).numpy()
+        return released
+
+    def score(self, client: str, models: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Sum of scores and sum of losses of each model on the client's records: (models, 2)."""
+        records = self.records[client]
+        stacked = torch.from_numpy(models).to(self.learner.device)
+        with one_thread():
+            sums = [score_sums(self.learner, model, records, [len(records)]) for model in stacked]
+        return np.array([(scores[0], losses[0]) for scores, losses in sums])
+
+    def _projection(self, dimensions: int) -> Projection:
+        """The public projection, the same for every client: sketches must be comparable."""
+        if dimensions not in self._projections:
+            self._projections[dimensions] = Projection(
+                self.learner.layout.size, dimensions, self.facts.public_seed, self.learner.device
+            )
+        return self._projections[dimensions]

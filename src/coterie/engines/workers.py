@@ -1,0 +1,216 @@
+"""A core per client: processes that train one client at a time, each with one thread.
+
+Threads inside a layer do little for the small batches of private learning, and Python's own work between
+layers takes one core however many there are. A worker computes exactly what the engine would compute itself,
+bit for bit, so the number of workers changes nothing but the time.
+
+Workers are started by name, not forked, and talk through socket pairs; records lie in shared memory. A worker
+ends when its socket closes, also when the engine's process was killed.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, current_process
+from queue import SimpleQueue
+from socket import socketpair
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from coterie.data.records import Task
+from coterie.errors import CoterieError
+from coterie.training.learner import Batch, Learner, LearnerShape
+
+log = logging.getLogger(__name__)
+
+Call: TypeAlias = tuple[str, tuple[Any, ...]]
+"""A method of the worker's own engine, and its arguments."""
+
+
+class WorkerError(CoterieError):
+    """A worker process failed, or is gone."""
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker must know to compute what the engine would.
+
+    Args:
+        arrays: shape and type of features and targets, which lie one after the other in shared memory.
+        make: builds what answers the calls, from a learner and the table of records.
+    """
+
+    model: nn.Module
+    task: Task
+    shape: LearnerShape
+    arrays: tuple[tuple[tuple[int, ...], str], ...]
+    make: Callable[[Learner, Batch], object]
+
+
+class WorkerPool:
+    """Processes that answer calls in any order; each call goes to whichever is free."""
+
+    def __init__(self, count: int, setup: WorkerSetup, table: Batch) -> None:
+        self._links: list[connection.Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        # Bound to the lists, not to self, so that it can run once nobody refers to the pool any more.
+        self.close = weakref.finalize(self, _close, self._links, self._processes)
+        with _shared_memory((table.features.numpy(), table.targets.numpy())) as memory:
+            for _ in range(count):
+                self._start(memory)
+        try:
+            for link in self._links:
+                # The key lets the worker open the shared memory in which torch hands over the model.
+                link.send((list(sys.path), bytes(current_process().authkey)))
+                link.send(setup)
+            for position in range(count):
+                self._receive(position, "its setup")
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def run(self, calls: Mapping[str, Call]) -> dict[str, Any]:
+        """Answers to named calls; the names are the clients', for messages."""
+        waiting = list(calls.items())
+        free = list(range(len(self._links)))
+        busy: dict[int, str] = {}
+        answers: dict[str, Any] = {}
+        try:
+            while waiting or busy:
+                while waiting and free:
+                    position = free.pop()
+                    name, call = waiting.pop(0)
+                    busy[position] = name
+                    self._links[position].send(call)
+                for link in connection.wait([self._links[position] for position in busy]):
+                    position = self._links.index(link)  # type: ignore[arg-type]
+                    answers[busy[position]] = self._receive(position, f"client {busy[position]}")
+                    del busy[position]
+                    free.append(position)
+        except BaseException:
+            self.close()  # answers still under way would be taken for those of the next calls
+            raise
+        return answers
+
+    def _start(self, memory: int) -> None:
+        ours, theirs = socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(memory)],
+                pass_fds=(theirs.fileno(), memory),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._processes.append(process)
+        self._links.append(connection.Connection(ours.detach()))
+
+    def _receive(self, position: int, doing: str) -> Any:
+        try:
+            fine, answer = self._links[position].recv()
+        except (EOFError, OSError):
+            process = self._processes[position]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+            code = process.poll()
+            how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+            raise WorkerError(f"the worker process for {doing} ended ({how}); --resume continues") from None
+        if not fine:
+            raise WorkerError(f"the worker process for {doing} failed: {answer}")
+        return answer
+
+
+def _close(links: list[connection.Connection], processes: list[subprocess.Popen[bytes]]) -> None:
+    for link in links:
+        link.close()
+    for process in processes:
+        try:
+            process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _shared_memory(arrays: Sequence[NDArray[Any]]) -> Iterator[int]:
+    """A nameless file with the arrays in it, for as long as somebody holds it open."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("coterie")
+            stack.callback(os.close, descriptor)
+        else:
+            descriptor = stack.enter_context(tempfile.TemporaryFile()).fileno()
+        with open(descriptor, "wb", closefd=False) as file:
+            for array in arrays:
+                file.write(np.ascontiguousarray(array).data)
+        yield descriptor
+
+
+# --- in the worker ----------------------------------------------------------------------------------
+
+
+def work(link: connection.Connection, memory: int) -> None:
+    """Answer calls until the engine goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the engine's to handle
+    torch.set_num_threads(1)
+    sys.path[:], current_process().authkey = link.recv()
+    try:
+        setup: WorkerSetup = link.recv()
+        learner = Learner.from_shape(setup.model, setup.task, setup.shape)
+        answering = setup.make(learner, _map_table(memory, setup.arrays))
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            link.send((False, f"{type(error).__name__}: {error}"))
+        return
+    link.send((True, None))
+    calls: SimpleQueue[Call] = SimpleQueue()
+    threading.Thread(target=_listen, args=(link, calls), daemon=True).start()
+    while True:
+        method, arguments = calls.get()
+        try:
+            answer = (True, getattr(answering, method)(*arguments))
+        except Exception as error:
+            answer = (False, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        link.send(answer)
+
+
+def _listen(link: connection.Connection, calls: "SimpleQueue[Call]") -> None:
+    """Read calls; when the other end is gone, end this process even in the middle of a long step."""
+    while True:
+        try:
+            calls.put(link.recv())
+        except (EOFError, OSError):
+            os._exit(0)
+
+
+def _map_table(memory: int, arrays: Sequence[tuple[tuple[int, ...], str]]) -> Batch:
+    shared = mmap.mmap(memory, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
+    found, offset = [], 0
+    for shape, kind in arrays:
+        count = int(np.prod(shape))
+        array = np.frombuffer(shared, dtype=kind, count=count, offset=offset).reshape(shape)
+        found.append(torch.from_numpy(array))
+        offset += array.nbytes
+    return Batch(*found)
+
+
+if __name__ == "__main__":
+    from coterie.engines import workers  # the module under its own name, as the engine's messages spell it
+
+    workers.work(connection.Connection(int(sys.argv[1])), int(sys.argv[2]))

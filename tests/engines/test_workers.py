@@ -1,0 +1,191 @@
+"""Worker processes compute what one process computes, and never outlive it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates
+from coterie.data import Client, Federation, Records, Task
+from coterie.engines import local
+from coterie.engines.local import LocalEngine, coin_key
+from coterie.engines.workers import WorkerError
+from coterie.models import ModelSettings, build_model
+from coterie.privacy import (
+    Adjacency,
+    Budget,
+    FullBatchSketch,
+    Ledger,
+    PlannedRelease,
+    PoissonSteps,
+    PrivacyPlan,
+    PrivateSelection,
+    SecretKey,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+)
+from coterie.training.learner import Learner
+from coterie.training.parameters import flatten
+
+TASK = Task(kind="classification", shape=(1, 8, 8), classes=3)
+NAMES = ("a", "b", "c")
+MODEL = build_model(ModelSettings(name="cnn"), TASK, seed=0)
+START = flatten(MODEL)
+
+
+def federation() -> Federation:
+    clients = []
+    for index, name in enumerate(NAMES):
+        rng = np.random.default_rng(index)
+        size = 30 + 7 * index
+        records = Records(rng.normal(size=(size, 1, 8, 8)).astype(np.float32), rng.integers(3, size=size))
+        clients.append(Client(name, records, records.take(slice(0, 0)), records.take(slice(0, 10))))
+    return Federation(tuple(clients), TASK)
+
+
+def plan(times: int = 3) -> PrivacyPlan:
+    def releases(records: int) -> tuple[PlannedRelease, ...]:
+        common = {"clip": 1.0, "records": records, "adjacency": Adjacency.ZERO_OUT}
+        return (
+            PlannedRelease("sketch", FullBatchSketch(noise_multiplier=4.0, dimensions=6, **common), times),  # type: ignore[arg-type]
+            PlannedRelease(
+                "training",
+                PoissonSteps(noise_multiplier=1.0, batch=8, epochs=1, **common),  # type: ignore[arg-type]
+                times,
+            ),
+            PlannedRelease("selection", PrivateSelection(0.5, Adjacency.ZERO_OUT), times),
+        )
+
+    return PrivacyPlan(
+        unit=Unit.RECORD,
+        adjacency=Adjacency.ZERO_OUT,
+        threat=ThreatModel("the server", "everything"),
+        units=tuple(UnitPlan(name, releases(30 + 7 * index)) for index, name in enumerate(NAMES)),
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger.open(
+        tmp_path / "ledger.jsonl", plan(), budget=Budget(500.0, 1e-3), accountant="rdp"
+    ) as opened:
+        yield opened
+
+
+def engine_on(ledger: Ledger, workers: int | None, model: nn.Module = MODEL) -> LocalEngine:
+    learner = Learner(model, TASK, torch.device("cpu"))
+    key = SecretKey.from_seed(1)
+    return LocalEngine(
+        federation(), learner, 0.1, plan(), ledger, key, coin_key(key, 0), public_seed=0, workers=workers
+    )
+
+
+def answers(engine: LocalEngine) -> tuple[list[np.ndarray], list[int]]:
+    vectors = []
+    for release in ("sketch", "training"):
+        reply = engine.answer(Train(release, tuple(TrainJob(name, START) for name in NAMES)), 1)
+        assert isinstance(reply, Updates)
+        vectors += [reply.by_client[name].value for name in NAMES]
+    models = np.stack([START, START + 0.1, START - 0.1])
+    choices = engine.answer(Select("selection", NAMES, models), 1)
+    assert isinstance(choices, Choices)
+    return vectors, [choices.by_client[name].value for name in NAMES]
+
+
+def test_any_number_of_workers_gives_the_same_bits(ledger: Ledger) -> None:
+    vectors, choices = answers(engine_on(ledger, workers=1))
+    engine = engine_on(ledger, workers=2)
+    found, found_choices = answers(engine)
+    assert engine._pool is not None
+    assert len(engine._pool) == 2
+    engine.close()
+    assert found_choices == choices
+    for one, other in zip(vectors, found, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_killed_worker_is_one_clear_line(ledger: Ledger) -> None:
+    engine = engine_on(ledger, workers=2)
+    train = Train("training", tuple(TrainJob(name, START) for name in NAMES))
+    engine.answer(train, 1)
+    assert engine._pool is not None
+    os.kill(engine._pool._processes[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"client . ended \(SIGKILL\); --resume continues"):
+        engine.answer(train, 2)
+    assert all(process.poll() is not None for process in engine._pool._processes)
+
+
+def test_what_goes_wrong_in_a_worker_is_reported_here(ledger: Ledger) -> None:
+    engine = engine_on(ledger, workers=2)
+    with pytest.raises(WorkerError, match="client a failed: RuntimeError"):
+        engine.answer(Train("training", (TrainJob("a", START[:5]),)), 1)
+
+
+def test_workers_start_only_when_the_plan_repays_it(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert engine_on(ledger, None)._useful_workers() == 1
+    monkeypatch.setattr(local, "WORKERS_FROM_SECONDS", 0.0)
+    assert engine_on(ledger, None)._useful_workers() == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert engine_on(ledger, None)._useful_workers() == 1
+
+
+def test_a_model_that_cannot_travel_trains_in_one_process(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Local(nn.Sequential):
+        """Known to this function only."""
+
+    model = Local(nn.Flatten(), nn.Linear(64, 3))
+    engine = engine_on(ledger, workers=2, model=model)
+    reply = engine.answer(Train("training", (TrainJob("a", flatten(model)),)), 1)
+    assert isinstance(reply, Updates)
+    assert "in one process" in caplog.text
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from test_workers import START, NAMES, engine_on, plan
+from coterie.algorithms.protocol import Train, TrainJob
+from coterie.privacy import Budget, Ledger
+with Ledger.open(Path(sys.argv[1]), plan(), budget=Budget(500.0, 1e-3), accountant="rdp") as ledger:
+    engine = engine_on(ledger, workers=2)
+    engine.answer(Train("training", tuple(TrainJob(name, START) for name in NAMES)), 1)
+    print(*(process.pid for process in engine._pool._processes), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_engine_leaves_no_workers_behind(tmp_path: Path) -> None:
+    script = PARENT.format(folder=str(Path(__file__).parent))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "ledger.jsonl")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    workers = [int(word) for word in parent.stdout.readline().split()]
+    assert len(workers) == 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(worker) for worker in workers)
+
+
+def _alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # nobody may be there to collect an orphan that ended
