@@ -33,7 +33,7 @@ class MRMTLSettings(AlgorithmSettings):
     """Options of mr-mtl."""
 
     pull: float = Field(
-        0.1, ge=0, allow_inf_nan=False, description="weight of the pull towards the mean model (lambda)"
+        0.003, ge=0, allow_inf_nan=False, description="weight of the pull towards the mean model (lambda)"
     )
 
 

@@ -71,7 +71,7 @@ class Myopic(Algorithm[MyopicState]):
         updates = yield from train("training", jobs)
         present = [client for client in state.clients if client in updates]
         grouped = kmeans(
-            [updates[client] for client in present],
+            np.array([updates[client].value for client in present]),
             min(self.settings.clusters, len(present)),
             int(state.rng().integers(2**31)),
         )

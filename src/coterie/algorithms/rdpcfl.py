@@ -6,7 +6,9 @@ Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
 - Round 1 serves only to cluster, so by default a client releases a random projection of its clipped
   gradients (`first_round_release: sketch`) with a noise of its own (`first_round_noise: auto`) instead
   of the update under the noise of training: same sensitivity, far fewer noisy dimensions.
-- The mixture is fitted to the first M - 1 principal components with one shared variance.
+- The mixture knows the noise that was added; its separation scores are what remains once noise and the
+  search for the best partition are taken off, and an unknown M is the one with the most evidence
+  (`coterie.clustering`).
 - Clients choose by the exponential mechanism on counts, and the assignment that is kept is the choice
   made most often, not the last one: the votes are released anyway.
 """
@@ -37,7 +39,7 @@ from coterie.algorithms.protocol import (
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.clustering.embedding import principal_components
-from coterie.clustering.mixture import Mixture, choose_mixture, draw_labels, fit_mixture
+from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, draw_labels, fit_mixture
 from coterie.errors import InputError
 from coterie.privacy import (
     FullBatchSketch,
@@ -47,9 +49,6 @@ from coterie.privacy import (
     Unit,
 )
 from coterie.privacy.released import Released
-
-CLEAR_SEPARATION = 3.0
-"""Separation score from which components count as apart (the paper, after Lemma 4.2)."""
 
 FIRST_SELECTION = 3
 """Earliest round with private selections: before one round of training all cluster models are equal."""
@@ -111,6 +110,7 @@ class RDPCFLState(State):
     spread: float
     separation: float
     overlap: float
+    clustered: bool
     points: NDArray[np.float64]
     centres: NDArray[np.float64]
 
@@ -167,6 +167,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
             spread=0.0,
             separation=0.0,
             overlap=1.0,
+            clustered=False,
             points=np.zeros((clients, 2)),
             centres=np.zeros((1, 2)),
         )
@@ -203,11 +204,19 @@ class RDPCFL(Algorithm[RDPCFLState]):
         if state.switch_round == 0:
             return None
         warnings = []
-        if state.separation < CLEAR_SEPARATION:
+        help_by = (
+            "more records, a larger epsilon or a larger share of it in round 1 "
+            "(algorithm.first_round_noise) would help"
+        )
+        if not state.clustered:
             warnings.append(
-                f"the clusters found in round 1 are not clearly apart: separation {state.separation:.2f}, "
-                f"clear from {CLEAR_SEPARATION:g}; more records, a larger epsilon or a larger share of it in "
-                "round 1 (algorithm.first_round_noise) would help"
+                f"round 1 shows no clusters: a single one explains it no worse than {len(state.centres)}; "
+                f"{help_by}, if there are any"
+            )
+        elif state.overlap > CLEAR_OVERLAP:
+            warnings.append(
+                f"the clusters found in round 1 are not clearly apart: the closest two overlap by "
+                f"{state.overlap:.0%}, clear is up to {CLEAR_OVERLAP:.0%}; {help_by}"
             )
         return Findings(
             clients=state.clients,
@@ -250,7 +259,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
         present = [client for client in state.clients if client in answers]
         releases = [answers[client] for client in present]
         mixture, scores = self._fit(releases, int(state.rng().integers(2**31)))  # l. 9-11
-        clusters = len(mixture.centres)
+        clusters = mixture.clusters
         responsibilities = np.full((len(state.clients), clusters), 1.0 / clusters)
         points = np.zeros((len(state.clients), 2))
         rows = [state.clients.index(client) for client in present]
@@ -264,14 +273,13 @@ class RDPCFL(Algorithm[RDPCFLState]):
             round=1,
             models=np.tile(state.initial, (clusters, 1)),  # l. 13
             responsibilities=responsibilities,
-            cluster_of={
-                client: int(row.argmax()) for client, row in zip(state.clients, responsibilities, strict=True)
-            },
+            cluster_of={**state.cluster_of, **dict(zip(present, mixture.labels.tolist(), strict=True))},
             switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * rounds / 2 + 1e-6)),  # l. 12
             scores={str(candidate): score for candidate, score in scores.items()},
             spread=mixture.spread,
             separation=mixture.separation,
             overlap=mixture.overlap,
+            clustered=mixture.clustered,
             points=points,
             centres=centres,
         )

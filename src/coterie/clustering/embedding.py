@@ -10,13 +10,24 @@ from numpy.typing import NDArray
 
 
 def principal_components(vectors: NDArray[np.floating], dimensions: int) -> NDArray[np.float64]:
-    """Coordinates (one row per vector) along the directions of largest variance, in the vectors' units.
+    """Coordinates (one row per vector) along the directions of largest variance, in the vectors' units."""
+    return components_of(centred_gram(vectors), dimensions)
+
+
+def centred_gram(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Inner products of the vectors less their mean."""
+    centred = np.asarray(vectors, dtype=np.float64)
+    centred = centred - centred.mean(axis=0)
+    gram: NDArray[np.float64] = centred @ centred.T
+    return gram
+
+
+def components_of(gram: NDArray[np.float64], dimensions: int) -> NDArray[np.float64]:
+    """Principal components of vectors with these (centred) inner products.
 
     The sign of each component is fixed (largest entry positive), so equal input gives equal output.
     """
-    centred = np.asarray(vectors, dtype=np.float64)
-    centred = centred - centred.mean(axis=0)
-    eigenvalues, eigenvectors = np.linalg.eigh(centred @ centred.T)
+    eigenvalues, eigenvectors = np.linalg.eigh(gram)
     order = np.argsort(eigenvalues)[::-1][:dimensions]
     coordinates = eigenvectors[:, order] * np.sqrt(np.clip(eigenvalues[order], 0.0, None))
     largest = np.argmax(np.abs(coordinates), axis=0)

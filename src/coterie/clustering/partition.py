@@ -1,29 +1,169 @@
-"""Hard partitions of noisy releases, and names for their parts that last."""
+"""The partition of noisy releases that explains them best, searched on their Gram matrix.
+
+With spherical Gaussian noise of known size, the likelihood of a partition depends on its weighted sum of
+squares around the cluster means: the objective of k-means, with each release weighing as much as its noise
+allows. A federation has tens of clients, so the search can afford many starts and moves of single clients
+until none helps, at a cost that does not depend on how long the releases are.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import squareform
 from sklearn.cluster import KMeans
 
-from coterie.privacy.released import Released
+from coterie.clustering.embedding import components_of
+
+STARTS = 24
+_SWEEPS = 50
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.intp]
 
 
-def kmeans(
-    releases: Sequence[Released[NDArray[np.float32]]], clusters: int, seed: int, restarts: int = 10
-) -> NDArray[np.intp]:
-    """Labels of k-means with k-means++ starts on the releases as they are."""
-    if not releases:
+def best_partition(gram: Floats, weights: Floats, clusters: int, seed: int) -> Labels:
+    """Labels 0 to clusters - 1 of the partition with the least weighted sum of squares found.
+
+    Args:
+        gram: inner products of the releases.
+        weights: how much each release counts, one over the variance of its noise.
+
+    Starts are k-means++ draws along the first `clusters - 1` principal components, where centres that far
+    apart must lie, and Ward's tree; all are improved by whole sweeps and then by moves of one client.
+    """
+    if not 1 <= clusters <= len(gram):
+        raise ValueError(f"clusters: {clusters} of {len(gram)} releases")
+    if clusters == 1:
+        return np.zeros(len(gram), dtype=np.intp)
+    rng = np.random.default_rng(seed)
+    points = components_of(gram, min(clusters - 1, len(gram) - 1))
+    drawn = _sweep(points @ points.T, weights, _plus_plus(points, clusters, STARTS, rng), clusters)
+    starts = np.concatenate([drawn, _ward(gram, clusters)[None]])
+    labels = _move(gram, weights, _sweep(gram, weights, starts, clusters), clusters)
+    explained = _explained(gram, weights, labels, clusters)
+    return _in_order(_fill(labels[int(np.argmax(explained))], clusters))
+
+
+def kmeans(vectors: NDArray[np.floating], clusters: int, seed: int) -> Labels:
+    """Labels of plain k-means with ten k-means++ starts: the baseline that others use."""
+    if not len(vectors):
         return np.zeros(0, dtype=np.intp)
-    vectors = np.stack([release.value for release in releases]).astype(np.float64)
-    fitted = KMeans(n_clusters=clusters, n_init=restarts, random_state=seed % 2**32).fit(vectors)
+    fitted = KMeans(n_clusters=clusters, n_init=10, random_state=seed % 2**32).fit(
+        np.asarray(vectors, dtype=np.float64)
+    )
     return np.asarray(fitted.labels_, dtype=np.intp)
 
 
-def relabelled(labels: NDArray[np.intp], before: Sequence[int], clusters: int) -> NDArray[np.intp]:
+def relabelled(labels: Labels, before: Sequence[int], clusters: int) -> Labels:
     """The same partition, named so that as many members as possible keep the name they had."""
     shared = np.zeros((clusters, clusters))
     np.add.at(shared, (labels, np.asarray(before, dtype=np.intp)), 1)
     _, names = linear_sum_assignment(shared, maximize=True)
     return np.asarray(names[labels], dtype=np.intp)
+
+
+def _in_order(labels: Labels) -> Labels:
+    """Clusters numbered by their first member."""
+    _, first = np.unique(labels, return_index=True)
+    rank = np.argsort(np.argsort(first))
+    return np.asarray(rank[np.unique(labels, return_inverse=True)[1]], dtype=np.intp)
+
+
+def _fill(labels: Labels, clusters: int) -> Labels:
+    """Members for empty clusters, which only releases that coincide leave."""
+    labels = labels.copy()
+    for empty in set(range(clusters)) - set(labels.tolist()):
+        labels[np.flatnonzero(labels == np.bincount(labels).argmax())[-1]] = empty
+    return labels
+
+
+def _plus_plus(points: Floats, clusters: int, starts: int, rng: np.random.Generator) -> Labels:
+    """k-means++ (Arthur and Vassilvitskii, 2007): nearest of centres drawn far from each other, per start."""
+    squared = ((points[:, None] - points[None]) ** 2).sum(axis=-1)
+    chosen = np.empty((starts, clusters), dtype=np.intp)
+    chosen[:, 0] = rng.integers(len(points), size=starts)
+    nearest = squared[chosen[:, 0]]
+    for column in range(1, clusters):
+        mass = np.cumsum(nearest, axis=1)
+        coins = rng.random((starts, 1)) * mass[:, -1:]
+        chosen[:, column] = np.minimum((mass <= coins).sum(axis=1), len(points) - 1)
+        nearest = np.minimum(nearest, squared[chosen[:, column]])
+    return np.asarray(squared[chosen].argmin(axis=1), dtype=np.intp)
+
+
+def _ward(gram: Floats, clusters: int) -> Labels:
+    lengths = np.diag(gram)
+    squared = np.clip(lengths[:, None] + lengths[None] - 2 * gram, 0.0, None)
+    tree = linkage(squareform(np.sqrt(squared), checks=False), method="ward")
+    return np.asarray(fcluster(tree, clusters, criterion="maxclust") - 1, dtype=np.intp)
+
+
+class _Sums:
+    """Weighted sums of each cluster's members, for many partitions at once: (starts, clusters)."""
+
+    def __init__(self, gram: Floats, weights: Floats, labels: Labels, clusters: int) -> None:
+        members = np.eye(clusters)[labels] * weights[:, None]
+        self.mass = members.sum(axis=1)
+        self.inner = gram @ members
+        """Inner product of each release with each cluster's sum: (starts, releases, clusters)."""
+        self.squared = (members * self.inner).sum(axis=1)
+
+
+def _explained(gram: Floats, weights: Floats, labels: Labels, clusters: int) -> Floats:
+    sums = _Sums(gram, weights, labels, clusters)
+    return np.asarray(_share(sums.squared, sums.mass).sum(axis=1))
+
+
+def _share(squared: Floats, mass: Floats) -> Floats:
+    """What a cluster explains of the weighted sum of squares: its sum squared over its mass."""
+    return np.divide(squared, mass, out=np.zeros_like(squared), where=mass > 0)
+
+
+def _sweep(gram: Floats, weights: Floats, labels: Labels, clusters: int) -> Labels:
+    """Everyone to the nearest mean, until nobody moves (Lloyd); an emptied cluster stays empty."""
+    for _ in range(_SWEEPS):
+        sums = _Sums(gram, weights, labels, clusters)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = sums.inner / sums.mass[:, None]
+            lengths = sums.squared / sums.mass**2
+        distances = np.where(sums.mass[:, None] > 0, lengths[:, None] - 2 * means, np.inf)
+        moved = distances.argmin(axis=2)
+        if (moved == labels).all():
+            break
+        labels = moved
+    return np.asarray(labels, dtype=np.intp)
+
+
+def _move(gram: Floats, weights: Floats, labels: Labels, clusters: int) -> Labels:
+    """The best move of a single release in each partition, until none helps (Hartigan).
+
+    A move into an empty cluster helps as long as releases differ.
+    """
+    labels = labels.copy()
+    lengths = np.diag(gram)
+    own_weight, rows = weights[None, :, None], np.arange(labels.shape[1])
+    active = np.arange(len(labels))
+    while len(active):
+        current = labels[active]
+        sums = _Sums(gram, weights, current, clusters)
+        mass, squared = sums.mass[:, None], sums.squared[:, None]
+        own = own_weight**2 * lengths[None, :, None]
+        joined = _share(squared + 2 * own_weight * sums.inner + own, mass + own_weight)
+        left = _share(squared - 2 * own_weight * sums.inner + own, np.maximum(mass - own_weight, 0.0))
+        before = np.broadcast_to(_share(squared, mass), joined.shape)
+        here = current[..., None]
+        leaving = np.take_along_axis(left - before, here, axis=2)
+        sizes = np.eye(clusters)[current].sum(axis=1)
+        alone = np.take_along_axis(np.broadcast_to(sizes[:, None] == 1, joined.shape), here, axis=2)
+        gain = np.where(alone, -np.inf, leaving) + joined - before
+        np.put_along_axis(gain, here, -np.inf, axis=2)
+        flat = gain.reshape(len(active), -1)
+        best = flat.argmax(axis=1)
+        helps = flat[np.arange(len(active)), best] > 1e-12 * np.abs(own).max()
+        release, cluster = np.divmod(best, clusters)
+        active, release, cluster = active[helps], release[helps], cluster[helps]
+        labels[active, rows[release]] = cluster
+    return labels

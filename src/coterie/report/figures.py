@@ -288,8 +288,8 @@ def separation_scores(findings: Findings) -> Figure | None:
     return Figure(
         "Separation score by number of clusters",
         drawing("scores", "Separation score", description, frame.width, frame.height, parts),
-        "Half the distance of the two closest centres, in standard deviations; the number with the highest "
-        f"score is taken. {description}",
+        "Half the distance of the two closest centres, in units of what blurs the line between them, once "
+        f"noise and the search for clusters are taken off: 0 where noise alone would look the same. {description}",
     )
 
 
