@@ -1,5 +1,7 @@
 """Overlapping groups of workers, and who can learn how much about whom through them."""
 
+from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
+from coterie.groups.files import read_labels, read_requirements, read_structure
 from coterie.groups.leakage import (
     Leakage,
     Threat,
@@ -21,12 +23,16 @@ from coterie.groups.structures import (
 )
 
 __all__ = [
+    "Design",
     "GroupAlgorithm",
     "Leakage",
     "Noise",
+    "Relation",
+    "Requirement",
     "Schedule",
     "Structure",
     "Threat",
+    "check",
     "clustered",
     "coalition_leakage",
     "drawn_labels",
@@ -36,6 +42,11 @@ __all__ = [
     "leakage",
     "pair_epsilon",
     "pair_guarantee",
+    "read_labels",
+    "read_requirements",
+    "read_structure",
     "ring",
+    "search",
+    "solve_pair",
     "string",
 ]

@@ -241,9 +241,9 @@ def pair_guarantee(
         caveats.append(DRAFT_CAVEAT if schedule.publishes_drafts else PUBLISHED_CAVEAT)
         published = published_pair_epsilon(structure, schedule, target, observers, epoch, delta)
     groups = sorted(structure.groups_of(*observers))
-    sees = f"every model of group{'s' if groups[1:] else ''} {_listed(groups)} up to index {epoch}"
+    sees = f"every model of group{'s' if groups[1:] else ''} {_listed(structure, groups)} up to index {epoch}"
     names = " and ".join(structure.name(observer) for observer in sorted(observers))
-    hidden = f", cut at group{'s' if len(cut.hidden) > 1 else ''} {_listed(sorted(cut.hidden))}"
+    hidden = f", cut at group{'s' if len(cut.hidden) > 1 else ''} {_listed(structure, sorted(cut.hidden))}"
     return Guarantee(
         unit=Unit.WORKER,
         subject=f"the population (number {structure.name(target)})",
@@ -288,6 +288,7 @@ def coalition_leakage(
     *,
     epoch: int,
     delta: float,
+    threat: Threat | None = None,
 ) -> tuple[Ints, Floats, Floats]:
     """Counts, epsilon from counts and best epsilon of every worker against a coalition; -1, nan for members.
 
@@ -297,8 +298,9 @@ def coalition_leakage(
         coalition: observers that tell each other everything they see.
         epoch: index of the newest model seen.
         delta: delta of every epsilon.
+        threat: by default anyone for DP-OGL, outsiders for DP-OGL+.
     """
-    threat = _checked(structure, schedule, delta, None)
+    threat = _checked(structure, schedule, delta, threat)
     members = _coalition(structure, coalition)
     seen = structure.groups_of(*members)
     known = contained(structure.overlap, schedule, epoch)
@@ -361,8 +363,8 @@ def _coalition(structure: Structure, coalition: Collection[int]) -> frozenset[in
     return members
 
 
-def _listed(groups: Sequence[int]) -> str:
-    shown = ", ".join(str(group) for group in groups[:6])
+def _listed(structure: Structure, groups: Sequence[int]) -> str:
+    shown = ", ".join(structure.group_name(group) for group in groups[:6])
     return f"{shown}, ... ({len(groups)} in all)" if groups[6:] else shown
 
 

@@ -1,7 +1,7 @@
 """Who works with whom: groups that may overlap, public and fixed for a whole run."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -33,18 +33,21 @@ class Structure:
     workers: int
     names: tuple[str, ...] = ()
     """How people call the workers; by default their numbers."""
-    caveats: tuple[str, ...] = field(default=())
+    group_names: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"workers: {self.workers} is not allowed, at least 1 is")
         if not self.groups:
             raise InputError("groups: none was given, at least 1 is needed")
         if self.names and (len(self.names) != self.workers or len(set(self.names)) != self.workers):
             raise InputError(f"workers: {self.workers} different names are needed, one for each")
+        if self.group_names and len(self.group_names) != len(self.groups):
+            raise InputError(f"groups: {len(self.groups)} names are needed, one for each")
         for number, members in enumerate(self.groups):
             if not members:
                 raise InputError(f"groups[{number}]: empty, at least 1 worker is needed")
+            if self.workers < 1:
+                raise InputError(f"workers: {self.workers} is not allowed, at least 1 is")
             for worker in members:
                 if not 0 <= worker < self.workers:
                     raise InputError(
@@ -52,7 +55,7 @@ class Structure:
                     )
             if len(set(members)) != len(members):
                 twice = next(worker for worker in members if members.count(worker) > 1)
-                raise InputError(f"groups[{number}]: worker {twice} is listed twice")
+                raise InputError(f"groups[{number}]: worker {self.name(twice)} is listed twice")
         alone = [worker for worker in range(self.workers) if not self.membership[worker].any()]
         if alone:
             listed = ", ".join(self.name(worker) for worker in alone[:5]) + (", ..." if alone[5:] else "")
@@ -62,13 +65,22 @@ class Structure:
         return self._hash
 
     def __repr__(self) -> str:
+        return f"Structure({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """The structure in a few words."""
         several = int((self.membership.sum(axis=1) > 1).sum())
         groups = f"{len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
-        return f"Structure({self.kind}: {self.workers} workers in {groups}, {several} of them in several)"
+        return f"{self.kind}: {self.workers} workers in {groups}, {several} of them in several"
 
     def name(self, worker: int) -> str:
         """How a person calls this worker."""
         return self.names[worker] if self.names else str(worker)
+
+    def group_name(self, group: int) -> str:
+        """How a person calls this group."""
+        return self.group_names[group] if self.group_names else str(group)
 
     def worker(self, text: str) -> int:
         """The number of the worker that a person calls so."""
@@ -76,7 +88,9 @@ class Structure:
             return self.names.index(text)
         if text.isdecimal() and int(text) < self.workers:
             return int(text)
-        raise InputError(f"worker: {text!r} is unknown, 0 to {self.workers - 1} or a name is allowed")
+        raise InputError(
+            f"worker: {text!r} is unknown, a number from 0 to {self.workers - 1} or a name is allowed"
+        )
 
     def groups_of(self, *workers: int) -> frozenset[int]:
         """All groups that any of these workers is in."""

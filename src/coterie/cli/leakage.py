@@ -1,0 +1,489 @@
+"""`coterie leakage`: who can learn how much about whom in overlapping groups, before anyone trains."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from coterie.cli.console import err, out, print_json, print_table
+from coterie.errors import InputError
+from coterie.groups import (
+    GroupAlgorithm,
+    Leakage,
+    Schedule,
+    Structure,
+    Threat,
+    check,
+    clustered,
+    coalition_leakage,
+    drawn_labels,
+    global_structure,
+    history,
+    label,
+    pair_guarantee,
+    read_labels,
+    read_requirements,
+    read_structure,
+    ring,
+    search,
+    solve_pair,
+    string,
+)
+from coterie.groups import leakage as leakage_of
+from coterie.privacy import Guarantee, Mode
+from coterie.privacy.guarantee import round_up
+
+_MOST_ROWS = 12
+_MOST_EPOCHS_DRAWN = 40
+
+
+class Shape(StrEnum):
+    """Structures that need no file."""
+
+    GLOBAL = "global"
+    RING = "ring"
+    STRING = "string"
+    CLUSTERED = "clustered"
+    LABEL = "label"
+
+
+def leakage(
+    structure: Annotated[
+        str, typer.Option(metavar="global|ring|string|clustered|label|FILE", help="Who is in which group.")
+    ],
+    epochs: Annotated[int, typer.Option(help="Index of the newest model seen; one group makes one less.")],
+    rate: Annotated[str, typer.Option(help="Participation rate of all groups, or one for each (a,b,c).")],
+    noise: Annotated[str, typer.Option(help="Noise on a sum / clip, of all groups or one for each.")],
+    delta: Annotated[float, typer.Option(help="Delta of every epsilon.")],
+    workers: Annotated[int | None, typer.Option(help="Workers in all; a file says it itself.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Groups in all; a file says it itself.")] = None,
+    period: Annotated[int, typer.Option(help="Epochs from one merge of models to the next (S).")] = 1,
+    algorithm: Annotated[
+        GroupAlgorithm, typer.Option(help="A release each epoch, or one each period.")
+    ] = GroupAlgorithm.DP_OGL,
+    mode: Annotated[
+        Mode, typer.Option(help="sound proves what it prints; paper adds the publication's arithmetic.")
+    ] = Mode.SOUND,
+    threat_model: Annotated[
+        int | None,
+        typer.Option(
+            metavar="1|2",
+            help="Observers: anyone (1), or only workers of other groups (2); by default 2 for dp-ogl-plus.",
+        ),
+    ] = None,
+    coalition: Annotated[
+        str | None, typer.Option(metavar="I,J,...", help="Observers that tell each other everything.")
+    ] = None,
+    target_pair: Annotated[
+        str | None, typer.Option(metavar="N,I", help="One target and one observer to look at.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="With --target-pair: find the noise or period that stays within it.")
+    ] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What workers demand; says whether it is met and finds what is."),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Labels of every worker, for the structure label.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws labels for the structure label without a file.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw structure, heatmap and epsilon against epoch.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Who can learn how much about whom in overlapping groups, and what would make it less."""
+    if epsilon is not None and target_pair is None:
+        raise InputError(f"--epsilon: {epsilon:g} is only allowed with --target-pair")
+    if threat_model not in (None, 1, 2):
+        raise InputError(f"--threat-model: {threat_model} is not allowed, 1 or 2 is")
+    _check_plot(plot)
+    who = _structure(structure, workers, groups, labels, seed)
+    schedule = Schedule.of(
+        len(who.groups),
+        period=period,
+        rate=_numbers("--rate", rate),
+        noise=_numbers("--noise", noise),
+        algorithm=algorithm,
+        mode=mode,
+    )
+    threat = None if threat_model is None else Threat(threat_model)
+    found = leakage_of(who, schedule, epoch=epochs, delta=delta, threat=threat)
+    worst = found.most_exposed()
+    promise = None if worst is None else found.guarantee(*worst)
+    content = _facts(found, promise)
+    if coalition is not None:
+        content["coalition"] = _coalition(found, coalition)
+    if target_pair is not None:
+        content["target_pair"] = _pair(found, target_pair, epsilon)
+    if requirements is not None:
+        content |= _requirements(found, requirements)
+    if plot is not None:
+        _draw(plot, found, promise)
+    if json:
+        print_json(content)
+    else:
+        _print(found, promise, content)
+
+
+def _structure(
+    name: str, workers: int | None, groups: int | None, labels: Path | None, seed: int
+) -> Structure:
+    if name not in tuple(Shape):
+        if "." not in Path(name).name:
+            allowed = f"{', '.join(Shape)} or a JSON, YAML or CSV file"
+            raise InputError(f"--structure: {name!r} is not allowed, {allowed} is")
+        found = read_structure(Path(name), workers)
+        if groups is not None and groups != len(found.groups):
+            raise InputError(f"--groups: {groups} is not allowed, {name} has {len(found.groups)}")
+        return found
+    if labels is not None and name != Shape.LABEL:
+        raise InputError(f"--labels: {labels} is only allowed with --structure label")
+    held = None if labels is None else read_labels(labels)
+    workers = _given("--workers", workers if held is None else workers or len(held))
+    if name == Shape.GLOBAL:
+        if groups not in (None, 1):
+            raise InputError(f"--groups: {groups} is not allowed with --structure global, 1 is")
+        return global_structure(workers)
+    groups = _given("--groups", groups)
+    if name == Shape.LABEL:
+        if held is not None and len(held) != workers:
+            raise InputError(f"--workers: {workers} is not allowed, {labels} has {len(held)}")
+        if workers < 1:
+            raise InputError(f"--workers: {workers} is not allowed, at least 1 is")
+        return label(held or drawn_labels(workers, seed), groups)
+    build = {Shape.RING: ring, Shape.STRING: string, Shape.CLUSTERED: clustered}[Shape(name)]
+    return build(workers, groups)
+
+
+def _given(key: str, value: int | None) -> int:
+    if value is None:
+        raise InputError(f"{key}: nothing was given, a number is needed for this structure")
+    return value
+
+
+def _numbers(key: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{key}: {text!r} is not allowed, a number or numbers like 0.5,0.7 are") from None
+
+
+def _workers(key: str, text: str, structure: Structure) -> list[int]:
+    found = []
+    for part in text.split(","):
+        try:
+            found.append(structure.worker(part.strip()))
+        except InputError as mistake:
+            raise InputError(f"{key}: {text!r} is not allowed ({mistake})") from None
+    if len(set(found)) != len(found):
+        raise InputError(f"{key}: {text!r} is not allowed, different workers are")
+    return found
+
+
+def _facts(found: Leakage, promise: Guarantee | None) -> dict[str, Any]:
+    structure, schedule = found.structure, found.schedule
+    facts: dict[str, Any] = {
+        "counts": _whole(found.counts),
+        "epsilon_counts": _real(found.epsilon_counts),
+        "epsilon": _real(found.epsilon),
+        "per_worker": _real(found.per_worker),
+        "first_epoch": _whole(np.nan_to_num(found.first_epoch, nan=-1, posinf=-1).astype(np.int64)),
+        "structure": {
+            "kind": structure.kind,
+            "workers": structure.workers,
+            "groups": [list(members) for members in structure.groups],
+        },
+        "algorithm": schedule.algorithm.value,
+        "period": schedule.period,
+        "epochs": found.epoch,
+        "rate": [noise.rate for noise in schedule.noises],
+        "noise": [noise.multiplier for noise in schedule.noises],
+        "delta": found.delta,
+        "accountant": "rdp",
+        "mode": schedule.mode.value,
+        "threat_model": int(found.threat),
+        "guarantee": None if promise is None else str(promise),
+    }
+    if found.published_counts is not None and found.published_epsilon is not None:
+        facts["published_counts"] = _whole(found.published_counts)
+        facts["published_epsilon"] = _real(found.published_epsilon)
+    worst, observer = found.most_exposed(), found.sees_most()
+    if worst is not None and observer is not None:
+        facts["most_exposed"] = {
+            "target": worst[0],
+            "observer": worst[1],
+            "counts": int(found.counts[worst]),
+            "epsilon_counts": float(found.epsilon_counts[worst]),
+            "epsilon": float(found.epsilon[worst]),
+        }
+        facts["sees_most"] = {"observer": observer[0], "mean_epsilon": observer[1]}
+    return facts
+
+
+def _whole(table: npt.NDArray[np.int64]) -> list[Any]:
+    """Nested lists, null where nothing is defined."""
+    cells = table.astype(object)
+    cells[table < 0] = None
+    result: list[Any] = cells.tolist()
+    return result
+
+
+def _real(table: npt.NDArray[np.float64]) -> list[Any]:
+    cells = table.astype(object)
+    cells[np.isnan(table)] = None
+    result: list[Any] = cells.tolist()
+    return result
+
+
+def _coalition(found: Leakage, text: str) -> dict[str, Any]:
+    members = _workers("--coalition", text, found.structure)
+    counts, by_counts, best = coalition_leakage(
+        found.structure, found.schedule, members, epoch=found.epoch, delta=found.delta, threat=found.threat
+    )
+    sentence = None
+    if np.isfinite(best).any():
+        target = int(np.nanargmax(best))
+        sentence = str(found.guarantee(target, *members))
+    return {
+        "members": members,
+        "counts": _whole(counts),
+        "epsilon_counts": _real(by_counts),
+        "epsilon": _real(best),
+        "guarantee": sentence,
+    }
+
+
+def _pair(found: Leakage, text: str, wanted: float | None) -> dict[str, Any]:
+    structure, schedule = found.structure, found.schedule
+    pair = _workers("--target-pair", text, structure)
+    if len(pair) != 2:
+        raise InputError(f"--target-pair: {text!r} is not allowed, a target and an observer like 3,7 are")
+    target, observer = pair
+    promise = pair_guarantee(structure, schedule, target, [observer], found.epoch, found.delta, found.threat)
+    first = found.first_epoch[target, observer]
+    facts: dict[str, Any] = {
+        "target": target,
+        "observer": observer,
+        "counts": int(found.counts[target, observer]),
+        "epsilon": promise.epsilon,
+        "first_epoch": int(first) if np.isfinite(first) else None,
+        "guarantee": str(promise),
+    }
+    if wanted is None:
+        return facts
+    answer = solve_pair(
+        structure, schedule, target, observer, epoch=found.epoch, delta=found.delta, epsilon=wanted
+    )
+    noises = [noise.multiplier for noise in schedule.noises]
+    needed = None if answer.factor is None else [answer.factor * noise for noise in noises]
+    alike = needed is not None and len(set(noises)) == 1
+    return facts | {
+        "wanted": wanted,
+        "noise": needed[0] if alike and needed is not None else needed,
+        "period": answer.period,
+    }
+
+
+def _requirements(found: Leakage, path: Path) -> dict[str, Any]:
+    structure = found.structure
+    demands = read_requirements(path, structure)
+    verdicts = check(found, demands)
+    designs = search(
+        structure,
+        found.schedule,
+        demands,
+        epoch=found.epoch,
+        delta=found.delta,
+        threat=found.threat,
+    )
+    return {
+        "requirements": [
+            {
+                "requirement": verdict.requirement.text(structure),
+                "met": verdict.met,
+                "epsilon": verdict.epsilon,
+                "pair": None if verdict.pair is None else list(verdict.pair),
+            }
+            for verdict in verdicts
+        ],
+        "designs": [
+            {"period": design.period, "noise": [noise.multiplier for noise in design.schedule.noises]}
+            for design in designs
+        ],
+    }
+
+
+def _check_plot(path: Path | None) -> None:
+    from coterie.groups.picture import FORMATS
+
+    if path is None:
+        return
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"--plot: {path} is not allowed, a file ending in {', '.join(FORMATS)} is")
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"--plot: {path} cannot be written, its folder does not exist")
+
+
+def _draw(path: Path, found: Leakage, promise: Guarantee | None) -> None:
+    from coterie.groups.picture import draw
+
+    epochs = np.unique(np.linspace(1, found.epoch, min(found.epoch, _MOST_EPOCHS_DRAWN)).astype(int)).tolist()
+    past = history(found.structure, found.schedule, epochs, found.delta, found.threat)
+    draw(path, found, past, str(promise) if promise is not None else "")
+    err.print(f"plot: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -> None:
+    structure, schedule = found.structure, found.schedule
+    noises = sorted({(noise.rate, noise.multiplier) for noise in schedule.noises})
+    rate, multiplier = (
+        f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        for low, high in ((min(column), max(column)) for column in zip(*noises, strict=True))
+    )
+    _say(
+        f"{structure.summary}; {schedule.algorithm}, a merge every {schedule.period} epochs, "
+        f"rate {rate}, noise {multiplier}; models up to index {found.epoch}"
+    )
+    if promise is None:
+        _say("nobody observes anybody in this threat model: all workers share a group")
+    else:
+        _print_workers(found)
+        _print_distances(found)
+        _say_most(found)
+        _say(str(promise))
+    if "coalition" in content:
+        _say_coalition(structure, content["coalition"])
+    if "target_pair" in content:
+        _say_pair(structure, content["target_pair"])
+    if "requirements" in content:
+        _print_requirements(structure, content)
+
+
+def _print_workers(found: Leakage) -> None:
+    """Workers that leak alike share a line, the most exposed first."""
+    structure = found.structure
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for worker in np.argsort(-np.nan_to_num(found.per_worker, nan=-1.0), kind="stable"):
+        row = np.where(found.defined[worker], found.epsilon[worker], -1.0)
+        observer = int(np.argmax(row))
+        if row[observer] < 0:
+            continue
+        pair = int(worker), observer
+        cells = (
+            str(int(structure.membership[worker].sum())),
+            str(found.counts[pair]),
+            round_up(float(found.epsilon_counts[pair])),
+            round_up(float(found.epsilon[pair])),
+        )
+        kinds.setdefault(cells, []).append(int(worker))
+    rows = [[_people(structure, people), *cells] for cells, people in kinds.items()]
+    print_table(
+        ["workers", "groups", "releases seen", "epsilon by counts", "epsilon"],
+        rows[:_MOST_ROWS],
+        title="Each worker against the observer that learns most",
+    )
+    if rows[_MOST_ROWS:]:
+        _say(f"... and {len(rows) - _MOST_ROWS} more kinds of workers, less exposed")
+
+
+def _people(structure: Structure, people: list[int]) -> str:
+    shown = ", ".join(structure.name(worker) for worker in people[:6])
+    return f"{shown}, ... ({len(people)})" if people[6:] else shown
+
+
+def _print_distances(found: Leakage) -> None:
+    first = np.where(found.defined, found.first_epoch, np.nan)
+    rows = []
+    for epoch in np.unique(first[~np.isnan(first)]):
+        where = first == epoch
+        rows.append(
+            [
+                f"{epoch:.0f}" if np.isfinite(epoch) else "never",
+                str(int(where.sum())),
+                str(int(found.counts[where].max())),
+                round_up(float(found.epsilon_counts[where].max())),
+                round_up(float(found.epsilon[where].max())),
+            ]
+        )
+    print_table(
+        ["something arrives at index", "pairs", "releases seen", "epsilon by counts", "epsilon"],
+        rows[:_MOST_ROWS],
+        title="Pairs by when the target first reaches the observer",
+    )
+
+
+def _say_most(found: Leakage) -> None:
+    structure = found.structure
+    worst, observer = found.most_exposed(), found.sees_most()
+    assert worst is not None
+    assert observer is not None
+    target, watcher = (structure.name(worker) for worker in worst)
+    _say(
+        f"most exposed: worker {target}; worker {watcher} holds {found.counts[worst]} releases "
+        f"of its groups, epsilon {round_up(float(found.epsilon[worst]))}"
+    )
+    _say(
+        f"sees most: worker {structure.name(observer[0])}, mean epsilon {round_up(observer[1])} "
+        "over the workers it may look at"
+    )
+
+
+def _say_coalition(structure: Structure, facts: dict[str, Any]) -> None:
+    members = ", ".join(structure.name(member) for member in facts["members"])
+    values = [value for value in facts["epsilon"] if value is not None]
+    if not values:
+        _say(f"coalition of {members}: nobody is left to look at")
+        return
+    worst = facts["epsilon"].index(max(values))
+    _say(
+        f"coalition of {members}: learns most about worker {structure.name(worst)}, "
+        f"{facts['counts'][worst]} releases, epsilon {round_up(max(values))}"
+    )
+    _say(facts["guarantee"])
+
+
+def _say_pair(structure: Structure, facts: dict[str, Any]) -> None:
+    target, observer = structure.name(facts["target"]), structure.name(facts["observer"])
+    first = facts["first_epoch"]
+    arrival = "none can ever arrive" if first is None else f"the first arrives with model {first}"
+    _say(f"worker {target} against worker {observer}: {facts['counts']} releases, {arrival}")
+    _say(facts["guarantee"])
+    if "wanted" not in facts:
+        return
+    noise = facts["noise"]
+    noises = [noise] if isinstance(noise, float) else noise
+    louder = "no noise does" if noise is None else "noise " + ", ".join(f"{value:.4g}" for value in noises)
+    longer = "no period does" if facts["period"] is None else f"a merge every {facts['period']} epochs"
+    _say(f"epsilon at most {facts['wanted']:g}: {louder} at this period; {longer} at this noise")
+
+
+def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
+    rows = []
+    for verdict in content["requirements"]:
+        pair = verdict["pair"]
+        rows.append(
+            [
+                verdict["requirement"],
+                "yes" if verdict["met"] else "no",
+                round_up(verdict["epsilon"]),
+                "" if pair is None else " against ".join(structure.name(worker) for worker in pair),
+            ]
+        )
+    print_table(["requirement", "met", "epsilon", "worst pair"], rows, title="Requirements")
+    best = content["designs"][:_MOST_ROWS]
+    rows = [[str(design["period"]), _span(design["noise"])] for design in best]
+    print_table(["period", "least noise"], rows, title="What meets them all, least noisy first")
+
+
+def _span(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

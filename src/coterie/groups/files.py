@@ -1,0 +1,195 @@
+"""Structures and requirements that people write down: JSON, YAML, or CSV of worker-group pairs."""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from coterie.errors import InputError
+from coterie.groups.design import Relation, Requirement
+from coterie.groups.structures import Structure
+
+_TREES = (".json", ".yaml", ".yml")
+_ALLOWED = ".json, .yaml, .yml or .csv"
+
+
+def read_structure(path: Path, workers: int | None = None) -> Structure:
+    """The structure in a file.
+
+    JSON and YAML: `groups`, a list of lists of workers or a mapping of names to such lists, and optionally
+    `workers`, their number or their names. CSV: one worker and one group in each line, with or without
+    the heading `worker,group`. Workers are numbered from 0, or named.
+
+    Args:
+        path: the file.
+        workers: how many there must be, where the caller knows.
+    """
+    if path.suffix.lower() == ".csv":
+        return _built(path, *_read_pairs(path), workers)
+    content = _read_tree(path)
+    if not isinstance(content, Mapping) or "groups" not in content:
+        raise InputError(
+            f"{path}: groups is missing, an object like {{'groups': [[0, 1], [1, 2]]}} is needed"
+        )
+    odd = sorted(str(key) for key in content if key not in ("groups", "workers"))
+    if odd:
+        raise InputError(f"{path}: {odd[0]} is unknown, groups and workers are allowed")
+    groups, declared = content["groups"], content.get("workers")
+    names: list[str] | int | None
+    if declared is None or (isinstance(declared, int) and not isinstance(declared, bool)):
+        names = declared
+    elif isinstance(declared, list):
+        names = [str(name) for name in declared]
+    else:
+        raise InputError(f"{path}: workers: {declared!r} is not allowed, a number or a list of names is")
+    group_names: list[str] = []
+    if isinstance(groups, Mapping):
+        group_names, groups = [str(name) for name in groups], list(groups.values())
+    if not isinstance(groups, list) or not all(isinstance(members, list) for members in groups):
+        raise InputError(f"{path}: groups: {_short(groups)} is not allowed, a list of lists of workers is")
+    return _built(path, groups, group_names, names, workers)
+
+
+def read_requirements(path: Path, structure: Structure) -> list[Requirement]:
+    """Trust requirements in a JSON or YAML file: a list of {target, observer, distance, epsilon}.
+
+    `target` is a worker or `any`; `observer` a worker, `any`, `in-group` or `out-of-group`; `distance` the
+    least hops between their groups; `epsilon` the most that such an observer may learn.
+    """
+    content = _read_tree(path)
+    entries = content.get("requirements") if isinstance(content, Mapping) else content
+    if not isinstance(entries, list) or not entries:
+        raise InputError(f"{path}: a list of requirements is needed, each with an epsilon")
+    return [_requirement(f"{path}: requirement {n}", entry, structure) for n, entry in enumerate(entries, 1)]
+
+
+def read_labels(path: Path) -> list[frozenset[int]]:
+    """The labels each worker holds: a JSON or YAML list with one list of labels for every worker."""
+    content = _read_tree(path)
+    labels = []
+    for row in content if isinstance(content, list) else [content]:
+        if not isinstance(row, list) or not row or not all(type(label) is int for label in row):
+            raise InputError(f"{path}: a list with one list of labels (integers) for every worker is needed")
+        labels.append(frozenset(row))
+    return labels
+
+
+def _requirement(where: str, entry: object, structure: Structure) -> Requirement:
+    if not isinstance(entry, Mapping):
+        raise InputError(f"{where}: {_short(entry)} is not allowed, target, observer and epsilon are")
+    odd = sorted(str(key) for key in entry if key not in ("target", "observer", "distance", "epsilon"))
+    if odd:
+        raise InputError(f"{where}: {odd[0]} is unknown; target, observer, distance and epsilon are allowed")
+    epsilon, distance = entry.get("epsilon"), entry.get("distance", 0)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon >= 0:
+        raise InputError(f"{where}: epsilon: {epsilon!r} is not allowed, a number from 0 is")
+    if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0:
+        raise InputError(f"{where}: distance: {distance!r} is not allowed, a whole number from 0 is")
+    target, observer = str(entry.get("target", "any")), str(entry.get("observer", "any"))
+    relation = Relation(observer) if observer in tuple(Relation) else None
+    try:
+        return Requirement(
+            epsilon=float(epsilon),
+            target=None if target == "any" else structure.worker(target),
+            observer=None if relation is not None else structure.worker(observer),
+            relation=relation or Relation.ANY,
+            distance=distance,
+        )
+    except InputError as mistake:
+        raise InputError(f"{where}: {mistake}") from None
+
+
+def _read_text(path: Path) -> str:
+    if path.suffix.lower() not in (*_TREES, ".csv"):
+        raise InputError(f"{path}: this kind of file is not allowed, {_ALLOWED} is")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file, {_ALLOWED} is needed") from None
+    except OSError as trouble:
+        raise InputError(f"{path}: cannot be read ({trouble.strerror})") from None
+
+
+def _read_tree(path: Path) -> object:
+    text = _read_text(path)
+    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
+    if path.suffix.lower() == ".csv":
+        raise InputError(f"{path}: this kind of file is not allowed here, {', '.join(_TREES)} is")
+    try:
+        content: object = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as mistake:
+        line = (
+            getattr(mistake, "lineno", None)
+            or getattr(getattr(mistake, "problem_mark", None), "line", -1) + 1
+        )
+        raise InputError(f"{path}: not {kind}{f' (line {line})' if line else ''}") from None
+    return content
+
+
+def _read_pairs(path: Path) -> tuple[list[list[str]], list[str], None]:
+    rows = [row for row in csv.reader(_read_text(path).splitlines()) if any(cell.strip() for cell in row)]
+    order = (0, 1)
+    if rows and {cell.strip().lower() for cell in rows[0]} == {"worker", "group"}:
+        order = (0, 1) if rows[0][0].strip().lower() == "worker" else (1, 0)
+        rows = rows[1:]
+    groups: dict[str, list[str]] = {}
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row]
+        if len(cells) != 2 or not all(cells):
+            raise InputError(f"{path}: pair {number}: {','.join(row)!r} is not allowed, worker,group is")
+        groups.setdefault(cells[order[1]], []).append(cells[order[0]])
+    names = list(groups)
+    if all(name.isdecimal() for name in names):
+        names.sort(key=int)
+    return [groups[name] for name in names], names, None
+
+
+def _built(
+    path: Path,
+    groups: list[list[object]] | list[list[str]],
+    group_names: list[str],
+    declared: list[str] | int | None,
+    workers: int | None,
+) -> Structure:
+    try:
+        names = declared if isinstance(declared, list) else _names(groups)
+        known = {name: number for number, name in enumerate(names or [])}
+        members = [tuple(_number(worker, known) for worker in group) for group in groups]
+        largest = max((worker for group in members for worker in group), default=-1)
+        count = len(names) if names else declared if isinstance(declared, int) else workers or largest + 1
+        if workers is not None and count != workers:
+            raise InputError(f"workers: the file has {count}, {workers} were asked for")
+        numbered = group_names == [str(number) for number in range(len(groups))]
+        return Structure(
+            path.stem,
+            tuple(members),
+            count,
+            tuple(names or ()),
+            () if numbered else tuple(group_names),
+        )
+    except InputError as mistake:
+        raise InputError(f"{path}: {mistake}") from None
+
+
+def _names(groups: list[list[object]] | list[list[str]]) -> list[str] | None:
+    """Names in the order of their first appearance; None where all are numbers."""
+    found = list(dict.fromkeys(str(worker) for group in groups for worker in group))
+    return None if all(name.lstrip("-").isdecimal() for name in found) else found
+
+
+def _number(worker: object, known: Mapping[str, int]) -> int:
+    text = str(worker)
+    if text in known:
+        return known[text]
+    if known or isinstance(worker, bool) or not text.lstrip("-").isdecimal():
+        raise InputError(
+            f"worker {_short(worker)} is unknown, {_short(sorted(known)) or 'a number'} is allowed"
+        )
+    return int(text)
+
+
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, list) else ", ".join(map(str, value))
+    return text if len(text) <= 60 else f"{text[:57]}..."

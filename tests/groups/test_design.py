@@ -1,0 +1,132 @@
+"""What would make a pair, or all demands, hold: the answers hold, and a little less does not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coterie.errors import BudgetError, InputError
+from coterie.groups import (
+    Relation,
+    Requirement,
+    Schedule,
+    check,
+    leakage,
+    pair_epsilon,
+    read_requirements,
+    ring,
+    search,
+    solve_pair,
+)
+from coterie.groups.design import with_noise_factor
+
+RING = ring(24, 4)
+SCHEDULE = Schedule.of(4, period=4, rate=0.5, noise=2.0)
+RUN = {"epoch": 30, "delta": 1e-5}
+
+
+def pair(schedule, target, observer):
+    return pair_epsilon(RING, schedule, target, [observer], 30, 1e-5)
+
+
+def test_noise_and_period_bring_a_pair_under_its_target_and_no_less_does():
+    answer = solve_pair(RING, SCHEDULE, 2, 9, **RUN, epsilon=3.0)
+    assert answer.epsilon > 3
+    assert pair(with_noise_factor(SCHEDULE, answer.factor), 2, 9) <= 3
+    assert pair(with_noise_factor(SCHEDULE, 0.999 * answer.factor), 2, 9) > 3
+    assert pair(replace(SCHEDULE, period=answer.period), 2, 9) <= 3
+    assert all(pair(replace(SCHEDULE, period=period), 2, 9) > 3 for period in range(1, answer.period))
+
+
+def test_no_period_protects_members_of_one_group():
+    answer = solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=3.0)
+    assert answer.period is None
+    assert pair(with_noise_factor(SCHEDULE, answer.factor), 2, 3) <= 3
+
+
+def test_unreachable_target_is_a_budget_error():
+    with pytest.raises(BudgetError, match="worker 2 against worker 3"):
+        solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=1e-4)
+    with pytest.raises(InputError):
+        solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=0.0)
+
+
+def test_requirements_choose_their_pairs():
+    together = RING.membership.astype(int) @ RING.membership.astype(int).T > 0
+    inside = Requirement(1.0, relation=Relation.IN_GROUP).pairs(RING)
+    outside = Requirement(1.0, relation=Relation.OUT_OF_GROUP).pairs(RING)
+    assert np.array_equal(inside | outside, ~np.eye(24, dtype=bool))
+    assert np.array_equal(outside, ~together)
+    far = Requirement(1.0, distance=2).pairs(RING)
+    assert far[2, 15]
+    assert not far[2, 9]
+    one = Requirement(1.0, target=2, observer=9).pairs(RING)
+    assert np.argwhere(one).tolist() == [[2, 9]]
+
+
+def test_verdict_names_the_worst_pair():
+    found = leakage(RING, SCHEDULE, **RUN)
+    met, broken = check(found, [Requirement(1e3), Requirement(1.0, relation=Relation.OUT_OF_GROUP)])
+    assert met.met
+    assert met.epsilon == np.nanmax(found.epsilon)
+    assert not broken.met
+    assert found.epsilon[broken.pair] == broken.epsilon
+
+
+def test_search_finds_the_least_noise_for_all_demands():
+    demands = [Requirement(4.0), Requirement(1.0, relation=Relation.OUT_OF_GROUP)]
+    designs = search(RING, SCHEDULE, demands, **RUN, periods=[1, 4, 10])
+    assert [design.factor for design in designs] == sorted(design.factor for design in designs)
+    for design in designs:
+        assert all(v.met for v in check(leakage(RING, design.schedule, **RUN), demands))
+        quieter = with_noise_factor(design.schedule, 0.995)
+        assert not all(v.met for v in check(leakage(RING, quieter, **RUN), demands))
+    assert {design.period for design in designs} == {1, 4, 10}
+
+
+def test_search_prefers_the_shorter_of_equally_quiet_periods():
+    """Members of one group see every release whatever the period, so only they decide."""
+    designs = search(RING, SCHEDULE, [Requirement(3.0, target=2, observer=3)], **RUN, periods=[1, 2, 10])
+    assert [design.period for design in designs] == [1, 2, 4, 10]
+
+
+def test_zero_means_nothing_may_arrive():
+    designs = search(RING, SCHEDULE, [Requirement(0.0, target=2, observer=15)], **RUN)
+    # Two hops: nothing arrives before model 2 S + 2, so S = 15 is the shortest of those tried.
+    assert min(design.period for design in designs) == 15
+    with pytest.raises(BudgetError, match="requirements"):
+        search(RING, SCHEDULE, [Requirement(0.0, target=2, observer=3)], **RUN)
+
+
+def test_requirements_come_from_a_file(tmp_path):
+    path = tmp_path / "demands.yaml"
+    path.write_text(
+        "- {epsilon: 8}\n"
+        "- {target: 3, observer: out-of-group, epsilon: 2}\n"
+        "- {observer: 5, distance: 2, epsilon: 1}\n"
+    )
+    first, second, third = read_requirements(path, RING)
+    assert first == Requirement(8.0)
+    assert second == Requirement(2.0, target=3, relation=Relation.OUT_OF_GROUP)
+    assert third == Requirement(1.0, observer=5, distance=2)
+    assert second.text(RING) == "worker 3 against any out-of-group worker: epsilon at most 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "a list of requirements"),
+        ("- 3", "target, observer and epsilon"),
+        ("- {target: 3}", "epsilon: None"),
+        ("- {epsilon: -1}", "epsilon: -1"),
+        ("- {epsilon: 1, target: 99}", "'99' is unknown"),
+        ("- {epsilon: 1, observer: everyone}", "'everyone' is unknown"),
+        ("- {epsilon: 1, distance: -2}", "distance: -2"),
+        ("- {epsilon: 1, worker: 2}", "worker is unknown"),
+    ],
+)
+def test_broken_requirements_are_refused(tmp_path, text, words):
+    path = tmp_path / "demands.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_requirements(path, RING)

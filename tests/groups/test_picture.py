@@ -1,0 +1,37 @@
+"""The figure is written for every kind of structure."""
+
+import pytest
+
+from coterie.groups import (
+    GroupAlgorithm,
+    Schedule,
+    clustered,
+    drawn_labels,
+    global_structure,
+    history,
+    label,
+    leakage,
+    ring,
+)
+from coterie.groups.picture import draw
+from coterie.privacy import Mode
+
+
+@pytest.mark.parametrize(
+    ("structure", "algorithm", "mode"),
+    [
+        (ring(12, 4), GroupAlgorithm.DP_OGL, Mode.PAPER),
+        (label(drawn_labels(9, 2), 5), GroupAlgorithm.DP_OGL, Mode.SOUND),
+        (clustered(6, 2), GroupAlgorithm.DP_OGL_PLUS, Mode.SOUND),
+        (global_structure(3), GroupAlgorithm.DP_OGL_PLUS, Mode.SOUND),
+    ],
+    ids=str,
+)
+def test_figure_shows_structure_matrix_and_growth(tmp_path, structure, algorithm, mode):
+    schedule = Schedule.of(
+        len(structure.groups), period=3, rate=0.5, noise=2.0, algorithm=algorithm, mode=mode
+    )
+    found = leakage(structure, schedule, epoch=10, delta=1e-5)
+    path = tmp_path / "leakage.svg"
+    draw(path, found, history(structure, schedule, range(1, 11), 1e-5), "what holds")
+    assert "what holds" in path.read_text() or path.stat().st_size > 10_000
