@@ -289,7 +289,7 @@ def separation_scores(findings: Findings) -> Figure | None:
         "Separation score by number of clusters",
         drawing("scores", "Separation score", description, frame.width, frame.height, parts),
         "Half the distance of the two closest centres, in units of what blurs the line between them, once "
-        f"noise and the search for clusters are taken off: 0 where noise alone would look the same. {description}",
+        f"noise and the search are taken off: 0 where noise alone would look the same. {description}",
     )
 
 
