@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from coterie import __version__
+from coterie.cli.leakage import leakage
 from coterie.cli.plan import plan_app
 from coterie.errors import CoterieError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(plan_app, name="plan")
+app.command()(leakage)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
