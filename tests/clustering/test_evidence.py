@@ -11,7 +11,6 @@ from coterie.clustering.evidence import (
     Spread,
     _prior_variance,
     log_likelihood,
-    log_partitions,
     most_likely_number,
     spread_within,
 )
@@ -37,11 +36,6 @@ def test_differences_of_log_likelihood_are_those_of_the_integral() -> None:
     ours = np.array([log_likelihood(gram, spread, labels, 3) for labels in partitions])
     exact = np.array([integrated(points, spread, labels, prior) for labels in partitions])
     np.testing.assert_allclose(ours - ours[0], exact - exact[0], atol=1e-4)
-
-
-@pytest.mark.parametrize(("elements", "parts", "count"), [(4, 2, 7), (5, 3, 25), (10, 4, 34105), (6, 6, 1)])
-def test_partitions_are_counted(elements: int, parts: int, count: int) -> None:
-    assert log_partitions(elements, parts) == pytest.approx(np.log(count))
 
 
 def test_variation_beyond_the_noise_is_found_inside_clusters() -> None:

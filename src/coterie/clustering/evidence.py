@@ -90,10 +90,9 @@ def log_likelihood(gram: Floats, spread: Spread, labels: Labels, clusters: int) 
 
 
 def log_evidence(gram: Floats, spread: Spread, labels: Labels) -> float:
-    """Log-likelihood of a partition, where every number of clusters is as likely beforehand as any other,
-    and so is every partition into that number."""
+    """Log-likelihood of a partition, where a release may as likely come from any of the clusters."""
     clusters = int(labels.max()) + 1
-    return log_likelihood(gram, spread, labels, clusters) - log_partitions(len(labels), clusters)
+    return log_likelihood(gram, spread, labels, clusters) - len(labels) * float(np.log(clusters))
 
 
 def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions: Mapping[int, Labels]) -> int:
@@ -117,17 +116,6 @@ def evidence_by_number(
     """Log-evidence of every partition, with the spread found inside the clusters of one of them."""
     spread = spread_within(gram, noise, dimensions, partitions[reference])
     return {number: log_evidence(gram, spread, labels) for number, labels in partitions.items()}
-
-
-def log_partitions(elements: int, parts: int) -> float:
-    """Logarithm of the number of partitions into so many non-empty parts (Stirling, second kind)."""
-    row = np.full(parts + 1, -np.inf)
-    row[0] = 0.0
-    with np.errstate(divide="ignore"):
-        grow = np.log(np.arange(parts + 1, dtype=np.float64))
-    for _ in range(elements):
-        row = np.logaddexp(row + grow, np.concatenate([[-np.inf], row[:-1]]))
-    return float(row[parts])
 
 
 def _prior_variance(gram: Floats, spread: Spread, clusters: int) -> float:
