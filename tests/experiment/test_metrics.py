@@ -2,7 +2,14 @@
 
 import pytest
 
-from coterie.experiment.metrics import accuracy, cluster_means, fairness, same_partition
+from coterie.experiment.metrics import (
+    accuracy,
+    cluster_means,
+    fairness,
+    groups,
+    minority_found,
+    same_partition,
+)
 from coterie.training.scoring import Score
 
 SCORES = {"a": Score(0.9, 0.3), "b": Score(0.6, 0.9), "c": Score(0.75, 0.5)}
@@ -41,3 +48,31 @@ def test_partitions_are_compared_up_to_names(found: list[int], truth: list[int],
 
 def test_cluster_means_are_of_the_true_clusters() -> None:
     assert cluster_means(SCORES, {"a": 0, "b": 1, "c": 1}) == {0: 0.9, 1: pytest.approx(0.675)}
+
+
+def test_the_minority_are_the_clients_of_the_smallest_cluster() -> None:
+    figures = groups(SCORES, {"a": 0, "b": 1, "c": 0})
+    assert figures.minority == pytest.approx(0.6)
+    assert figures.majority == pytest.approx((0.9 + 0.75) / 2)
+    assert figures.worst == 0.6
+
+
+def test_clusters_of_one_size_have_no_minority() -> None:
+    figures = groups(SCORES, {"a": 0, "b": 1, "c": 2})
+    assert (figures.minority, figures.majority, figures.worst) == (None, None, 0.6)
+    assert minority_found({"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1, "c": 2}) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "right"),
+    [
+        ([7, 7, 1, 1, 1], True),
+        ([7, 7, 1, 2, 1], True),  # the majority is split, the minority is whole
+        ([7, 1, 1, 1, 1], False),
+        ([7, 7, 7, 1, 1], False),
+        ([0, 0, 0, 0, 0], False),
+    ],
+)
+def test_the_minority_is_found_when_it_is_a_cluster_of_its_own(found: list[int], right: bool) -> None:
+    truth = dict(zip("abcde", [0, 0, 1, 1, 1], strict=True))
+    assert minority_found(dict(zip("abcde", found, strict=True)), truth) is right

@@ -57,6 +57,10 @@ def test_what_was_planned_is_what_was_charged(
             assert ledger.executed(unit.subject) == planned
         assert ledger.spent() == pytest.approx(result.epsilon)
     assert result.accuracy.mean > 0.1
+    assert result.groups is not None
+    assert result.groups.worst == result.accuracy.min
+    assert result.groups.minority is not None
+    assert runner.RunResult.load(tmp_path / "run") == result
     assert result.epsilon <= 8 or mode == "paper"
 
 

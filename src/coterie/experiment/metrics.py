@@ -1,5 +1,6 @@
 """What a run is judged by, on held-out records: accuracy, fairness, and whether the clusters were found."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,18 @@ class Fairness:
     f_loss: float | None
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Mean accuracy of the clients of small and of large true clusters, and of the worst served client.
+
+    The minority is every cluster of the smallest size; where all clusters are of one size there is none.
+    """
+
+    majority: float | None
+    minority: float | None
+    worst: float
+
+
 def accuracy(scores: Scores) -> Spread:
     return Spread.of({client: score.accuracy for client, score in scores.items()})
 
@@ -61,6 +74,34 @@ def same_partition(found: Sequence[int], truth: Sequence[int]) -> bool:
     """Whether two assignments group the clients alike, whatever the clusters are called."""
     pairs = set(zip(found, truth, strict=True))
     return len(pairs) == len(set(found)) == len(set(truth))
+
+
+def minority_clusters(truth: Mapping[str, int]) -> set[int]:
+    """The true clusters of the smallest size, unless all are of one size."""
+    sizes = Counter(truth.values())
+    smallest = {cluster for cluster, size in sizes.items() if size == min(sizes.values())}
+    return smallest if len(smallest) < len(sizes) else set()
+
+
+def groups(scores: Scores, truth: Mapping[str, int]) -> Groups:
+    """Accuracy of minority, majority and worst client."""
+    small = minority_clusters(truth)
+    minority = [scores[client].accuracy for client, own in truth.items() if own in small]
+    majority = [scores[client].accuracy for client, own in truth.items() if own not in small]
+    return Groups(
+        majority=float(np.mean(majority)) if small else None,
+        minority=float(np.mean(minority)) if small else None,
+        worst=min(score.accuracy for score in scores.values()),
+    )
+
+
+def minority_found(found: Mapping[str, int], truth: Mapping[str, int]) -> bool | None:
+    """Whether each small true cluster is a cluster of its own, nobody missing or added; None without any."""
+    small = minority_clusters(truth)
+    if not small:
+        return None
+    parts = [{client for client in truth if found[client] == label} for label in set(found.values())]
+    return all({client for client, own in truth.items() if own == cluster} in parts for cluster in small)
 
 
 def cluster_means(scores: Scores, truth: Mapping[str, int]) -> dict[int, float]:

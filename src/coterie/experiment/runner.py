@@ -23,12 +23,15 @@ from coterie.experiment.files import read_experiment, to_yaml
 from coterie.experiment.folder import RunFolder, RunSecret
 from coterie.experiment.metrics import (
     Fairness,
+    Groups,
     Scores,
     Spread,
     accuracy,
     cluster_means,
     fairness,
+    groups,
     loss,
+    minority_found,
     same_partition,
 )
 from coterie.experiment.schema import Experiment
@@ -86,6 +89,10 @@ class RunResult:
     seconds: float
     sample_gradients_per_second: float
     warnings: tuple[str, ...]
+    groups: Groups | None = None
+    """Majority, minority and worst client, where the true clusters are known."""
+    minority_found: bool | None = None
+    """Whether the smallest true cluster was found, where there is one."""
 
     @property
     def report(self) -> Path:
@@ -112,6 +119,7 @@ class RunResult:
                     "accuracy": Spread(**content["accuracy"]),
                     "loss": Spread(**content["loss"]),
                     "fairness": Fairness(**content["fairness"]),
+                    "groups": Groups(**content["groups"]) if content.get("groups") else None,
                     "warnings": tuple(content["warnings"]),
                 }
             )
@@ -381,6 +389,8 @@ class Run:
             seconds=trained + sum(line["evaluate"] for line in timing),
             sample_gradients_per_second=gradients / trained if trained > 0 else 0.0,
             warnings=findings.warnings if findings else (),
+            groups=groups(scores, truth) if truth else None,
+            minority_found=minority_found(assignment.cluster_of, truth) if truth else None,
         )
 
     def _references(self, cluster_of: Mapping[str, int]) -> Scores | None:
