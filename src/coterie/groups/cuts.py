@@ -110,11 +110,25 @@ class Observers:
         self._starts = np.concatenate([[0], np.cumsum([len(some) for some in groups])[:-1]]).astype(np.int64)
         self.member: Bools = np.zeros((len(groups), len(structure.groups)), dtype=np.bool_)
         self.member[np.repeat(np.arange(len(groups)), [len(some) for some in groups]), self._flat] = True
-        self.distance = self.nearest(structure.distances)
+        self._around: dict[frozenset[int], tuple[Ints, Floats]] = {}
 
-    def nearest(self, distance: Floats) -> Floats:
-        """[group, observer]: hops to the nearest group of the observer, from hops between groups."""
-        found: Floats = np.minimum.reduceat(distance[:, self._flat], self._starts, axis=1)
+    def distance(self, cut: Cut) -> Floats:
+        """[charged group, observer]: hops to the nearest group of the observer that avoid hidden groups."""
+        if not cut.hidden:
+            return self._nearest(self.structure.distances[list(cut.groups)])
+        # Most cuts hide one group, and the same one for many targets.
+        around = self._around.get(cut.hidden)
+        if around is None:
+            beside, between = _detours(self.structure, cut.hidden)
+            around = beside, self._nearest(between)
+            if len(cut.hidden) == 1:
+                self._around[cut.hidden] = around
+        beside, nearest = around
+        return nearest[np.searchsorted(beside, cut.groups)]
+
+    def _nearest(self, between: Floats) -> Floats:
+        """From hops between groups to hops to the nearest group of each observer."""
+        found: Floats = np.minimum.reduceat(between[:, self._flat], self._starts, axis=1)
         return found
 
     def outside(self, hidden: frozenset[int]) -> Bools:
@@ -165,8 +179,7 @@ def cheaper(
         cut = _cut(structure, target, hidden)
         if cut.least_price(schedule) > dearest:
             return cut, nobody, {}
-        distance = observers.nearest(_detours(structure, hidden)[list(cut.groups)])
-        charges = cut.charges(schedule, epoch, distance)
+        charges = cut.charges(schedule, epoch, observers.distance(cut))
         promising = observers.outside(hidden) & (known > 0) & (_estimate(charges, delta) < _MARGIN * known)
         concerned = np.flatnonzero(promising)
         return cut, concerned, {kind: times[concerned] for kind, times in charges.items()}
@@ -237,12 +250,10 @@ def _cut(structure: Structure, target: frozenset[int], hidden: frozenset[int]) -
 
 
 @lru_cache(maxsize=4096)
-def _detours(structure: Structure, hidden: frozenset[int]) -> Floats:
-    """[group, group]: hops that avoid hidden groups, from every group beside one of them."""
+def _detours(structure: Structure, hidden: frozenset[int]) -> tuple[Ints, Floats]:
+    """The groups beside hidden ones, and hops from each of them to every group that avoid hidden ones."""
     visible = structure.overlap.copy()
     visible[sorted(hidden)] = False
     visible[:, sorted(hidden)] = False
     beside = np.flatnonzero(structure.overlap[sorted(hidden)].any(axis=0))
-    found = np.full(visible.shape, np.inf)
-    found[beside] = hops(visible, beside.tolist())
-    return found
+    return beside, hops(visible, beside.tolist())

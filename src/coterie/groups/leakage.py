@@ -388,7 +388,7 @@ def _best(
     watching = Observers(structure, [np.array(sorted(structure.groups_of(*members)))])
     cut = no_cut(own)
     priced = accounted(structure, schedule)
-    charges = cut.charges(priced, epoch, watching.distance[list(cut.groups)])
+    charges = cut.charges(priced, epoch, watching.distance(cut))
     from_counts = best = float(epsilons(charges, delta, adjacency)[0])
     if not schedule.publishes_drafts:
         for other, _, cost in cheaper(own, watching, schedule, epoch, delta, np.array([best])):
