@@ -1,6 +1,6 @@
 """Many clients on one GPU: is the stacked step right there, how fast is it, and where does its time go?
 
-    python benchmarks/gpu.py [--device cuda] [--seconds 330] [--json results.json]
+    python benchmarks/gpu.py [--device cuda] [--seconds 230] [--json results.json]
 
 Prints one line per variant as it finishes, then a table. Every variant does the same work: DP-SGD with
 Poisson batches of 32 on average (peers: batches of exactly 32), coins, clipping, noise and the step included;
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PoissonSteps
-from coterie.training import layers, philox
+from coterie.training import philox
 from coterie.training.clipping import MARGIN, clip_rows, clip_scales
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
@@ -127,7 +127,7 @@ def poisson(records: int, batch: int) -> PoissonSteps:
 # --- is it right ------------------------------------------------------------------------------------
 
 
-def check(bench: Bench, name: str, compiled: bool, tile: int) -> dict[str, Any]:
+def check(bench: Bench, name: str, tile: int) -> dict[str, Any]:
     """A few steps of three clients against torch.func, client by client, with the same coins and noise."""
     learner, data, start = setup(bench, name, 3, 40)
     slow = Learner(
@@ -135,7 +135,8 @@ def check(bench: Bench, name: str, compiled: bool, tile: int) -> dict[str, Any]:
     )
     plan = poisson(40, 10)
     jobs = [StackedJob(w, start, plan, noise_key=11 + w, coin_key=2**62 + w) for w in range(3)]
-    found = trainer_of(learner, data, tile=tile, compiled=compiled, tf32=False).train(jobs)
+    trainer = trainer_of(learner, data, tile=tile, tf32=False)
+    found = trainer.train(jobs)
     worst = 0.0
     torch.backends.cudnn.allow_tf32 = False  # the twin computes in full precision
     for which, job in enumerate(jobs):
@@ -154,7 +155,7 @@ def check(bench: Bench, name: str, compiled: bool, tile: int) -> dict[str, Any]:
         expected = parameters - start.double()
         worst = max(worst, float((found[which] - expected).norm() / expected.norm()))
     torch.backends.cudnn.allow_tf32 = True  # torch's default, which the peers get
-    return {"relative_error": worst, "ok": worst < 1e-4}
+    return {"relative_error": worst, "ok": worst < 1e-4, "own_kernels": trainer.own_kernels}
 
 
 # --- ours -------------------------------------------------------------------------------------------
@@ -166,37 +167,32 @@ def ours(
     clients: int,
     records: int,
     *,
-    tile: int = 8,
-    compiled: bool = True,
-    captured: bool = True,
-    tf32: bool = False,
-    large: int | None = None,
     profile: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
-    kept = layers.LARGE_KERNEL
-    layers.LARGE_KERNEL = kept if large is None else large
-    try:
-        learner, data, start = setup(bench, name, clients, records)
-        plan = poisson(records, BATCH if not bench.tiny else 4)
-        jobs = [StackedJob(w, start, plan, noise_key=3 + w, coin_key=5 + w) for w in range(clients)]
-        trainer = trainer_of(learner, data, tile=tile, compiled=compiled, captured=captured, tf32=tf32)
-        warm = bench.timed(lambda: trainer.train(jobs))
-        seconds = min(bench.timed(lambda: trainer.train(jobs)) for _ in range(2))
-        program = next(iter(trainer._programs.values()))
-        drawn = int(program.draw(0, plan.steps)[1].row.numel())
-        coins = bench.timed(lambda: program.draw(0, plan.steps))
-        result = {
-            "samples_per_second": round(drawn / seconds),
-            "microseconds_per_step": round(1e6 * seconds / plan.steps),
-            "of_which_coins": round(1e6 * coins / plan.steps),
-            "slots_per_sample": round(program.tiles * tile * plan.steps / drawn, 3),
-            "first_round_seconds": round(warm, 1),
-        }
-        if profile and bench.device.type == "cuda":
-            result["kernels"] = kernels(lambda: trainer.train(jobs), plan.steps)
-        return result
-    finally:
-        layers.LARGE_KERNEL = kept
+    learner, data, start = setup(bench, name, clients, records)
+    plan = poisson(records, BATCH if not bench.tiny else 4)
+    jobs = [StackedJob(w, start, plan, noise_key=3 + w, coin_key=5 + w) for w in range(clients)]
+    began = time.perf_counter()
+    trainer = trainer_of(learner, data, **options)
+    trainer.train(jobs)
+    bench.synchronize()
+    first_round = time.perf_counter() - began
+    seconds = min(bench.timed(lambda: trainer.train(jobs)) for _ in range(3))
+    program = next(iter(trainer._programs.values()))
+    drawn = int(program.draw(0, plan.steps)[1].row.numel())
+    coins = bench.timed(lambda: program.draw(0, plan.steps))
+    result = {
+        "samples_per_second": round(drawn / seconds),
+        "microseconds_per_step": round(1e6 * seconds / plan.steps),
+        "of_which_coins": round(1e6 * coins / plan.steps),
+        "slots_per_sample": round(program.tiles * trainer.tile * plan.steps / drawn, 3),
+        "first_round_seconds": round(first_round, 1),
+        "own_kernels": trainer.own_kernels,
+    }
+    if profile and bench.device.type == "cuda":
+        result["kernels"] = kernels(lambda: trainer.train(jobs), plan.steps)
+    return result
 
 
 def kernels(work: Callable[[], Any], steps: int) -> list[str]:
@@ -327,6 +323,7 @@ def vmapped(bench: Bench, name: str, clients: int, compiled: bool) -> dict[str, 
 
 def measure(bench: Bench) -> None:
     few, many, records = (21, 84, 2000) if not bench.tiny else (3, 4, 40)
+    peers = few if not bench.tiny else 2
 
     def cnn(label: str, needs: float, clients: int = few, **options: Any) -> None:
         bench.variant(
@@ -340,32 +337,29 @@ def measure(bench: Bench) -> None:
         bench.variant(
             f"resnet18 {few} clients: {label}",
             needs,
-            lambda: ours(bench, "resnet18", few if not bench.tiny else 2, size, compiled=False, **options),
+            lambda: ours(bench, "resnet18", few if not bench.tiny else 2, size, **options),
         )
 
-    peers = few if not bench.tiny else 2
-    bench.variant("check cnn eager", 10, lambda: check(bench, "cnn", False, 8))
+    bench.variant("check cnn, own kernels", 10, lambda: check(bench, "cnn", 4))
     bench.variant("cnn peer: plain PyTorch loop", 5, lambda: loop(bench, "cnn", peers, plain_step))
     bench.variant("cnn peer: Opacus hooks loop", 5, lambda: loop(bench, "cnn", peers, opacus_step("hooks")))
-    bench.variant("cnn peer: vmap eager", 10, lambda: vmapped(bench, "cnn", peers, False))
-    cnn("tile 8, eager", 10, compiled=False, captured=False)
-    cnn("tile 8, graph", 10, compiled=False, profile=True)
-    cnn("tile 8, compiled, graph", 60, profile=True)
-    bench.variant("check cnn compiled", 40, lambda: check(bench, "cnn", True, 8))
-    cnn("tile 8, compiled, graph, tf32", 40, tf32=True)
-    cnn("tile 16, compiled, graph", 40, tile=16)
-    cnn("tile 8, compiled, graph", 40, many)
-    resnet("tile 8, patches, graph", 15, large=2**62)
-    resnet("tile 48, client by client, graph", 20, tile=48)
-    resnet("tile 8, patches, graph, tf32", 15, large=2**62, tf32=True, profile=True)
+    cnn("tile 4, own kernels, graph, tf32", 15, profile=True)
+    cnn("tile 8, own kernels, graph, tf32", 10, tile=8)
+    cnn("tile 2, own kernels, graph, tf32", 10, tile=2)
+    cnn("tile 4, own kernels, graph", 10, tf32=False)
+    cnn("tile 4, own kernels, graph, tf32", 10, many)
+    bench.variant("check resnet18, own kernels", 20, lambda: check(bench, "resnet18", 4))
+    resnet("tile 8, own kernels, graph, tf32", 20, tile=8, profile=True)
+    resnet("tile 4, own kernels, graph, tf32", 15)
     bench.variant("resnet18 peer: plain PyTorch loop", 8, lambda: loop(bench, "resnet18", peers, plain_step))
     bench.variant(
-        "resnet18 peer: Opacus ghost loop", 10, lambda: loop(bench, "resnet18", peers, opacus_step("ghost"))
+        "resnet18 peer: Opacus ghost loop", 15, lambda: loop(bench, "resnet18", peers, opacus_step("ghost"))
     )
-    bench.variant("cnn peer: vmap compiled", 60, lambda: vmapped(bench, "cnn", peers, True))
-    cnn("tile 8, compiled, graph, tf32", 40, many, tf32=True)
-    cnn("tile 48, compiled, graph", 40, tile=48)
-    bench.variant("check resnet18 eager", 20, lambda: check(bench, "resnet18", False, 8))
+    resnet("tile 8, torch's kernels, graph", 15, tile=8, own_kernels=False, tf32=False)
+    cnn("tile 4, torch's kernels, graph, tf32", 10, own_kernels=False)
+    bench.variant("cnn peer: vmap eager", 10, lambda: vmapped(bench, "cnn", peers, False))
+    cnn("tile 4, compiled, graph, tf32", 60, own_kernels=False, compiled=True)
+    bench.variant("cnn peer: vmap compiled", 40, lambda: vmapped(bench, "cnn", peers, True))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -390,7 +384,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=330.0, help="start no variant that would end later")
+    parser.add_argument("--seconds", type=float, default=230.0, help="start no variant that would end later")
     parser.add_argument("--tiny", action="store_true", help="sizes that only try the script")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()

@@ -185,13 +185,8 @@ def test_the_clipped_sum_of_one_client_equals_single_backward_passes(name: str, 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [2, 6])
-@pytest.mark.parametrize("large", [False, True])
-def test_stacked_clients_each_get_their_own_sum(
-    name: str, size: int, large: bool, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacked_clients_each_get_their_own_sum(name: str, size: int, form: str) -> None:
     """Three clients with weights of their own; tiles of two records, or one padded tile for each client."""
-    if large:
-        monkeypatch.setattr(layers, "LARGE_KERNEL", 0)
     model, features = build(name)
     layout = Layout.of(model)
     targets = torch.arange(RECORDS) % CLASSES

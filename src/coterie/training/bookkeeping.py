@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie.training import kernels
 from coterie.training.contributions import Contribution
 from coterie.training.layers import LayerRule, UnsupportedLayer, Weights, find_rule
 from coterie.training.parameters import Layout
@@ -35,6 +36,7 @@ class Bookkeeping:
         self._notes = _Notes()
         holder = nn.ModuleDict({"model": copy.deepcopy(model)})  # the model itself may be a layer to replace
         self._layers = dict(_record_layers(holder, self._notes))
+        _replace_pools(holder, self._notes)
         self._model = holder["model"]
         covered = {f"{prefix}{name}" for prefix, layer in self._layers.items() for name in layer.trained}
         missing = layout.shapes.keys() - covered
@@ -159,6 +161,10 @@ class RecordingLayer(nn.Module):
         uses = self.notes.uses.pop(self.prefix, [])
         if not uses:
             return {}
+        if len(uses) == 1:
+            at_once = self.rule.contributions_at_once(*uses[0], tiles)
+            if at_once is not None:
+                return {name: at_once[name] for name in self.trained}
         factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
         if len(factors) == 1:
             left, right = factors[0]
@@ -210,6 +216,38 @@ def _record_layers(holder: nn.ModuleDict, notes: _Notes) -> Iterator[tuple[str, 
         parent, _, child = name.rpartition(".")
         setattr(holder.get_submodule(parent), child, recording)
         yield prefix, recording
+
+
+class PoolingLayer(nn.Module):
+    """Stands in a max pool's place and lets a kernel do its work where that applies."""
+
+    def __init__(self, layer: nn.MaxPool2d, window: tuple[int, int], notes: _Notes) -> None:
+        super().__init__()
+        self.layer = layer
+        self.window = window
+        self.notes = notes
+
+    def forward(self, images: Tensor) -> Tensor:
+        by_channel = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+        if not by_channel or self.notes.tiles.bounds is None:
+            outputs: Tensor = self.layer(images)
+        else:
+            outputs = kernels.MaxPool.apply(images, self.window)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+def _replace_pools(holder: nn.ModuleDict, notes: _Notes) -> None:
+    """Max pools whose windows neither overlap nor reach over the edge have a kernel."""
+    for name, layer in list(holder.named_modules()):
+        if type(layer) is not nn.MaxPool2d or layer.return_indices or layer.ceil_mode:
+            continue
+        window, stride, padding, dilation = (
+            (value, value) if isinstance(value, int) else (value[0], value[1])
+            for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        )
+        if stride == window and padding == (0, 0) and dilation == (1, 1) and math.prod(window) < 128:
+            parent, _, child = name.rpartition(".")
+            setattr(holder.get_submodule(parent), child, PoolingLayer(layer, window, notes))
 
 
 def _check_untouched(layer: nn.Module) -> None:

@@ -7,11 +7,12 @@ contribution becomes zero, or another's, in the same place of the same batch: th
 untouched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from coterie.training import kernels
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
@@ -50,18 +51,25 @@ def stacked_clipped_sum(
         present: bool (records,), false where a tile is padded; None when every record counts.
     """
     found = book.contributions(stacked, batch.features, batch.targets, tiles)
-    squares = torch.stack([part.squared_norms() for part in found.values()]).sum(dim=0)
-    scales = clip_scales(squares.sqrt(), clip)
-    usable = torch.isfinite(squares)
-    if present is not None:
-        scales = torch.where(present, scales, 0.0)
+    scales, usable = _scales([part.squared_norms() for part in found.values()], clip, present, tiles)
     sums = []
     for name, shape in book.layout.shapes.items():
         if name in found:
-            sums.append(tiles.by_client(found[name].scaled_sum(scales, usable, tiles), len(stacked)))
+            sums.append(found[name].client_sums(scales, usable, tiles, len(stacked)))
         else:  # no output depends on it
             sums.append(scales.new_zeros(len(stacked), shape.numel()))
     return torch.cat(sums, dim=1)
+
+
+def _scales(
+    squares: Sequence[Tensor], clip: float | Tensor, present: Tensor | None, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """What to scale each record's gradient by, and whether it is finite, from squared norms by parameter."""
+    if tiles.bounds is not None and isinstance(clip, Tensor) and present is not None:
+        return kernels.clip_scales(squares, clip, present, MARGIN)
+    total = torch.stack(list(squares)).sum(dim=0)
+    scales = clip_scales(total.sqrt(), clip)
+    return scales if present is None else torch.where(present, scales, 0.0), torch.isfinite(total)
 
 
 def clipped_sum(

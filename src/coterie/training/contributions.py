@@ -23,6 +23,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from coterie.training import kernels
 from coterie.training.tiles import Tiles
 
 LARGEST_PRODUCT = 2**23
@@ -45,6 +46,10 @@ class Contribution(ABC):
             scales: float64 (records,), zero where a record must not count.
             usable: bool (records,), false where a gradient may hold infinities, which zero does not cancel.
         """
+
+    def client_sums(self, scales: Tensor, usable: Tensor, tiles: Tiles, clients: int) -> Tensor:
+        """The same, summed over each client's tiles: (clients, parameters)."""
+        return tiles.by_client(self.scaled_sum(scales, usable, tiles), clients)
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -79,16 +84,20 @@ class Rows(Contribution):
     Args:
         gradients: (records, ...), in any order of the parameters' dimensions.
         order: permutation of the dimensions after the first that puts them in the parameters' own order.
+        squares: squared norms in float64, where they came with the gradients.
     """
 
     gradients: Tensor
     order: tuple[int, ...] | None = None
+    squares: Tensor | None = None
 
     @cached_property
     def _exact(self) -> Tensor:
         return self.gradients.flatten(1).double()
 
     def squared_norms(self) -> Tensor:
+        if self.squares is not None:
+            return self.squares
         norms: Tensor = torch.linalg.vector_norm(self._exact, dim=1)
         return norms.square()
 
@@ -99,6 +108,12 @@ class Rows(Contribution):
         else:
             sums = (scales[:, None] * flat).view(tiles.count, tiles.size, -1).sum(dim=1)
         return self._ordered(sums)
+
+    def client_sums(self, scales: Tensor, usable: Tensor, tiles: Tiles, clients: int) -> Tensor:
+        if tiles.bounds is None:
+            return super().client_sums(scales, usable, tiles, clients)
+        flat = self.gradients.flatten(1).contiguous()
+        return self._ordered(kernels.sum_by_client(flat, scales, usable, tiles))
 
     def rows(self) -> Tensor:
         return self._ordered(self.gradients.flatten(1))
@@ -131,12 +146,14 @@ class Products(Contribution):
     order: tuple[int, ...] | None = None
 
     def squared_norms(self) -> Tensor:
+        norms = [
+            torch.linalg.vector_norm(part, dim=2, dtype=torch.float64) for part in (self.left, self.right)
+        ]
+        magnitude: Tensor = (norms[0] * norms[1]).sum(dim=1)
+        if self.positions == 1:
+            return magnitude.square()
         left, right = self.left.double(), self.right.double()
-        left_norms, right_norms = (left * left).sum(dim=2), (right * right).sum(dim=2)
-        if left.shape[1] == 1:
-            return (left_norms * right_norms)[:, 0]
         gram = (left @ left.mT) * (right @ right.mT)
-        magnitude = (left_norms.sqrt() * right_norms.sqrt()).sum(dim=1)
         return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
 
     def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
@@ -146,6 +163,12 @@ class Products(Contribution):
         left = left.reshape(tiles.count, -1, left.shape[2])
         right = right.reshape(tiles.count, -1, right.shape[2])
         return self._ordered(right.mT @ left)
+
+    def client_sums(self, scales: Tensor, usable: Tensor, tiles: Tiles, clients: int) -> Tensor:
+        if tiles.bounds is None or self.positions > 1:
+            return super().client_sums(scales, usable, tiles, clients)
+        left, right = self.left[:, 0].contiguous(), self.right[:, 0].contiguous()
+        return self._ordered(kernels.sum_products(left, right, scales, usable, tiles))
 
     def rows(self) -> Tensor:
         return self._ordered(self.right.mT @ self.left)

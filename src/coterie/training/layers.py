@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from coterie.training import kernels
 from coterie.training.contributions import Contribution, Lookups, Products, Rows
 from coterie.training.tiles import Tiles
 
@@ -45,6 +46,12 @@ class LayerRule(ABC):
     @abstractmethod
     def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
         """What each record adds to the gradient of each parameter, from the joined factors."""
+
+    def contributions_at_once(
+        self, inputs: Tensor, gradient: Tensor, tiles: Tiles
+    ) -> Mapping[str, Contribution] | None:
+        """The same from a single use, where a kernel does it without factors; None where there is none."""
+        return None
 
 
 class UnsupportedLayer(Exception):
@@ -138,8 +145,6 @@ class LinearRule(LayerRule):
         return product_contributions(left, right)
 
 
-LARGE_KERNEL = 2**15
-"""From this many weights on, a convolution of many clients runs client by client in torch's own kernels."""
 _MANY_CHANNELS = 8
 
 
@@ -162,7 +167,7 @@ class ConvRule(LayerRule):
         self.stride = self._pair(layer.stride, 1)
         self.dilation = self._pair(layer.dilation, 1)
         self.padding = self._padding(layer)
-        self.large = self.groups > 1 or layer.weight.numel() >= LARGE_KERNEL
+        self.geometry = kernels.Geometry(self.kernel, self.stride, self.padding, self.dilation)
 
     def _pair(self, values: tuple[int, ...], filler: int) -> tuple[int, int]:
         return (filler, values[0]) if self.flat else (values[0], values[1])
@@ -179,41 +184,59 @@ class ConvRule(LayerRule):
 
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         images = self._images(inputs)
-        kernels = self._kernels(weights["weight"])
+        stacked = self._stacked(weights["weight"])
+        bias = weights["bias"] if self.biased else None
         if tiles.single:
-            return self._plain(
-                self._convolve(images, kernels[0], weights["bias"][0] if self.biased else None)
-            )
-        kernels = tiles.gather(kernels)
-        bias = tiles.gather(weights["bias"]) if self.biased else None
-        if self.large:
+            return self._plain(self._convolve(images, stacked[0], None if bias is None else bias[0]))
+        if self._fused(tiles):
+            laid_out = stacked.permute(0, 1, 3, 4, 2).contiguous()
+            own_bias = None if bias is None else bias.contiguous()
+            return self._plain(kernels.convolve(images, laid_out, own_bias, tiles, self.geometry))
+        stacked = tiles.gather(stacked)
+        bias = None if bias is None else tiles.gather(bias)
+        if self.groups > 1:
             outputs = [
-                self._convolve(part, kernels[tile], None if bias is None else bias[tile])
+                self._convolve(part, stacked[tile], None if bias is None else bias[tile])
                 for tile, part in enumerate(torch.split(images, tiles.size))
             ]
             return self._plain(torch.cat(outputs))
         patches = self._patches(images, channels_last=True)
         flat = patches.reshape(tiles.count, -1, patches.shape[2])
-        matrix = kernels.permute(0, 3, 4, 2, 1).reshape(tiles.count, patches.shape[2], -1)
+        matrix = stacked.permute(0, 3, 4, 2, 1).reshape(tiles.count, patches.shape[2], -1)
         product = flat @ matrix if bias is None else torch.baddbmm(bias[:, None], flat, matrix)
-        height, width = self._output_size(images)
+        height, width = self.geometry.output_size(*images.shape[2:])
         return self._plain(product.view(len(images), height, width, -1).permute(0, 3, 1, 2))
 
     def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         images, gradient = self._images(inputs), self._images(gradient)
-        kernels = self._kernels(weights["weight"])
+        stacked = self._stacked(weights["weight"])
         if tiles.single:
-            return self._plain(self._convolve_back(images, gradient, kernels[0]))
-        kernels = tiles.gather(kernels)
-        if self.large:
+            return self._plain(self._convolve_back(images, gradient, stacked[0]))
+        if self._fused(tiles) and self.stride == (1, 1):
+            turned = stacked.flip(3, 4).permute(0, 2, 3, 4, 1).contiguous()
+            return self._plain(kernels.convolve(gradient, turned, None, tiles, self.geometry.turned_around()))
+        stacked = tiles.gather(stacked)
+        if self.groups > 1:
             parts = zip(
-                torch.split(images, tiles.size), torch.split(gradient, tiles.size), kernels, strict=True
+                torch.split(images, tiles.size), torch.split(gradient, tiles.size), stacked, strict=True
             )
             return self._plain(torch.cat([self._convolve_back(*part) for part in parts]))
         outer = gradient.shape[1]
         flat = gradient.permute(0, 2, 3, 1).reshape(tiles.count, -1, outer)
-        product = flat @ kernels.permute(0, 1, 3, 4, 2).reshape(tiles.count, outer, -1)
+        product = flat @ stacked.permute(0, 1, 3, 4, 2).reshape(tiles.count, outer, -1)
         return self._plain(self._fold(product.view(len(images), -1, product.shape[2]), images))
+
+    def contributions_at_once(
+        self, inputs: Tensor, gradient: Tensor, tiles: Tiles
+    ) -> Mapping[str, Contribution] | None:
+        images, gradient = self._images(inputs), self._images(gradient)
+        positions, outer = math.prod(gradient.shape[2:]), gradient.shape[1]
+        inner = self.channels * math.prod(self.kernel)
+        if not self._fused(tiles) or products_are_cheaper(positions, inner, outer, images.device):
+            return None
+        formed, bias_rows, squares = kernels.form_rows(images, gradient, self.geometry)
+        counted = torch.zeros_like(squares)  # the squares are those of both
+        return {"weight": Rows(formed, (0, 3, 1, 2), squares), "bias": Rows(bias_rows, squares=counted)}
 
     def factors(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
         patches = self._patches(self._images(inputs), self._by_channel(tiles))
@@ -249,22 +272,26 @@ class ConvRule(LayerRule):
     def _images(self, values: Tensor) -> Tensor:
         return _channels_last(values.unsqueeze(2) if self.flat else values)
 
-    def _kernels(self, stacked: Tensor) -> Tensor:
-        return stacked.unsqueeze(3) if self.flat else stacked
+    def _fused(self, tiles: Tiles) -> bool:
+        """Whether kernels that need no patches apply."""
+        return tiles.bounds is not None and self.groups == 1
+
+    def _stacked(self, weights: Tensor) -> Tensor:
+        return weights.unsqueeze(3) if self.flat else weights
 
     def _plain(self, images: Tensor) -> Tensor:
         return images.squeeze(2) if self.flat else images
 
-    def _convolve(self, images: Tensor, kernels: Tensor, bias: Tensor | None) -> Tensor:
+    def _convolve(self, images: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         return functional.conv2d(
-            images, _channels_last(kernels), bias, self.stride, self.padding, self.dilation, self.groups
+            images, _channels_last(weights), bias, self.stride, self.padding, self.dilation, self.groups
         )
 
-    def _convolve_back(self, images: Tensor, gradient: Tensor, kernels: Tensor) -> Tensor:
+    def _convolve_back(self, images: Tensor, gradient: Tensor, weights: Tensor) -> Tensor:
         back: Tensor = torch.ops.aten.convolution_backward(
             gradient,
             images,
-            _channels_last(kernels),
+            _channels_last(weights),
             None,
             self.stride,
             self.padding,
@@ -275,11 +302,6 @@ class ConvRule(LayerRule):
             (True, False, False),
         )[0]
         return back
-
-    def _output_size(self, images: Tensor) -> tuple[int, int]:
-        sides = zip(images.shape[2:], self.kernel, self.stride, self.dilation, self.padding, strict=True)
-        height, width = ((side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, d, p in sides)
-        return height, width
 
     def _patches(self, images: Tensor, channels_last: bool) -> Tensor:
         """Every patch that a kernel sees: (records, positions, kernel x channels)."""
@@ -297,7 +319,7 @@ class ConvRule(LayerRule):
     def _fold(self, patches: Tensor, images: Tensor) -> Tensor:
         """The sum, at every pixel of the images, of all patches that contain it."""
         records, channels, height, width = images.shape
-        (high, wide), (rows, columns) = self.padding, self._output_size(images)
+        (high, wide), (rows, columns) = self.padding, self.geometry.output_size(*images.shape[2:])
         if self.stride != (1, 1):
             by_channel = patches.view(records, rows * columns, math.prod(self.kernel), channels)
             return functional.fold(

@@ -91,7 +91,7 @@ class Learner:
         if self.book is not None:
             probe = self._random_batch(1)
             self.bytes_per_record, positions = self.book.footprint(
-                self._initial(), probe.features, probe.targets
+                self.initial(), probe.features, probe.targets
             )
             self.micro_batch = min(
                 self._affordable(self.bytes_per_record),
@@ -171,11 +171,12 @@ class Learner:
     def _affordable(self, bytes_each: int) -> int:
         return max(1, min(LARGEST_MICRO_BATCH, WORKING_BYTES[self.device.type] // max(1, bytes_each)))
 
-    def _initial(self) -> Tensor:
+    def initial(self) -> Tensor:
+        """The parameters with which the model came."""
         return torch.cat([p.detach().flatten() for p in self.model.parameters() if p.requires_grad])
 
     def _compare(self, book: Bookkeeping, batch: Batch) -> None:
-        parameters = self._initial()
+        parameters = self.initial()
         found = book.rows(parameters, batch.features, batch.targets)
         expected = self._functional_gradients(parameters, batch)
         error = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)

@@ -1,12 +1,13 @@
 """Private learning of many clients as one program, for a GPU.
 
 All clients' weights are stacked, the records that each step drew lie in one flat batch cut into tiles of one
-client each, and every step has the same shapes, so that it can be compiled and captured once and replayed
-without Python in between. Coins and noise are drawn on the device, from keys that come from the secret
-streams. What is computed is what `train_privately` computes for one client after the other, with other coins
-and other noise of the same distribution.
+client each, and every step has the same shapes, so that it can be captured once and replayed without Python
+in between. Coins and noise are drawn on the device, from keys that come from the secret streams. What is
+computed is what `train_privately` computes for one client after the other, with other coins and noise of the
+same distribution.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from coterie.privacy import FullBatchSteps, PoissonSteps
-from coterie.training import philox
+from coterie.training import kernels, philox
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import Tiles
+
+log = logging.getLogger(__name__)
 
 TILE = 4
 """Records per tile: small enough to pad little, large enough for weights to be gathered rarely."""
@@ -62,6 +65,7 @@ class StackedTrainer:
         lr: float,
         *,
         tile: int = TILE,
+        own_kernels: bool = True,
         compiled: bool = False,
         captured: bool = True,
         tf32: bool = True,
@@ -71,7 +75,9 @@ class StackedTrainer:
         table: all records on the device, one set after the other.
         sizes: number of records in each set.
         tile: records per tile.
-        compiled: whether torch.compile fuses Poisson steps; it takes some ten seconds, once.
+        own_kernels: whether to use the kernels of `kernels.py` where they work.
+        compiled: whether torch.compile fuses Poisson steps, where our own kernels do not work; it takes half
+            a minute, once.
         captured: whether steps are replayed as CUDA graphs (on a GPU).
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
@@ -90,6 +96,7 @@ class StackedTrainer:
         self._bases = [sum(self._sizes[:position]) for position in range(len(self._sizes))]
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int, bool], _Program] = {}
+        self.own_kernels = own_kernels and self._kernels_work()
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""
@@ -114,11 +121,52 @@ class StackedTrainer:
         # A step that drew more tiles than that, one in some seventy, runs as two rows.
         tiles = min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once())
         # A full batch is a few steps in a run: not worth compiling.
-        compiled = self.compiled and all(isinstance(job.mechanism, PoissonSteps) for job in jobs)
+        compiled = self.compiled and not self.own_kernels
+        compiled = compiled and all(isinstance(job.mechanism, PoissonSteps) for job in jobs)
         shape = (len(jobs), tiles, compiled)
         if shape not in self._programs:
             self._programs[shape] = _Program(self, *shape)
         return self._programs[shape]
+
+    def tiles(self, owner: Tensor, clients: int, own_kernels: bool) -> Tiles:
+        """The layout of a row, from the client of each of its tiles."""
+        bounds = None
+        if own_kernels:
+            bounds = torch.searchsorted(owner, torch.arange(clients + 1, device=owner.device))
+        return Tiles(len(owner), self.tile, owner, dynamic=False, bounds=bounds)
+
+    def _kernels_work(self) -> bool:
+        """Whether our kernels run here and agree with torch's operations on a few records of the table."""
+        device = self.learner.device
+        if not kernels.available(device):
+            return False
+        try:
+            owner = torch.tensor([0, 0, 1, 2, 2], device=device)
+            records = torch.arange(len(owner) * self.tile, device=device) % len(self.table)
+            spread = torch.tensor([[1.0], [0.9], [1.1]], device=device)
+            stacked = spread * self.learner.initial()
+            present = torch.arange(len(records), device=device) % 3 > 0
+            clips = torch.ones(len(records), dtype=torch.float64, device=device)
+            with precision(tf32=self.tf32):
+                sums = [
+                    stacked_clipped_sum(
+                        self.book,
+                        stacked,
+                        self.table.take(records),
+                        self.tiles(owner, 3, own),
+                        clips,
+                        present,
+                    )
+                    for own in (True, False)
+                ]
+            error = float((sums[0] - sums[1]).norm() / sums[1].norm())
+        except Exception as reason:  # whatever a compiler or a driver may raise
+            log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
+            return False
+        if not error < 1e-2:  # the matrix units round to ten bits
+            log.warning("kernels of our own are off by %.1e here and not used", error)
+            return False
+        return True
 
     # --- memory ---------------------------------------------------------------------------------------
 
@@ -166,8 +214,7 @@ class _Program:
         self.owner = zeros(ROWS_AT_ONCE, tiles, dtype=torch.int64)
         self.row, self.step = zeros(1, dtype=torch.int64), zeros(1, dtype=torch.int64)
         self._add_up = self._prepared(self._gradient_sums, self._drawn())
-        self._move = self._prepared(self._moved, self._motion())
-        self._coins = torch.compile(philox.coins, dynamic=False) if compiled else philox.coins
+        self._move = self._prepared(self._moved, (*self._motion(), self.pairs))
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
 
     def begin(self, jobs: Sequence[StackedJob], places: Sequence[tuple[int, int]]) -> None:
@@ -223,7 +270,12 @@ class _Program:
         """Flip all coins of these steps and give every record drawn a place: row, tile and lane."""
         size = self.trainer.tile
         step = torch.arange(first, first + steps, device=self.steps.device)
-        drawn = self._coins(self.coin_keys, self.rates, step, philox.places(self.longest, 4, step.device))
+        if self.trainer.own_kernels:
+            drawn = kernels.coins(self.coin_keys, self.rates, first, steps, self.longest)
+        else:
+            drawn = philox.coins(
+                self.coin_keys, self.rates, step, philox.places(self.longest, 4, step.device)
+            )
         drawn = drawn & (torch.arange(drawn.shape[2], device=drawn.device) < self.sizes[:, None])
         drawn &= (step[:, None] < self.steps)[:, :, None]
         counts = drawn.sum(dim=2)
@@ -244,8 +296,9 @@ class _Program:
         """Write the rows from `first` on into the buffers that the step reads."""
         mine = (places.row >= first) & (places.row < first + ROWS_AT_ONCE)
         row, slot = places.row[mine] - first, places.slot[mine]
-        for values in (self.index, self.present, self.owner):
-            values.zero_()
+        self.index.zero_()
+        self.present.zero_()
+        self.owner.fill_(self.clients - 1)  # tiles that stay empty come last, and clients in their order
         self.index[row, slot] = places.record[mine]
         self.present[row, slot] = True
         self.owner[row, slot // self.trainer.tile] = places.client[mine]
@@ -268,7 +321,7 @@ class _Program:
         features: Tensor,
         targets: Tensor,
     ) -> Tensor:
-        tiles = Tiles(self.tiles, self.trainer.tile, owner, dynamic=False)
+        tiles = self.trainer.tiles(owner, self.clients, self.trainer.own_kernels)
         batch = Batch(features.index_select(0, index), targets.index_select(0, index))
         clip = clips.index_select(0, owner)[:, None].expand(-1, tiles.size).reshape(-1)
         return stacked_clipped_sum(
@@ -277,8 +330,8 @@ class _Program:
 
     def _motion(self) -> tuple[Tensor, ...]:
         """What the parameters' next values are computed from."""
-        state = (self.parameters, self.sums, self.anchors, self.noise_keys, self.step, self.pairs)
-        return *state, self.noise_stds, self.step_sizes, self.pulls, self.steps
+        state = (self.parameters, self.sums, self.anchors, self.noise_keys, self.step, self.steps)
+        return *state, self.noise_stds, self.step_sizes, self.pulls
 
     def _moved(
         self,
@@ -287,11 +340,11 @@ class _Program:
         anchors: Tensor,
         keys: Tensor,
         step: Tensor,
-        pairs: Tensor,
+        steps: Tensor,
         noise_stds: Tensor,
         step_sizes: Tensor,
         pulls: Tensor,
-        steps: Tensor,
+        pairs: Tensor,
     ) -> Tensor:
         noise = philox.normals(keys, step, pairs)[:, : parameters.shape[1]]
         move = step_sizes[:, None] * (sums + noise_stds[:, None] * noise)
@@ -303,8 +356,11 @@ class _Program:
         self.row += 1
 
     def _finish_step(self) -> None:
-        self.parameters.copy_(self._move(*self._motion()))
-        self.sums.zero_()
+        if self.trainer.own_kernels:
+            kernels.move(*self._motion())
+        else:
+            self.parameters.copy_(self._move(*self._motion(), self.pairs))
+            self.sums.zero_()
         self.step += 1
 
     def _prepared(

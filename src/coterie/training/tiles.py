@@ -18,12 +18,15 @@ class Tiles:
         owner: position of each tile's client among the stacked weights; None when tile k is client k's.
         dynamic: whether Python may look at values (to skip work that is rarely needed); a step that is
             traced or captured once and replayed may not.
+        bounds: where each client's tiles begin, and where the last end: (clients + 1,). Given where tiles
+            are sorted by client and the kernels of `kernels.py` are to be used.
     """
 
     count: int
     size: int
     owner: Tensor | None = None
     dynamic: bool = True
+    bounds: Tensor | None = None
 
     @property
     def records(self) -> int:

@@ -1,0 +1,244 @@
+"""Kernels for a GPU, where the same thing made of torch's operations would move several times the bytes.
+
+A convolution over patches that are never written down, with weights of each tile's client; every record's
+weight gradient with its norm; sums by client; noise and the step in one pass; pooling without overlap. Each
+has a twin made of torch's operations, in the file that uses it, and the trainer compares both before it
+relies on these.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.training.tiles import Tiles
+
+try:
+    from coterie.training import triton_kernels as device_code
+except ImportError:  # torch for processors comes without Triton
+    device_code = None  # type: ignore[assignment]
+
+
+def available(device: torch.device) -> bool:
+    """Whether these kernels can run on the device at all."""
+    return device_code is not None and device.type == "cuda"
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _blocks(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+class Geometry:
+    """What a convolution looks like, beside the number of its output channels."""
+
+    def __init__(
+        self,
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> None:
+        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        sides = zip((height, width), self.kernel, self.stride, self.dilation, self.padding, strict=True)
+        rows, columns = ((side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, d, p in sides)
+        return rows, columns
+
+    def turned_around(self) -> "Geometry":
+        """The convolution, with kernels turned around, that takes gradients back to the inputs (stride 1)."""
+        across = zip(self.dilation, self.kernel, self.padding, strict=True)
+        padding = tuple(d * (k - 1) - p for d, k, p in across)
+        return Geometry(self.kernel, (1, 1), (padding[0], padding[1]), self.dilation)
+
+    def constants(self) -> dict[str, Any]:
+        pairs = {"kernel": self.kernel, "stride": self.stride, "pad": self.padding, "dilation": self.dilation}
+        return {f"{name}_{side}": pair[at] for name, pair in pairs.items() for at, side in enumerate("hw")}
+
+
+def convolve(images: Tensor, weights: Tensor, bias: Tensor | None, tiles: Tiles, shape: Geometry) -> Tensor:
+    """Convolve each tile's images with its client's weights.
+
+    Args:
+        images: (records, channels, height, width) in channels-last order.
+        weights: (clients, outer, kernel height, kernel width, channels), contiguous.
+        bias: (clients, outer), contiguous.
+    """
+    assert tiles.owner is not None
+    records, channels, height, width = images.shape
+    outer = weights.shape[1]
+    rows, columns = shape.output_size(height, width)
+    outputs = torch.empty(
+        (records, outer, rows, columns), device=images.device, memory_format=torch.channels_last
+    )
+    count = tiles.size * rows * columns
+    inner = channels * math.prod(shape.kernel)
+    block_n = min(64, max(16, _power_of_two(outer)))
+    block_m = min(128, max(16, _power_of_two(count)))
+    block_k = 32 if inner > 16 else 16
+    grid = (_blocks(count, block_m), _blocks(outer, block_n), tiles.count)
+    device_code.convolve[grid](
+        images, weights, images if bias is None else bias, tiles.owner, outputs,
+        height, width, rows, columns, count,
+        channels=channels, outer=outer, **shape.constants(), biased=bias is not None,
+        precision=_precision(), block_m=block_m, block_n=block_n, block_k=block_k, num_warps=4,
+    )  # fmt: skip
+    return outputs
+
+
+def form_rows(images: Tensor, gradient: Tensor, shape: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+    """Every record's weight gradient, its bias gradient, and the square of the norm of both together.
+
+    Args:
+        images: (records, channels, height, width) in channels-last order.
+        gradient: (records, outer, rows, columns) in channels-last order.
+
+    Returns:
+        (records, outer, kernel height, kernel width, channels), (records, outer) and float64 (records,).
+    """
+    records, channels, height, width = images.shape
+    outer, rows, columns = gradient.shape[1:]
+    inner = channels * math.prod(shape.kernel)
+    # Blocks of at most 32 outputs keep both factors readable 16 bytes at a time: the wider instructions of
+    # newer matrix units want the positions, over which the images jump, to be contiguous.
+    block_o = min(32, max(16, _power_of_two(outer)))
+    block_i = min(128, max(16, _power_of_two(inner)))
+    grid = (records, _blocks(inner, block_i), _blocks(outer, block_o))
+    formed = torch.empty((records, outer, *shape.kernel, channels), device=images.device)
+    bias_rows = torch.empty((records, outer), device=images.device)
+    squares = torch.empty((records, grid[1] * grid[2]), dtype=torch.float64, device=images.device)
+    device_code.form_rows[grid](
+        images, gradient, formed, bias_rows, squares, height, width, rows, columns,
+        channels=channels, outer=outer, **shape.constants(), precision=_precision(),
+        block_i=block_i, block_o=block_o, block_l=32, num_warps=4,
+    )  # fmt: skip
+    return formed, bias_rows, squares.sum(dim=1)
+
+
+def sum_by_client(rows: Tensor, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+    """Scaled sums of rows over each client's tiles, in float64: (clients, width).
+
+    Args:
+        rows: float32 (records, width), contiguous.
+        scales, usable: float64 and bool (records,).
+    """
+    assert tiles.bounds is not None
+    width, clients = rows.shape[1], len(tiles.bounds) - 1
+    sums = torch.empty((clients, width), dtype=torch.float64, device=rows.device)
+    block = min(256, max(16, _power_of_two(width)))
+    device_code.sum_by_client[(clients, _blocks(width, block))](
+        rows, scales, usable.view(torch.int8), tiles.bounds, sums, width, tiles.size,
+        block_n=8, block_p=block, num_warps=4,
+    )  # fmt: skip
+    return sums
+
+
+def sum_products(left: Tensor, right: Tensor, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+    """Scaled sums of right (x) left over each client's records, in float64: (clients, outer, inner).
+
+    Args:
+        left, right: float32 (records, inner) and (records, outer), contiguous.
+        scales, usable: float64 and bool (records,).
+    """
+    assert tiles.bounds is not None
+    inner, outer, clients = left.shape[1], right.shape[1], len(tiles.bounds) - 1
+    sums = torch.empty((clients, outer, inner), dtype=torch.float64, device=left.device)
+    block = min(256, max(16, _power_of_two(inner)))
+    device_code.sum_products[(clients, outer, _blocks(inner, block))](
+        left, right, scales, usable.view(torch.int8), tiles.bounds, sums, inner, outer, tiles.size,
+        block=block, num_warps=4,
+    )  # fmt: skip
+    return sums
+
+
+def clip_scales(
+    squares: Sequence[Tensor], clips: Tensor, present: Tensor, margin: float
+) -> tuple[Tensor, Tensor]:
+    """Scales (float64) and usability (bool) of records whose gradients have these squared norms by part."""
+    stacked = torch.stack(list(squares))
+    parts, count = stacked.shape
+    scales = torch.empty_like(clips)
+    usable = torch.empty(count, dtype=torch.bool, device=clips.device)
+    device_code.clip[(_blocks(count, 256),)](
+        stacked, clips, present.view(torch.int8), scales, usable.view(torch.int8), count,
+        margin=margin, parts=parts, block=256, num_warps=4,
+    )  # fmt: skip
+    return scales, usable
+
+
+def move(
+    parameters: Tensor,
+    sums: Tensor,
+    anchors: Tensor,
+    keys: Tensor,
+    step: Tensor,
+    steps: Tensor,
+    noise_stds: Tensor,
+    step_sizes: Tensor,
+    pulls: Tensor,
+) -> None:
+    """Take the noisy step in place and set the sums to zero; arguments as in `stacked.py`."""
+    clients, size = parameters.shape
+    block = 256
+    device_code.move[(clients, _blocks(math.ceil(size / 2), block))](
+        parameters, sums, anchors, keys, step, steps, noise_stds, step_sizes, pulls, size,
+        block=block, num_warps=4,
+    )  # fmt: skip
+
+
+def coins(keys: Tensor, rates: Tensor, first_step: int, steps: int, records: int) -> Tensor:
+    """The coins of `philox.coins` for consecutive steps: bool (steps, clients, 4 x counters)."""
+    blocks = math.ceil(records / 4)
+    thresholds = (rates * 2.0**32).floor().to(torch.int64)
+    drawn = torch.empty((steps, len(keys), 4 * blocks), dtype=torch.int8, device=keys.device)
+    device_code.flip[(steps, len(keys), _blocks(blocks, 256))](
+        keys, thresholds, drawn, first_step, len(keys), blocks, block=256, num_warps=4
+    )
+    return drawn.view(torch.bool)
+
+
+class MaxPool(torch.autograd.Function):
+    """Largest value of windows that do not overlap, on images in channels-last order."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, kernel: tuple[int, int]) -> Tensor:
+        records, channels, height, width = images.shape
+        rows, columns = height // kernel[0], width // kernel[1]
+        outputs = torch.empty(
+            (records, channels, rows, columns), device=images.device, memory_format=torch.channels_last
+        )
+        winners = torch.empty((records, rows, columns, channels), dtype=torch.int8, device=images.device)
+        count, block = outputs.numel(), 512
+        device_code.pool[(_blocks(count, block),)](
+            images, outputs, winners, count, height, width, rows, columns, channels,
+            kernel_h=kernel[0], kernel_w=kernel[1], block=block, num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(winners)
+        ctx.size, ctx.kernel = (height, width), kernel
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (winners,) = ctx.saved_tensors
+        (height, width), kernel = ctx.size, ctx.kernel
+        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
+        records, channels, rows, columns = gradient.shape
+        whole = (height, width) == (rows * kernel[0], columns * kernel[1])
+        make = torch.empty if whole else torch.zeros
+        outputs = make((records, height, width, channels), device=gradient.device).permute(0, 3, 1, 2)
+        count, block = gradient.numel(), 512
+        device_code.unpool[(_blocks(count, block),)](
+            gradient, winners, outputs, count, height, width, rows, columns, channels,
+            kernel_h=kernel[0], kernel_w=kernel[1], block=block, num_warps=4,
+        )  # fmt: skip
+        return outputs, None

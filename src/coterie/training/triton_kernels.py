@@ -1,0 +1,274 @@
+# mypy: ignore-errors
+"""The kernels themselves, in Triton's language; `kernels.py` says what each is for and calls them.
+
+Images are in channels-last order: (records, height, width, channels).
+"""
+
+import triton
+import triton.language as tl
+
+from coterie.training import philox
+
+COINS = tl.constexpr(philox.COINS)
+NOISE = tl.constexpr(philox.NOISE)
+
+
+@triton.jit
+def convolve(
+    images, weights, bias, owner, outputs,
+    height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
+    rows: tl.constexpr, channels: tl.constexpr, outer: tl.constexpr,
+    kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+    stride_h: tl.constexpr, stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    dilation_h: tl.constexpr, dilation_w: tl.constexpr, biased: tl.constexpr, precision: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """One block of positions of one tile: the product of its patches with its client's weights."""
+    inner: tl.constexpr = channels * kernel_h * kernel_w
+    tile = tl.program_id(2)
+    client = tl.load(owner + tile)
+    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
+    o = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    inside = m < rows
+    positions = out_height * out_width
+    position = m % positions
+    record = tile * (rows // positions) + m // positions
+    top = (position // out_width) * stride_h - pad_h
+    left = (position % out_width) * stride_w - pad_w
+    base = images + record.to(tl.int64) * (height * width * channels)
+    own = weights + client * (inner * outer)
+    total = tl.zeros((block_m, block_n), dtype=tl.float32)
+    for first in range(0, inner, block_k):
+        k = first + tl.arange(0, block_k)
+        y = top[:, None] + ((k // (channels * kernel_w)) * dilation_h)[None, :]
+        x = left[:, None] + (((k // channels) % kernel_w) * dilation_w)[None, :]
+        seen = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        seen = seen & inside[:, None] & (k < inner)[None, :]
+        a = tl.load(
+            base[:, None] + (y * width + x) * channels + (k % channels)[None, :], mask=seen, other=0.0
+        )
+        known = (o < outer)[:, None] & (k < inner)[None, :]
+        b = tl.load(own + o[:, None] * inner + k[None, :], mask=known, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=precision)
+    if biased:
+        total += tl.load(bias + client * outer + o, mask=o < outer, other=0.0)[None, :]
+    place = (tile.to(tl.int64) * rows + m)[:, None] * outer + o[None, :]
+    tl.store(outputs + place, total, mask=inside[:, None] & (o < outer)[None, :])
+
+
+@triton.jit
+def form_rows(
+    images, gradient, rows, bias_rows, squares,
+    height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
+    channels: tl.constexpr, outer: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+    stride_h: tl.constexpr, stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    dilation_h: tl.constexpr, dilation_w: tl.constexpr, precision: tl.constexpr,
+    block_i: tl.constexpr, block_o: tl.constexpr, block_l: tl.constexpr,
+):  # fmt: skip
+    """One block of one record's weight gradient, and the square of its norm; the first adds the bias."""
+    inner: tl.constexpr = channels * kernel_h * kernel_w
+    record = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * block_i + tl.arange(0, block_i)
+    o = tl.program_id(2) * block_o + tl.arange(0, block_o)
+    positions = out_height * out_width
+    down = (i // (channels * kernel_w)) * dilation_h - pad_h
+    across = ((i // channels) % kernel_w) * dilation_w - pad_w
+    base = images + record * (height * width * channels)
+    grads = gradient + record * (positions * outer)
+    total = tl.zeros((block_o, block_i), dtype=tl.float32)
+    sums = tl.zeros((block_o,), dtype=tl.float32)
+    for first in range(0, positions, block_l):
+        position = first + tl.arange(0, block_l)
+        y = ((position // out_width) * stride_h)[:, None] + down[None, :]
+        x = ((position % out_width) * stride_w)[:, None] + across[None, :]
+        seen = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        seen = seen & (position < positions)[:, None] & (i < inner)[None, :]
+        a = tl.load(base + (y * width + x) * channels + (i % channels)[None, :], mask=seen, other=0.0)
+        known = (position < positions)[:, None] & (o < outer)[None, :]
+        b = tl.load(grads + position[:, None] * outer + o[None, :], mask=known, other=0.0)
+        total = tl.dot(tl.trans(b), a, total, input_precision=precision)
+        sums += tl.sum(b, axis=0)
+    place = record * (inner * outer) + o[:, None] * inner + i[None, :]
+    tl.store(rows + place, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
+    exact = total.to(tl.float64)
+    square = tl.sum(tl.sum(exact * exact, axis=1), axis=0)
+    if tl.program_id(1) == 0:
+        tl.store(bias_rows + record * outer + o, sums, mask=o < outer)
+        exact_sums = sums.to(tl.float64)
+        square += tl.sum(exact_sums * exact_sums, axis=0)
+    blocks = tl.num_programs(1) * tl.num_programs(2)
+    block = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(squares + record * blocks + block, square)
+
+
+@triton.jit
+def sum_by_client(
+    rows, scales, usable, first_tile, sums, width, tile_size,
+    block_n: tl.constexpr, block_p: tl.constexpr,
+):  # fmt: skip
+    """One block of parameters of one client: the scaled sum over its records, in float64."""
+    client = tl.program_id(0)
+    p = tl.program_id(1) * block_p + tl.arange(0, block_p)
+    begin = tl.load(first_tile + client) * tile_size
+    end = tl.load(first_tile + client + 1) * tile_size
+    total = tl.zeros((block_p,), dtype=tl.float64)
+    for first in range(begin, end, block_n):
+        n = first + tl.arange(0, block_n)
+        scale = tl.load(scales + n, mask=n < end, other=0.0)
+        counts = tl.load(usable + n, mask=n < end, other=0) != 0
+        value = tl.load(
+            rows + n[:, None] * width + p[None, :],
+            mask=counts[:, None] & (p < width)[None, :],
+            other=0.0,
+        )
+        total += tl.sum(value.to(tl.float64) * scale[:, None], axis=0)
+    tl.store(sums + client.to(tl.int64) * width + p, total, mask=p < width)
+
+
+@triton.jit
+def sum_products(left, right, scales, usable, first_tile, sums, inner, outer, tile_size, block: tl.constexpr):
+    """A block of one output's weights of one client: the scaled sum of its records' products, in float64."""
+    client = tl.program_id(0)
+    o = tl.program_id(1)
+    i = tl.program_id(2) * block + tl.arange(0, block)
+    begin = tl.load(first_tile + client) * tile_size
+    end = tl.load(first_tile + client + 1) * tile_size
+    total = tl.zeros((block,), dtype=tl.float64)
+    for n in range(begin, end):
+        counts = tl.load(usable + n) != 0
+        weight = tl.load(right + n * outer + o, mask=counts, other=0.0).to(tl.float64) * tl.load(scales + n)
+        value = tl.load(left + n * inner + i, mask=counts & (i < inner), other=0.0)
+        total += value.to(tl.float64) * weight
+    tl.store(sums + (client.to(tl.int64) * outer + o) * inner + i, total, mask=i < inner)
+
+
+@triton.jit
+def clip(squares, clips, present, scales, usable, count, margin: tl.constexpr, parts: tl.constexpr,
+         block: tl.constexpr):  # fmt: skip
+    """What to scale each record's gradient by, from the squared norms of its parts."""
+    n = tl.program_id(0) * block + tl.arange(0, block)
+    inside = n < count
+    total = tl.zeros((block,), dtype=tl.float64)
+    for part in tl.static_range(parts):
+        total += tl.load(squares + part * count + n, mask=inside, other=0.0)
+    finite = total < float("inf")  # also false for what is not a number
+    limit = tl.load(clips + n, mask=inside, other=0.0) * margin
+    here = tl.load(present + n, mask=inside, other=0) != 0
+    scale = tl.minimum(limit / tl.maximum(tl.sqrt(total), 1e-300), 1.0)
+    tl.store(scales + n, tl.where(finite & here, scale, 0.0), mask=inside)
+    tl.store(usable + n, finite.to(tl.int8), mask=inside)
+
+
+@triton.jit
+def unit(low, high):
+    """Uniform in (0, 1), from 64 bits."""
+    value = (low.to(tl.float64) + 0.5) * 5.421010862427522e-20 + high.to(tl.float64) * 2.3283064365386963e-10
+    return tl.minimum(value, 0.9999999999999999)
+
+
+@triton.jit
+def move(
+    parameters, sums, anchors, keys, step, steps, noise_stds, step_sizes, pulls, size,
+    block: tl.constexpr,
+):  # fmt: skip
+    """Noise, the step and the pull for a block of pairs of one client's parameters; sums become zero."""
+    client = tl.program_id(0)
+    pair = tl.program_id(1) * block + tl.arange(0, block)
+    now = tl.load(step)
+    seed = tl.load(keys + 2 * client) | (tl.load(keys + 2 * client + 1) << 32)
+    zero = pair * 0
+    a, b, c, d = tl.philox(
+        seed,
+        pair.to(tl.uint32),
+        (zero + now).to(tl.uint32),
+        zero.to(tl.uint32),
+        (zero + NOISE).to(tl.uint32),
+    )
+    radius = tl.sqrt(-2.0 * tl.log(unit(a, b)))
+    angle = 6.283185307179586 * unit(c, d)
+    std = tl.load(noise_stds + client)
+    step_size = tl.load(step_sizes + client)
+    pull = tl.load(pulls + client)
+    due = now < tl.load(steps + client)
+    base = client.to(tl.int64) * size
+    for half in tl.static_range(2):
+        noise = radius * (tl.cos(angle) if half == 0 else tl.sin(angle))
+        p = 2 * pair + half
+        inside = p < size
+        value = tl.load(parameters + base + p, mask=inside, other=0.0)
+        total = tl.load(sums + base + p, mask=inside, other=0.0)
+        anchor = tl.load(anchors + base + p, mask=inside, other=0.0)
+        moved = value - (step_size * (total + std * noise) + pull * (value - anchor))
+        tl.store(parameters + base + p, tl.where(due, moved, value), mask=inside)
+        tl.store(sums + base + p, tl.zeros((block,), dtype=tl.float64), mask=inside)
+
+
+@triton.jit
+def flip(keys, thresholds, outputs, first_step, clients, blocks, block: tl.constexpr):
+    """Four coins from each counter, for a block of counters of one step and client."""
+    step, client = tl.program_id(0), tl.program_id(1)
+    place = tl.program_id(2) * block + tl.arange(0, block)
+    seed = tl.load(keys + 2 * client) | (tl.load(keys + 2 * client + 1) << 32)
+    threshold = tl.load(thresholds + client)
+    zero = place * 0
+    a, b, c, d = tl.philox(
+        seed,
+        place.to(tl.uint32),
+        (zero + first_step + step).to(tl.uint32),
+        zero.to(tl.uint32),
+        (zero + COINS).to(tl.uint32),
+    )
+    row = (step * clients + client).to(tl.int64) * blocks
+    out = outputs + (row + place) * 4
+    tl.store(out, (a.to(tl.int64) < threshold).to(tl.int8), mask=place < blocks)
+    tl.store(out + 1, (b.to(tl.int64) < threshold).to(tl.int8), mask=place < blocks)
+    tl.store(out + 2, (c.to(tl.int64) < threshold).to(tl.int8), mask=place < blocks)
+    tl.store(out + 3, (d.to(tl.int64) < threshold).to(tl.int8), mask=place < blocks)
+
+
+@triton.jit
+def pool(
+    images, outputs, winners, count,
+    height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
+    channels: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """The largest value of each window and which it was; ties go to the first, a NaN wins, as in torch."""
+    e = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = e < count
+    c = e % channels
+    x = (e // channels) % out_width
+    y = (e // (channels * out_width)) % out_height
+    record = e // (channels * out_width * out_height)
+    corner = ((record * height + y * kernel_h) * width + x * kernel_w) * channels + c
+    best = tl.full((block,), float("-inf"), dtype=tl.float32)
+    winner = tl.zeros((block,), dtype=tl.int32)
+    for i in tl.static_range(kernel_h):
+        for j in tl.static_range(kernel_w):
+            value = tl.load(images + corner + (i * width + j) * channels, mask=inside, other=0.0)
+            wins = (value > best) | (value != value)
+            best = tl.where(wins, value, best)
+            winner = tl.where(wins, i * kernel_w + j, winner)
+    tl.store(outputs + e, best, mask=inside)
+    tl.store(winners + e, winner.to(tl.int8), mask=inside)
+
+
+@triton.jit
+def unpool(
+    gradient, winners, outputs, count,
+    height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
+    channels: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Each window's gradient goes to its winner, zero to the others."""
+    e = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = e < count
+    c = e % channels
+    x = (e // channels) % out_width
+    y = (e // (channels * out_width)) % out_height
+    record = e // (channels * out_width * out_height)
+    corner = ((record * height + y * kernel_h) * width + x * kernel_w) * channels + c
+    value = tl.load(gradient + e, mask=inside, other=0.0)
+    winner = tl.load(winners + e, mask=inside, other=0)
+    for i in tl.static_range(kernel_h):
+        for j in tl.static_range(kernel_w):
+            part = tl.where(winner == i * kernel_w + j, value, 0.0)
+            tl.store(outputs + corner + (i * width + j) * channels, part, mask=inside)

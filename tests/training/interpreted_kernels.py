@@ -1,0 +1,142 @@
+"""The GPU's kernels against torch's operations, in Triton's interpreter (`test_kernels.py` starts it)."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from coterie.data.records import Task
+from coterie.models import ModelSettings, build_model
+from coterie.privacy import Adjacency, PoissonSteps
+from coterie.training import kernels, philox
+from coterie.training.clipping import MARGIN, clip_scales
+from coterie.training.kernels import Geometry, MaxPool
+from coterie.training.learner import Batch, Learner
+from coterie.training.parameters import flatten
+from coterie.training.stacked import StackedJob, StackedTrainer
+from coterie.training.tiles import Tiles
+
+CPU = torch.device("cpu")
+LAST = torch.channels_last
+CONVOLUTIONS = {
+    "one channel": (1, 16, (9, 9), Geometry((5, 5), (1, 1), (2, 2), (1, 1))),
+    "many channels": (16, 32, (7, 6), Geometry((5, 5), (1, 1), (2, 2), (1, 1))),
+    "stride and dilation": (3, 10, (9, 8), Geometry((3, 2), (2, 1), (1, 0), (1, 2))),
+    "dilation": (4, 5, (9, 8), Geometry((3, 2), (1, 1), (1, 0), (1, 2))),
+    "wide": (20, 70, (4, 4), Geometry((3, 3), (1, 1), (1, 1), (1, 1))),
+}
+
+
+def images(records: int, channels: int, size: tuple[int, int]) -> torch.Tensor:
+    return torch.randn(records, *size, channels).permute(0, 3, 1, 2)
+
+
+@pytest.fixture
+def tiles() -> Tiles:
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    owner = torch.tensor([0, 0, 1, 2, 2])
+    return Tiles(5, 3, owner, dynamic=False, bounds=torch.tensor([0, 2, 3, 5]))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_and_their_gradients(name: str, tiles: Tiles) -> None:
+    channels, outer, size, shape = CONVOLUTIONS[name]
+    inputs = images(15, channels, size)
+    weights, bias = torch.randn(3, outer, channels, *shape.kernel), torch.randn(3, outer)
+    options = (shape.stride, shape.padding, shape.dilation)
+    assert tiles.owner is not None
+    parts = [(inputs[3 * k : 3 * k + 3], int(client)) for k, client in enumerate(tiles.owner)]
+    found = kernels.convolve(inputs, weights.permute(0, 1, 3, 4, 2).contiguous(), bias, tiles, shape)
+    expected = torch.cat([functional.conv2d(x, weights[c], bias[c], *options) for x, c in parts])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    gradient = torch.randn_like(expected).contiguous(memory_format=LAST)
+    rows, bias_rows, squares = kernels.form_rows(inputs, gradient, shape)
+    one_by_one = torch.stack(
+        [
+            nn.grad.conv2d_weight(inputs[n : n + 1], weights[0].shape, gradient[n : n + 1], *options)
+            for n in range(15)
+        ]
+    )
+    torch.testing.assert_close(rows.permute(0, 1, 4, 2, 3), one_by_one, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bias_rows, gradient.sum(dim=(2, 3)), rtol=1e-4, atol=1e-4)
+    both = torch.cat((rows.flatten(1), bias_rows), dim=1).double()
+    torch.testing.assert_close(squares, both.square().sum(dim=1))
+
+    if shape.stride == (1, 1):
+        turned = weights.flip(3, 4).permute(0, 2, 3, 4, 1).contiguous()
+        back = kernels.convolve(gradient, turned, None, tiles, shape.turned_around())
+        split = torch.split(gradient, 3)
+        slow = [
+            nn.grad.conv2d_input(x.shape, weights[c], g, *options)
+            for (x, c), g in zip(parts, split, strict=True)
+        ]
+        torch.testing.assert_close(back, torch.cat(slow), rtol=1e-4, atol=1e-4)
+
+
+def test_sums_by_client_leave_out_what_is_not_finite(tiles: Tiles) -> None:
+    rows, scales = torch.randn(15, 300), torch.rand(15).double()
+    usable = torch.ones(15, dtype=torch.bool)
+    rows[1], scales[1], usable[1] = float("nan"), 0.0, False
+    found = kernels.sum_by_client(rows, scales, usable, tiles)
+    scaled = torch.where(usable[:, None], scales[:, None] * rows.double(), 0.0)
+    expected = torch.stack([scaled[a:b].sum(dim=0) for a, b in ((0, 6), (6, 9), (9, 15))])
+    torch.testing.assert_close(found, expected)
+
+
+def test_sums_of_products_by_client(tiles: Tiles) -> None:
+    left, right, scales = torch.randn(15, 40), torch.randn(15, 7), torch.rand(15).double()
+    usable = torch.ones(15, dtype=torch.bool)
+    left[4], scales[4], usable[4] = float("inf"), 0.0, False
+    found = kernels.sum_products(left, right, scales, usable, tiles)
+    for client, (a, b) in enumerate(((0, 6), (6, 9), (9, 15))):
+        kept = [n for n in range(a, b) if usable[n]]
+        expected = torch.einsum("n,no,ni->oi", scales[kept], right[kept].double(), left[kept].double())
+        torch.testing.assert_close(found[client], expected)
+
+
+def test_clip_scales() -> None:
+    squares = torch.tensor([[0.0, 4.0, float("nan"), float("inf"), 0.01, 9.0]] * 2, dtype=torch.float64)
+    clips = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
+    present = torch.tensor([True, True, True, True, True, False])
+    scales, usable = kernels.clip_scales(list(squares), clips, present, MARGIN)
+    assert usable.tolist() == [True, True, False, False, True, True]
+    expected = torch.where(present, clip_scales(squares.sum(dim=0).sqrt(), clips), 0.0)
+    torch.testing.assert_close(scales, expected, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(("size", "window"), [((6, 4), (2, 2)), ((7, 5), (3, 2))])
+def test_pooling_and_its_gradient(size: tuple[int, int], window: tuple[int, int]) -> None:
+    values = torch.relu(images(5, 3, size))  # zeros tie
+    values[0, 0, 0, 0] = float("nan")
+    inputs = values.detach().requires_grad_()
+    found, expected = MaxPool.apply(inputs, window), functional.max_pool2d(inputs, window)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    gradient = torch.randn_like(expected)
+    one, other = (torch.autograd.grad(outputs, inputs, gradient)[0] for outputs in (found, expected))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("own_coins", [3, 2**63 + 9])
+def test_coins_and_whole_rounds(own_coins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps with our kernels (convolution, pooling, sums, noise, coins) and without."""
+    task = Task(kind="classification", shape=(1, 8, 8), classes=4)
+    model = build_model(ModelSettings(name="cnn"), task, seed=0)
+    learner, start = Learner(model, task, CPU), torch.from_numpy(flatten(model))
+    table = Batch(torch.rand(24, 1, 8, 8), torch.arange(24) % 4)
+    plan = PoissonSteps(
+        clip=1.0, noise_multiplier=1.0, records=12, batch=6, epochs=1, adjacency=Adjacency.ZERO_OUT
+    )
+    jobs = [
+        StackedJob(0, start, plan, noise_key=2**63 + 5, coin_key=own_coins),
+        StackedJob(1, start, plan, noise_key=6, coin_key=own_coins + 1, anchor=start - 1, anchor_weight=0.1),
+    ]
+    slow = StackedTrainer(learner, table, [12, 12], 0.1, tf32=False).train(jobs)
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    trainer = StackedTrainer(learner, table, [12, 12], 0.1, tf32=False)
+    assert trainer.own_kernels
+    torch.testing.assert_close(trainer.train(jobs), slow, rtol=1e-4, atol=1e-6)
+    keys, rates = philox.split_keys([own_coins, 1], CPU), torch.tensor([0.1, 1.0], dtype=torch.float64)
+    expected = philox.coins(keys, rates, torch.arange(7, 12), philox.places(42, 4, CPU))
+    assert torch.equal(kernels.coins(keys, rates, 7, 5, 42), expected)
