@@ -6,7 +6,9 @@ import math
 import numpy as np
 
 from coterie.groups import GroupAlgorithm, Structure
+from coterie.groups.shifts import shift_rdp
 from coterie.privacy import Mode
+from coterie.privacy.rdp import ORDERS, epsilon_from_rdp
 
 
 def random_structure(rng, most_workers=9, most_groups=5):
@@ -76,6 +78,28 @@ def tainted_counts(structure, schedule, epochs):
             table[target, observer] = sum(group in own for group, _ in seen[observer])
         found[epoch] = table
     return found
+
+
+def hidden_bound(structure, schedule, target, seen, hidden, epoch, delta):
+    """Epsilon behind one cut, by its definition: sets of releases that travel along visible groups only."""
+    visible = [m for m in range(len(structure.groups)) if m not in hidden]
+    members = {m: set(structure.groups[m]) for m in visible}
+    inside = {m: set() for m in visible}
+    for release in range(1, schedule.releases(epoch) + 1):
+        merge = (release - 1) % schedule.merge_period == 0
+        sources = {m: [g for g in visible if members[m] & members[g]] if merge else [m] for m in visible}
+        inside = {m: set().union(*(inside[g] for g in sources[m])) | {(m, release)} for m in visible}
+    view = set().union(*(inside[m] for m in seen))
+    total = np.zeros_like(ORDERS)
+    for m, release in view:
+        bridges = {
+            worker for worker in members[m] - {target} if any(worker in structure.groups[h] for h in hidden)
+        }
+        late_merge = release > 1 and (release - 1) % schedule.merge_period == 0
+        turning = len(bridges) if late_merge else 0
+        noise = schedule.noises[m]
+        total += shift_rdp(noise.rate, noise.multiplier, turning + (target in members[m]), turning)
+    return epsilon_from_rdp(ORDERS, total, delta) if total.any() else 0.0
 
 
 def normal(x, mean, std):

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 import pytest
-from group_oracles import binomial, normal, random_structure, renyi
+from group_oracles import binomial, hidden_bound, normal, random_structure, renyi
 
-from coterie.groups import Schedule, Structure, leakage, pair_epsilon, ring, string
+from coterie.groups import GroupAlgorithm, Schedule, Structure, leakage, pair_epsilon, ring, string
 from coterie.groups.cuts import Observers, Shift, cheaper
 from coterie.groups.shifts import shift_rdp
 from coterie.privacy.rdp import ORDERS
@@ -206,3 +206,56 @@ def test_bound_never_exceeds_the_counts_and_is_the_least_of_all_cuts():
             if rng.random() < 0.1:
                 alone = pair_epsilon(structure, schedule, target, [observer], epoch, 1e-5)
                 assert found.epsilon[target, observer] == pytest.approx(alone, rel=1e-9)
+
+
+def subsets(groups):
+    return itertools.chain.from_iterable(
+        itertools.combinations(groups, size) for size in range(1, len(groups) + 1)
+    )
+
+
+@pytest.mark.parametrize("algorithm", list(GroupAlgorithm))
+def test_bound_is_never_below_the_best_cut_of_all_and_mostly_equal(algorithm):
+    """Every hidden set is worked out by its definition; ours is one of these values, rarely not the least."""
+    rng = np.random.default_rng(17)
+    pairs = best = gained = 0
+    for _ in range(150):
+        structure = random_structure(rng, most_workers=8, most_groups=5)
+        groups = len(structure.groups)
+        schedule = Schedule.of(
+            groups,
+            period=int(rng.integers(1, 15)),
+            rate=float(rng.choice([0.3, 0.7, 1.0])),
+            noise=float(rng.uniform(0.8, 3)),
+            algorithm=algorithm,
+        )
+        epoch = int(rng.integers(5, 40))
+        target, observer = (int(w) for w in rng.choice(structure.workers, 2, replace=False))
+        own, seen = structure.groups_of(target), structure.groups_of(observer)
+        hidden_sets = [set(), *(set(h) for h in subsets([m for m in range(groups) if m not in seen]))]
+        values = [
+            hidden_bound(structure, schedule, target, seen, hidden, epoch, 1e-5)
+            for hidden in hidden_sets
+            if not hidden or hidden & own
+        ]
+        found = pair_epsilon(structure, schedule, target, [observer], epoch, 1e-5)
+        assert found >= min(values) * (1 - 1e-9)
+        assert min(abs(found - value) for value in values) <= 1e-9 * max(1.0, found)
+        pairs += 1
+        best += found <= min(values) * (1 + 1e-9)
+        gained += min(values) < 0.99 * values[0]
+    assert best >= 0.97 * pairs
+    assert gained >= (10 if algorithm is GroupAlgorithm.DP_OGL else 1)
+
+
+def test_a_narrow_passage_further_out_is_found():
+    """A dense core around the target, and one worker between it and the observer's group."""
+    core = tuple(range(6))
+    structure = Structure("core", (core, core[1:], (5, 6), (6, 7)), 8)
+    schedule = Schedule.of(4, period=30, rate=0.7, noise=2.0)
+    target, observer = 0, 7
+    turning = Shift(schedule.noises[0], 1, 1)
+    assert charged(structure, schedule, target, observer, 300)[(0, 1, 2)] == {turning: 9}
+    best = pair_epsilon(structure, schedule, target, [observer], 300, 1e-5)
+    assert best < hidden_bound(structure, schedule, target, {3}, {0}, 300, 1e-5)
+    assert best == pytest.approx(hidden_bound(structure, schedule, target, {3}, {0, 1, 2}, 300, 1e-5))
