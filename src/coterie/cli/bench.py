@@ -1,0 +1,43 @@
+"""`coterie bench`: this machine, ours against the peers that are installed."""
+
+from coterie.cli.console import err, out, print_json, print_table
+from coterie.experiment.bench import BenchResult, run_bench
+
+NAMES = {
+    "ours": "coterie",
+    "plain_sgd": "plain PyTorch, no privacy (loop over clients)",
+    "torch_func": "torch.func vmap(grad) (loop over clients)",
+    "opacus": "Opacus, hooks (loop over clients)",
+    "opacus_ghost": "Opacus, ghost clipping (loop over clients)",
+}
+
+
+def bench(quick: bool, json: bool) -> None:
+    with err.status("measuring") as status:
+        result = run_bench(quick, watch=status.update)
+    if json:
+        print_json(result.to_json())
+    else:
+        show(result)
+
+
+def show(result: BenchResult) -> None:
+    """The table a person wants to read: samples a second, and how many times as fast ours is."""
+    for model in dict.fromkeys(row.model for row in result.rows):
+        body = [
+            (
+                NAMES[row.way],
+                f"{row.samples_per_second:,.0f}",
+                "" if row.ratio is None else f"{row.ratio:.2f}x",
+            )
+            for row in result.rows
+            if row.model == model
+        ]
+        print_table(["way", "sample gradients / s", "ours is"], body, title=model)
+    for scaling in result.scaling:
+        points = ", ".join(
+            f"{size}: {1000 * seconds:.0f} ms"
+            for size, seconds in zip(scaling.sizes, scaling.seconds, strict=True)
+        )
+        out.print(f"{scaling.axis}: {points} (exponent {scaling.exponent:.2f})", highlight=False)
+    out.print(f"{result.machine}, torch {result.torch}, on {result.device}", highlight=False)

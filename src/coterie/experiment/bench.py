@@ -1,0 +1,313 @@
+"""How fast this machine trains many clients privately: ours against the peers that are installed.
+
+Everyone does the same work (so many clients, steps and records a step, clipping and noise included; plain SGD
+without both), in one run, in turns, and medians count: an absolute figure on a shared machine means little, a
+ratio in one run does.
+"""
+
+import math
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.algorithms.protocol import Select, Train, TrainJob
+from coterie.data import Client, Federation, Records, Task
+from coterie.engines.local import LocalEngine, coin_key
+from coterie.experiment.peers import Peer, installed_peers
+from coterie.models import ModelSettings, build_model
+from coterie.privacy import (
+    Adjacency,
+    Budget,
+    Ledger,
+    PlannedRelease,
+    PoissonSteps,
+    PrivacyPlan,
+    PrivateSelection,
+    SecretKey,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+)
+from coterie.training.learner import Batch, Learner
+from coterie.training.parameters import flatten
+
+LR, CLIP, NOISE = 0.1, 1.0, 1.0
+ROUNDS = 100_000
+"""Rounds that are planned: the engine decides as for a long run; only a few are timed."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One round that everybody does."""
+
+    model: str
+    clients: int
+    steps: int
+    batch: int = 32
+    shape: tuple[int, ...] = (1, 28, 28)
+
+    @property
+    def task(self) -> Task:
+        return Task(kind="classification", shape=self.shape, classes=10)
+
+    @property
+    def records(self) -> int:
+        """Records of a client: an epoch of so many steps."""
+        return self.steps * self.batch
+
+    @property
+    def samples(self) -> int:
+        return self.clients * self.steps * self.batch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of doing the work."""
+
+    model: str
+    way: str
+    samples_per_second: float
+    ratio: float | None
+    """Our samples per second over this way's; None for our own row."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How our time grows along one axis."""
+
+    axis: str
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def exponent(self) -> float:
+        """Slope in logarithms between the ends: 1 is linear, below 1 is better."""
+        growth = math.log(self.seconds[-1] / self.seconds[0])
+        return growth / math.log(self.sizes[-1] / self.sizes[0])
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Everything that was measured, on which machine."""
+
+    machine: str
+    torch: str
+    device: str
+    rows: tuple[Row, ...]
+    scaling: tuple[Scaling, ...]
+
+    @property
+    def ratios(self) -> Mapping[str, float]:
+        """Our speed over each peer's, on the first model (the papers' network)."""
+        first = self.rows[0].model
+        return {row.way: row.ratio for row in self.rows if row.model == first and row.ratio is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "torch": self.torch,
+            "device": self.device,
+            "ratios": dict(self.ratios),
+            "rows": [asdict(row) for row in self.rows],
+            "scaling": [{**asdict(scaling), "exponent": scaling.exponent} for scaling in self.scaling],
+        }
+
+
+def run_bench(quick: bool, watch: Callable[[str], None] = lambda text: None) -> BenchResult:
+    """Measure; the quick way takes about a minute, the other one several."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    works = [Work("cnn", clients=21, steps=2)]
+    if not quick:
+        works.append(Work("softmax", clients=21, steps=10, batch=24, shape=(1, 8, 8)))
+        works.append(Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)))
+    rows: list[Row] = []
+    for work in works:
+        rows += _compare(work, device, repeats=5 if quick or work.model == "resnet18" else 9, watch=watch)
+    scaling = () if quick else tuple(_scale(device, watch))
+    return BenchResult(machine_name(), torch.__version__, device.type, tuple(rows), scaling)
+
+
+def machine_name() -> str:
+    """Processor, cores and GPU of this machine, as one line."""
+    name = platform.processor() or platform.machine()
+    facts = Path("/proc/cpuinfo")
+    if facts.exists():
+        models = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
+        name = models[0].partition(":")[2].strip() if models else name
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores{gpu}"
+
+
+# --- ours and theirs --------------------------------------------------------------------------------
+
+
+def _compare(work: Work, device: torch.device, repeats: int, watch: Callable[[str], None]) -> list[Row]:
+    with _our_engine(work, device) as engine:
+        start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
+        request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))
+        rounds = iter(range(1, ROUNDS))
+        ways: dict[str, Callable[[], object]] = {"ours": lambda: engine.answer(request, next(rounds))}
+        for name, peer in installed_peers().items():
+            ways[name] = _loop(work, device, peer)
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for repeat in range(repeats + 1):
+            # In turns, to and fro: what else happens on the machine meets everyone alike.
+            for name, run in list(ways.items())[:: 1 if repeat % 2 else -1]:
+                watch(f"{work.model}: {name}, {repeat} of {repeats}")
+                seconds = _timed(run, device)
+                if repeat:  # the first one warms up
+                    times[name].append(seconds)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return [
+        Row(
+            work.model,
+            name,
+            work.samples / seconds,
+            None if name == "ours" else seconds / medians["ours"],
+        )
+        for name, seconds in medians.items()
+    ]
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _loop(work: Work, device: torch.device, peer: Peer) -> Callable[[], None]:
+    """A peer's round: one client after the other, torch's threads inside."""
+    steps, batches = [], []
+    for client in _federation(work).clients:
+        model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(device)
+        steps.append(peer(model, LR, CLIP, NOISE))
+        batches.append(Batch.of(client.train, device))
+
+    def run() -> None:
+        for step, records in zip(steps, batches, strict=True):
+            for batch in records.split(work.batch):
+                step(batch.features, batch.targets)
+
+    return run
+
+
+@contextmanager
+def _our_engine(work: Work, device: torch.device) -> Iterator[LocalEngine]:
+    """The engine of a run, with ledger and everything."""
+    model = build_model(ModelSettings(name=work.model), work.task, seed=0)
+    plan = _plan(work)
+    key = SecretKey.from_os()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        with Ledger.open(path, plan, budget=Budget(math.inf, 1e-5), accountant="rdp") as ledger:
+            learner = Learner(model, work.task, device)
+            engine = LocalEngine(
+                _federation(work), learner, LR, plan, ledger, key, coin_key(key, 0), public_seed=0
+            )
+            try:
+                yield engine
+            finally:
+                engine.close()
+
+
+def _names(work: Work) -> list[str]:
+    return [f"client-{index}" for index in range(work.clients)]
+
+
+def _federation(work: Work) -> Federation:
+    rng = np.random.default_rng(0)
+    clients = []
+    for name in _names(work):
+        features = rng.normal(size=(work.records, *work.shape)).astype(np.float32)
+        records = Records(features, rng.integers(10, size=work.records))
+        clients.append(Client(name, records, records.take(slice(0, 0)), records.take(slice(0, 1))))
+    return Federation(tuple(clients), work.task)
+
+
+def _plan(work: Work) -> PrivacyPlan:
+    steps = PoissonSteps(
+        clip=CLIP,
+        noise_multiplier=NOISE,
+        records=work.records,
+        batch=work.batch,
+        epochs=1,
+        adjacency=Adjacency.ZERO_OUT,
+    )
+    releases = (
+        PlannedRelease("training", steps, ROUNDS),
+        PlannedRelease("selection", PrivateSelection(1.0, Adjacency.ZERO_OUT), ROUNDS),
+    )
+    return PrivacyPlan(
+        unit=Unit.RECORD,
+        adjacency=Adjacency.ZERO_OUT,
+        threat=ThreatModel("nobody", "timings of random records"),
+        units=tuple(UnitPlan(name, releases) for name in _names(work)),
+    )
+
+
+# --- growth -----------------------------------------------------------------------------------------
+
+
+def _scale(device: torch.device, watch: Callable[[str], None]) -> Iterator[Scaling]:
+    """A decade along each axis; the rest stays as it is."""
+    sizes = (2, 5, 10, 20)
+    yield _grow("clients", sizes, lambda size: Work("cnn", clients=size, steps=2), device, watch)
+    yield _grow("records", sizes, lambda size: Work("cnn", clients=2, steps=size), device, watch)
+    widths = (400, 1000, 2000, 4000)
+    yield _grow(
+        "parameters",
+        widths,
+        lambda size: Work("softmax", clients=2, steps=20, shape=(size,)),
+        device,
+        watch,
+    )
+    yield _grow_models(sizes, device, watch)
+
+
+def _grow(
+    axis: str,
+    sizes: Sequence[int],
+    work_of: Callable[[int], Work],
+    device: torch.device,
+    watch: Callable[[str], None],
+) -> Scaling:
+    seconds = []
+    for size in sizes:
+        watch(f"growth with {axis}: {size}")
+        work = work_of(size)
+        with _our_engine(work, device) as engine:
+            start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
+            request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))
+            seconds.append(_median_answer(engine, request, device))
+    return Scaling(axis, tuple(sizes), tuple(seconds))
+
+
+def _median_answer(engine: LocalEngine, request: Train | Select, device: torch.device) -> float:
+    times = [_timed(partial(engine.answer, request, number), device) for number in range(1, 7)]
+    return statistics.median(times[1:])  # the first one warms up
+
+
+def _grow_models(sizes: Sequence[int], device: torch.device, watch: Callable[[str], None]) -> Scaling:
+    """Choosing between more and more models: what a larger number of clusters costs."""
+    work = Work("cnn", clients=4, steps=8)
+    start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
+    seconds = []
+    with _our_engine(work, device) as engine:
+        for size in sizes:
+            watch(f"growth with clusters: {size}")
+            request = Select("selection", tuple(_names(work)), np.stack([start] * size))
+            seconds.append(_median_answer(engine, request, device))
+    return Scaling("clusters", tuple(sizes), tuple(seconds))

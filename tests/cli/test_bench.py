@@ -1,0 +1,59 @@
+"""`coterie bench` does the same work for everyone and says how many times as fast ours is."""
+
+import json
+
+import pytest
+import torch
+
+from coterie.cli.bench import bench
+from coterie.experiment import bench as measuring
+from coterie.experiment.bench import BenchResult, Row, Scaling, Work
+from coterie.experiment.peers import installed_peers
+
+TINY = Work("softmax", clients=2, steps=2, batch=4, shape=(1, 4, 4))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command with a table that was measured before."""
+    rows = (Row("cnn", "ours", 4000.0, None), Row("cnn", "opacus", 1000.0, 4.0))
+    result = BenchResult("a machine", "2.x", "cpu", rows, (Scaling("clients", (2, 20), (1.0, 10.0)),))
+    monkeypatch.setattr("coterie.cli.bench.run_bench", lambda quick, watch: result)
+
+
+def test_every_installed_peer_is_compared() -> None:
+    rows = measuring._compare(TINY, CPU, repeats=1, watch=lambda text: None)
+    assert [row.way for row in rows] == ["ours", *installed_peers()]
+    assert all(row.samples_per_second > 0 for row in rows)
+    ours = rows[0].samples_per_second
+    for row in rows[1:]:
+        assert row.ratio == pytest.approx(ours / row.samples_per_second)
+
+
+def test_growth_is_measured_along_an_axis() -> None:
+    found = measuring._grow(
+        "clients", (1, 2), lambda size: Work("softmax", size, 1, 4, (1, 4, 4)), CPU, lambda text: None
+    )
+    assert found.sizes == (1, 2)
+    assert min(found.seconds) > 0
+
+
+def test_the_exponent_of_linear_growth_is_one() -> None:
+    assert Scaling("records", (2, 20), (0.1, 1.0)).exponent == pytest.approx(1.0)
+
+
+def test_json_is_one_object_with_ratios(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    bench(quick=True, json=True)
+    content = json.loads(capsys.readouterr().out)
+    assert content["ratios"] == {"opacus": 4.0}
+    assert content["machine"] == "a machine"
+    assert content["scaling"][0]["exponent"] == pytest.approx(1.0)
+
+
+def test_the_table_names_every_way(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+    bench(quick=True, json=False)
+    printed = capsys.readouterr().out
+    assert "Opacus" in printed
+    assert "4.00x" in printed
+    assert "a machine" in printed
