@@ -102,14 +102,28 @@ def _ward(gram: Floats, clusters: int) -> Labels:
 
 
 class _Sums:
-    """Weighted sums of each cluster's members, for many partitions at once: (starts, clusters)."""
+    """Weighted sums of each cluster's members, for many partitions (starts) at once."""
 
     def __init__(self, gram: Floats, weights: Floats, labels: Labels, clusters: int) -> None:
-        members = np.eye(clusters)[labels] * weights[:, None]
+        members = np.eye(clusters)[labels]
+        self.sizes = members.sum(axis=1)
+        members *= weights[:, None]
         self.mass = members.sum(axis=1)
+        """Weight of each cluster, by start and cluster, like `sizes` and `squared`."""
         self.inner = gram @ members
-        """Inner product of each release with each cluster's sum: (starts, releases, clusters)."""
+        """Inner product of each release with each cluster's sum, by start, release and cluster."""
         self.squared = (members * self.inner).sum(axis=1)
+        self._gram, self._weights = gram, weights
+
+    def move(self, start: Labels, release: Labels, source: Labels, target: Labels) -> None:
+        """In each of these starts, take one release from one cluster to another."""
+        weight = self._weights[release]
+        own = weight**2 * np.diag(self._gram)[release]
+        for cluster, sign in ((source, -1.0), (target, 1.0)):
+            self.squared[start, cluster] += 2 * sign * weight * self.inner[start, release, cluster] + own
+            self.inner[start, :, cluster] += sign * weight[:, None] * self._gram[release]
+            self.mass[start, cluster] += sign * weight
+            self.sizes[start, cluster] += sign
 
 
 def _explained(gram: Floats, weights: Floats, labels: Labels, clusters: int) -> Floats:
@@ -143,27 +157,28 @@ def _move(gram: Floats, weights: Floats, labels: Labels, clusters: int) -> Label
     A move into an empty cluster helps as long as releases differ.
     """
     labels = labels.copy()
-    lengths = np.diag(gram)
-    own_weight, rows = weights[None, :, None], np.arange(labels.shape[1])
-    active = np.arange(len(labels))
-    while len(active):
-        current = labels[active]
-        sums = _Sums(gram, weights, current, clusters)
+    weight = weights[None, :, None]
+    own = weight**2 * np.diag(gram)[None, :, None]
+    sums = _Sums(gram, weights, labels, clusters)
+    for _ in range(20 * labels.shape[1]):
         mass, squared = sums.mass[:, None], sums.squared[:, None]
-        own = own_weight**2 * lengths[None, :, None]
-        joined = _share(squared + 2 * own_weight * sums.inner + own, mass + own_weight)
-        left = _share(squared - 2 * own_weight * sums.inner + own, np.maximum(mass - own_weight, 0.0))
-        before = np.broadcast_to(_share(squared, mass), joined.shape)
-        here = current[..., None]
-        leaving = np.take_along_axis(left - before, here, axis=2)
-        sizes = np.eye(clusters)[current].sum(axis=1)
-        alone = np.take_along_axis(np.broadcast_to(sizes[:, None] == 1, joined.shape), here, axis=2)
-        gain = np.where(alone, -np.inf, leaving) + joined - before
+        before = _share(squared, mass)
+        gain = _share(squared + 2 * weight * sums.inner + own, mass + weight) - before
+        here = labels[..., None]
+        left = _share(
+            np.take_along_axis(squared - 2 * weight * sums.inner + own, here, axis=2),
+            np.take_along_axis(np.maximum(mass - weight, 0.0), here, axis=2),
+        )
+        leaving = left - np.take_along_axis(np.broadcast_to(before, gain.shape), here, axis=2)
+        alone = np.take_along_axis(np.broadcast_to(sums.sizes[:, None] == 1, gain.shape), here, axis=2)
+        gain = gain + np.where(alone, -np.inf, leaving)
         np.put_along_axis(gain, here, -np.inf, axis=2)
-        flat = gain.reshape(len(active), -1)
+        flat = gain.reshape(len(labels), -1)
         best = flat.argmax(axis=1)
-        helps = flat[np.arange(len(active)), best] > 1e-12 * np.abs(own).max()
-        release, cluster = np.divmod(best, clusters)
-        active, release, cluster = active[helps], release[helps], cluster[helps]
-        labels[active, rows[release]] = cluster
+        start = np.flatnonzero(flat[np.arange(len(labels)), best] > 1e-12 * np.abs(own).max())
+        if not len(start):
+            break
+        release, target = np.divmod(best[start], clusters)
+        sums.move(start, release, labels[start, release], target)
+        labels[start, release] = target
     return labels
