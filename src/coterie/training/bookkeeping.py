@@ -164,6 +164,8 @@ class RecordingLayer(nn.Module):
         if len(uses) == 1:
             at_once = self.rule.contributions_at_once(*uses[0], tiles)
             if at_once is not None:
+                formed = sum(part.numbers for part in at_once.values())
+                self.notes.numbers += 3 * (sum(part.numel() for part in uses[0]) + formed)
                 return {name: at_once[name] for name in self.trained}
         factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
         if len(factors) == 1:
@@ -229,11 +231,18 @@ class PoolingLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         by_channel = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
-        if not by_channel or self.notes.tiles.bounds is None:
-            outputs: Tensor = self.layer(images)
-        else:
-            outputs = kernels.MaxPool.apply(images, self.window)  # type: ignore[no-untyped-call]
+        if by_channel and self.notes.tiles.bounds is not None:
+            outputs: Tensor = kernels.MaxPool.apply(images, self.window)  # type: ignore[no-untyped-call]
+            return outputs
+        outputs = self.layer(images)
+        if by_channel and outputs.requires_grad:
+            # A gradient in another order (after a flatten) costs the pool's backward five times the time.
+            outputs.register_hook(_in_channels_last_order)  # type: ignore[no-untyped-call]
         return outputs
+
+
+def _in_channels_last_order(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 def _replace_pools(holder: nn.ModuleDict, notes: _Notes) -> None:
