@@ -1,11 +1,12 @@
 # make demo   environment, install, the built-in comparison, where its report is
+# make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test bench lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/coterie compare --out runs/demo --resume
@@ -15,6 +16,9 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadfile
+
+bench: $(VENV)/installed-dev
+	$(BIN)/coterie bench
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

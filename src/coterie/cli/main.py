@@ -70,6 +70,17 @@ def compare(
 
 
 @app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, no scaling.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine: ours against the peers that are installed, on the same work in one run."""
+    from coterie.cli import bench as command
+
+    command.bench(quick, json)
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="A run folder or the folder of a comparison.")],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
