@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -130,13 +130,28 @@ def test_what_goes_wrong_in_a_worker_is_reported_here(ledger: Ledger) -> None:
         engine.answer(Train("training", (TrainJob("a", START[:5]),)), 1)
 
 
-def test_workers_start_only_when_the_plan_repays_it(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_workers_start_only_when_the_plan_repays_it(
+    ledger: Ledger, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads(2)
     assert engine_on(ledger, None)._useful_workers() == 1
     monkeypatch.setattr(local, "WORKERS_FROM_SECONDS", 0.0)
     assert engine_on(ledger, None)._useful_workers() == 2
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    threads(1)
     assert engine_on(ledger, None)._useful_workers() == 1
+
+
+def test_training_leaves_the_number_of_threads_alone(ledger: Ledger, threads: Callable[[int], None]) -> None:
+    threads(2)
+    engine_on(ledger, workers=1).answer(Train("training", (TrainJob("a", START),)), 1)
+    assert torch.get_num_threads() == 2
 
 
 def test_a_model_that_cannot_travel_trains_in_one_process(

@@ -39,6 +39,20 @@ class MeanOver(nn.Module):
         return values.flatten(1, -2).mean(dim=1)
 
 
+class Last(nn.Module):
+    """Classifies what an LSTM knows at the end."""
+
+    def __init__(self, lstm: nn.LSTM, time_first: bool = False) -> None:
+        super().__init__()
+        self.time_first = time_first
+        self.lstm, self.head = lstm, nn.Linear(2 * lstm.hidden_size, CLASSES)
+
+    def forward(self, values: Tensor) -> Tensor:
+        steps, (state, cell) = self.lstm(values.transpose(0, 1) if self.time_first else values)
+        last = steps[-1] if self.time_first else steps[:, -1]
+        return self.head(torch.cat((last + state[-1], cell[0]), dim=1))
+
+
 class Residual(nn.Module):
     def __init__(self, *inner: nn.Module) -> None:
         super().__init__()
@@ -111,6 +125,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: nn.Sequential(nn.LayerNorm(5, bias=False), nn.Linear(5, CLASSES)),
         numbers(5),
     ),
+    "lstm": (lambda: Last(nn.LSTM(5, 6, num_layers=2, batch_first=True)), numbers(7, 5)),
+    "lstm that counts steps first": (lambda: Last(nn.LSTM(5, 6, bias=False), time_first=True), numbers(4, 5)),
     "residual": (lambda: images(nn.Conv2d(3, 8, 3), Residual(nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 1))), IMAGE),
     "a layer used twice": (lambda: nn.Sequential(Twice(nn.Linear(5, 5)), nn.Linear(5, CLASSES)), numbers(5)),
     "a conv used twice": (lambda: images(Twice(nn.Conv2d(3, 3, 3, padding=1))), IMAGE),

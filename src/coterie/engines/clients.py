@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream, SecretKey
 from coterie.training.dpsgd import sketch_privately, train_privately
-from coterie.training.learner import Batch, Learner
+from coterie.training.learner import Batch, Learner, on_device
 from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
 
@@ -84,7 +84,7 @@ class Clients:
         """The vector to release: an update, or a sketch of a gradient."""
         learner, device = self.learner, self.learner.device
         records = self.records[job.client]
-        start = torch.from_numpy(job.start).to(device)
+        start = on_device(job.start, device)
         noise = self.facts.stream("noise", occasion)
         with one_thread():
             if isinstance(mechanism, FullBatchSketch):
@@ -92,7 +92,7 @@ class Clients:
                 value = sketch_privately(learner, start, records, mechanism, projection, noise)
             else:
                 coins = self.facts.stream("coins", occasion)
-                anchor = None if job.anchor is None else torch.from_numpy(job.anchor).to(device)
+                anchor = None if job.anchor is None else on_device(job.anchor, device)
                 value = train_privately(
                     learner, start, records, mechanism, self.facts.lr, noise, coins, anchor, job.anchor_weight
                 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from coterie.training import kernels
 from coterie.training.contributions import Contribution
-from coterie.training.layers import LayerRule, UnsupportedLayer, Weights, find_rule
+from coterie.training.layers import LayerRule, LinearRule, UnsupportedLayer, Weights, find_rule
 from coterie.training.parameters import Layout
 from coterie.training.tiles import Tiles
 
@@ -35,11 +35,10 @@ class Bookkeeping:
         self._losses = losses
         self._notes = _Notes()
         holder = nn.ModuleDict({"model": copy.deepcopy(model)})  # the model itself may be a layer to replace
-        self._layers = dict(_record_layers(holder, self._notes))
+        self._layers = list(_record_layers(holder, self._notes))
         _replace_pools(holder, self._notes)
         self._model = holder["model"]
-        covered = {f"{prefix}{name}" for prefix, layer in self._layers.items() for name in layer.trained}
-        missing = layout.shapes.keys() - covered
+        missing = layout.shapes.keys() - {name for layer in self._layers for name in layer.trained.values()}
         if missing:
             raise UnsupportedLayer(f"parameter {min(missing)} belongs to no layer that has a rule")
         for parameter in self._model.parameters():
@@ -61,9 +60,8 @@ class Bookkeeping:
                 losses = self._losses(self._model(features), targets)
                 torch.autograd.grad(losses.sum(), notes.anchor, allow_unused=True)
             found: dict[str, Contribution] = {}
-            for prefix, layer in self._layers.items():
-                for name, contribution in layer.contributions().items():
-                    found[f"{prefix}{name}"] = contribution
+            for layer in self._layers:
+                found |= layer.contributions()
             return found
         finally:
             notes.end()
@@ -124,59 +122,69 @@ class _Notes:
         assert self._tiles is not None, "a recording layer was called outside of a pass"
         return self._tiles
 
-    def weights(self, prefix: str, names: tuple[str, ...]) -> dict[str, Tensor]:
-        return {name: self._weights[prefix + name] for name in names}
+    def weights(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        return {local: self._weights[name] for local, name in names.items()}
 
 
 class RecordingLayer(nn.Module):
-    """Stands in a layer's place: same outputs, but from stacked weights, and notes taken."""
+    """Stands in a layer's place: same outputs, but from stacked weights, and notes taken.
 
-    def __init__(self, prefix: str, layer: nn.Module, rule: LayerRule, notes: _Notes) -> None:
+    Args:
+        where: the layer's name in the model.
+        parameters: by the name the rule uses, each with its name in the model.
+    """
+
+    def __init__(
+        self, where: str, parameters: Mapping[str, tuple[str, nn.Parameter]], rule: LayerRule, notes: _Notes
+    ) -> None:
         super().__init__()
-        self.prefix = prefix
+        self.where = where
         self.rule = rule
         self.notes = notes
-        parameters = dict(layer.named_parameters(recurse=False))
-        self.trained = tuple(name for name, parameter in parameters.items() if parameter.requires_grad)
-        self._frozen = {n: p.detach()[None] for n, p in parameters.items() if not p.requires_grad}
+        self.trained = {local: name for local, (name, value) in parameters.items() if value.requires_grad}
+        self._frozen = {
+            local: value.detach()[None] for local, (_, value) in parameters.items() if not value.requires_grad
+        }
 
     def forward(self, inputs: Tensor) -> Tensor:
-        tiles = self.notes.tiles
-        if len(inputs) != tiles.records:
-            raise UnsupportedLayer(f"layer {self.prefix[:-1]} does not count records in its first dimension")
+        if len(inputs) != self.notes.tiles.records:
+            raise UnsupportedLayer(f"layer {self.where} does not count records in its first dimension")
         outputs: Tensor = _Record.apply(self.notes.anchor, self.rule.before(inputs), self)  # type: ignore[no-untyped-call]
         return outputs
 
     def weights(self) -> Weights:
-        weights = self.notes.weights(self.prefix, self.trained)
+        weights = self.notes.weights(self.trained)
         if self._frozen:
-            clients = len(next(iter(weights.values())))
+            some = next(iter(weights.values()))
             for name, value in self._frozen.items():
-                weights[name] = value.to(weights[self.trained[0]].device).expand(clients, *value.shape[1:])
+                weights[name] = value.to(some.device).expand(len(some), *value.shape[1:])
         return weights
 
     def contributions(self) -> dict[str, Contribution]:
         """From the notes of the pass that just ended; a layer that no output depends on adds nothing."""
-        tiles = self.notes.tiles
-        uses = self.notes.uses.pop(self.prefix, [])
+        uses = self.notes.uses.pop(self.where, [])
         if not uses:
             return {}
+        found = self._contributions(uses)
+        return {name: found[local] for local, name in self.trained.items()}
+
+    def _contributions(self, uses: list[tuple[Tensor, Tensor]]) -> Mapping[str, Contribution]:
+        tiles = self.notes.tiles
+        noted = sum(inputs.numel() + gradient.numel() for inputs, gradient in uses)
         if len(uses) == 1:
             at_once = self.rule.contributions_at_once(*uses[0], tiles)
             if at_once is not None:
-                formed = sum(part.numbers for part in at_once.values())
-                self.notes.numbers += 3 * (sum(part.numel() for part in uses[0]) + formed)
-                return {name: at_once[name] for name in self.trained}
+                self.notes.numbers += 3 * (noted + sum(part.numbers for part in at_once.values()))
+                return at_once
         factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
         if len(factors) == 1:
             left, right = factors[0]
         else:
             left, right = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
         found = self.rule.contributions(left, right, tiles)
-        noted = sum(inputs.numel() + gradient.numel() for inputs, gradient in uses)
         formed = sum(part.numbers for part in found.values())
         self.notes.numbers += noted + left.numel() + right.numel() + 2 * formed
-        return {name: found[name] for name in self.trained}
+        return found
 
 
 class _Record(torch.autograd.Function):
@@ -196,14 +204,14 @@ class _Record(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
         layer: RecordingLayer = ctx.layer
         (inputs,), (gradient,) = ctx.saved_tensors, gradients
-        layer.notes.uses.setdefault(layer.prefix, []).append((inputs, gradient))
+        layer.notes.uses.setdefault(layer.where, []).append((inputs, gradient))
         if not ctx.needs_input_grad[1]:
             return None, None, None
         return None, layer.rule.backward(inputs, gradient, layer.weights(), layer.notes.tiles), None
 
 
-def _record_layers(holder: nn.ModuleDict, notes: _Notes) -> Iterator[tuple[str, RecordingLayer]]:
-    """Replace every layer that owns trained parameters, in the order of the flat vector."""
+def _record_layers(holder: nn.ModuleDict, notes: _Notes) -> Iterator[RecordingLayer]:
+    """Replace every layer that owns trained parameters."""
     seen: dict[int, str] = {}
     for name, layer in list(holder.named_modules(remove_duplicate=False)):
         own = [parameter for parameter in layer.parameters(recurse=False) if parameter.requires_grad]
@@ -213,11 +221,75 @@ def _record_layers(holder: nn.ModuleDict, notes: _Notes) -> Iterator[tuple[str, 
             if seen.setdefault(id(parameter), name) != name:
                 raise UnsupportedLayer(f"layers {seen[id(parameter)]} and {name} share a parameter")
         _check_untouched(layer)
-        prefix = f"{name}.".removeprefix("model.")
-        recording = RecordingLayer(prefix, layer, find_rule(layer), notes)
+        where = name.removeprefix("model").removeprefix(".")
+        twin: RecordingLayer | RecordingLstm
+        if type(layer) is nn.LSTM:
+            twin = RecordingLstm(where, layer, notes)
+            yield from (*twin.input_maps, *twin.recurrent_maps)
+        else:
+            twin = RecordingLayer(where, _named(where, layer), find_rule(layer), notes)
+            yield twin
         parent, _, child = name.rpartition(".")
-        setattr(holder.get_submodule(parent), child, recording)
-        yield prefix, recording
+        setattr(holder.get_submodule(parent), child, twin)
+
+
+def _named(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Parameter]]:
+    prefix = f"{where}." if where else ""
+    return {name: (prefix + name, value) for name, value in layer.named_parameters(recurse=False)}
+
+
+class RecordingLstm(nn.Module):
+    """Stands in an LSTM's place: the same function, as a linear map of the inputs and one of the state."""
+
+    def __init__(self, where: str, layer: nn.LSTM, notes: _Notes) -> None:
+        super().__init__()
+        if layer.bidirectional or layer.proj_size or layer.dropout:
+            raise UnsupportedLayer("no rule for an LSTM with two directions, projections or dropout")
+        self.batch_first = layer.batch_first
+        self.width = layer.hidden_size
+        named = _named(where, layer)
+        rule = LinearRule(biased=layer.bias)
+
+        def maps(kind: str) -> nn.ModuleList:
+            names = ("weight", "bias") if layer.bias else ("weight",)
+            return nn.ModuleList(
+                RecordingLayer(
+                    f"{where}.{kind}_l{level}",
+                    {name: named[f"{name}_{kind}_l{level}"] for name in names},
+                    rule,
+                    notes,
+                )
+                for level in range(layer.num_layers)
+            )
+
+        self.input_maps, self.recurrent_maps = maps("ih"), maps("hh")
+
+    def forward(
+        self, inputs: Tensor, start: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if not isinstance(inputs, Tensor) or inputs.dim() != 3:
+            raise UnsupportedLayer("an LSTM on anything but a batch of sequences of equal length")
+        values = inputs if self.batch_first else inputs.transpose(0, 1)
+        states, cells = [], []
+        for level, (input_map, recurrent_map) in enumerate(
+            zip(self.input_maps, self.recurrent_maps, strict=True)
+        ):
+            driven = input_map(values)
+            state = cell = values.new_zeros(len(values), self.width)
+            if start is not None:
+                state, cell = start[0][level], start[1][level]
+            steps = []
+            for step in range(values.shape[1]):
+                gates = driven[:, step] + recurrent_map(state)
+                opened, kept, candidate, shown = gates.chunk(4, dim=1)
+                cell = torch.sigmoid(kept) * cell + torch.sigmoid(opened) * torch.tanh(candidate)
+                state = torch.sigmoid(shown) * torch.tanh(cell)
+                steps.append(state)
+            values = torch.stack(steps, dim=1)
+            states.append(state)
+            cells.append(cell)
+        outputs = values if self.batch_first else values.transpose(0, 1)
+        return outputs, (torch.stack(states), torch.stack(cells))
 
 
 class PoolingLayer(nn.Module):

@@ -109,12 +109,11 @@ def product_contributions(
     return {"weight": weight, "bias": Rows(right[:, 0] if right.shape[1] == 1 else right.sum(dim=1))}
 
 
-@rule_for(nn.Linear)
 class LinearRule(LayerRule):
     """A dense layer, on vectors or at every position of a sequence."""
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self.biased = layer.bias is not None
+    def __init__(self, *, biased: bool) -> None:
+        self.biased = biased
 
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         if tiles.single:
@@ -143,6 +142,12 @@ class LinearRule(LayerRule):
 
     def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
         return product_contributions(left, right)
+
+
+@rule_for(nn.Linear)
+def linear_rule(layer: nn.Linear) -> LayerRule:
+    """A weight for every pair of an input and an output."""
+    return LinearRule(biased=layer.bias is not None)
 
 
 _MANY_CHANNELS = 8

@@ -5,8 +5,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -45,9 +47,16 @@ class Batch:
 
     @classmethod
     def of(cls, records: Records, device: torch.device) -> "Batch":
-        return cls(
-            torch.from_numpy(records.features).to(device), torch.from_numpy(records.targets).to(device)
-        )
+        return cls(on_device(records.features, device), on_device(records.targets, device))
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of the array in memory that torch aligned.
+
+    Matrix products round differently on memory that is aligned differently, and numpy's alignment changes
+    from one process to the next: without the copy, a resumed run could differ in the last bit.
+    """
+    return torch.from_numpy(array).to(device, copy=True)
 
 
 @contextmanager

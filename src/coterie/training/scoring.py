@@ -35,6 +35,7 @@ def score_sums(
     A score is 1 for a record that the model gets right (for a regression, a bounded score).
     """
     scores, losses = [], []
+    parameters = parameters.clone()  # into aligned memory, as `on_device` explains
     for part in table.split(EVALUATION_BATCH[learner.device.type]):
         outputs = learner.predict(parameters, part.features)
         scores.append(learner.scores(outputs, part.targets))

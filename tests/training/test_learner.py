@@ -1,0 +1,155 @@
+"""The fast twin of a model is used only where it gives the gradients that the slow one gives."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coterie.data.records import Task
+from coterie.models import ModelSettings, build_model
+from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps, SecretKey
+from coterie.training.dpsgd import train_privately
+from coterie.training.learner import Batch, Learner, LearnerShape
+from coterie.training.parameters import flatten
+
+CPU = torch.device("cpu")
+IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
+TEXT = Task(kind="classification", shape=(9,), classes=5, vocabulary=7)
+VECTORS = Task(kind="classification", shape=(6,), classes=4)
+NUMBERS = Task(kind="regression", shape=(6,), classes=0, error_cap=1.0)
+
+
+def random_batch(task: Task, records: int) -> Batch:
+    rng = np.random.default_rng(0)
+    if task.vocabulary is not None:
+        features = torch.from_numpy(rng.integers(task.vocabulary, size=(records, *task.shape)))
+    else:
+        features = torch.from_numpy(rng.normal(size=(records, *task.shape)).astype(np.float32))
+    if task.classes:
+        return Batch(features, torch.from_numpy(rng.integers(task.classes, size=records)))
+    return Batch(features, torch.from_numpy(rng.normal(size=records).astype(np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("softmax", VECTORS),
+        ("linear", NUMBERS),
+        ("cnn", IMAGES),
+        ("mcmahan-cnn", IMAGES),
+        ("resnet18", IMAGES),
+        ("lstm", TEXT),
+    ],
+)
+def test_a_whole_round_ends_where_torch_func_would_end(name: str, task: Task) -> None:
+    """Same coins, same noise, every network of the house; only rounding may differ."""
+    settings = (
+        ModelSettings(name=name, hidden=16) if name in ("mcmahan-cnn", "lstm") else ModelSettings(name=name)
+    )
+    records = random_batch(task, 12)
+    common = {"clip": 0.5, "records": 12, "noise_multiplier": 0.3, "adjacency": Adjacency.ZERO_OUT}
+    plans = (
+        PoissonSteps(batch=6, epochs=1, **common),  # type: ignore[arg-type]
+        FullBatchSteps(epochs=1, **common),  # type: ignore[arg-type]
+    )
+    ends = []
+    for fast in (True, False):
+        model = build_model(settings, task, seed=1)
+        learner = Learner(model, task, CPU, fast=fast)
+        assert (learner.book is not None) == fast
+        parameters = torch.from_numpy(flatten(model))
+        for number, plan in enumerate(plans):
+            key = SecretKey.from_seed(number)
+            where = {"subject": "a", "round": 1, "release": "t", "input_hash": ""}
+            noise, coins = (key.stream(purpose, **where) for purpose in ("noise", "coins"))  # type: ignore[arg-type]
+            parameters = (
+                parameters + train_privately(learner, parameters, records, plan, 0.2, noise, coins).float()
+            )
+        ends.append(parameters - torch.from_numpy(flatten(model)))
+    assert float((ends[0] - ends[1]).norm() / ends[1].norm()) < 1e-4
+
+
+class UsedDirectly(nn.Module):
+    """Takes a layer's weight without calling the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.second(functional.linear(values, self.first.weight))
+
+
+class Merged(nn.Module):
+    """Counts records and positions together in the first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layer(values.reshape(-1, 2)).view(len(values), 3, 4).mean(dim=1)
+
+
+class OwnParameter(nn.Module):
+    """Has a parameter of its own beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(6)), nn.Linear(6, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layer(values * self.scale)
+
+
+@pytest.mark.parametrize("kind", [UsedDirectly, Merged, OwnParameter])
+def test_what_the_rules_would_get_wrong_goes_to_torch_func(
+    kind: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner(kind(), VECTORS, CPU)
+    assert learner.book is None
+    assert "torch.func" in caplog.text
+    rows = learner.gradients(torch.rand(learner.layout.size), random_batch(VECTORS, 3))
+    assert rows.shape == (3, learner.layout.size)
+
+
+def test_one_line_says_which_way_gradients_are_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Learner(build_model(ModelSettings(name="cnn"), IMAGES, seed=0), IMAGES, CPU)
+    assert [record.message for record in caplog.records] == ["per-record gradients by layer rules"]
+
+
+def test_predictions_of_both_twins_agree() -> None:
+    model = build_model(ModelSettings(name="cnn"), IMAGES, seed=0)
+    learner = Learner(model, IMAGES, CPU)
+    parameters, features = torch.from_numpy(flatten(model)), random_batch(IMAGES, 7).features
+    torch.testing.assert_close(
+        learner.predict(parameters, features), learner.outputs(parameters, features), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_learner_can_be_rebuilt_elsewhere_without_trying_again() -> None:
+    model = build_model(ModelSettings(name="cnn"), IMAGES, seed=0)
+    learner = Learner(model, IMAGES, CPU)
+    again = Learner.from_shape(model, IMAGES, learner.shape)
+    assert (
+        again.shape
+        == learner.shape
+        == LearnerShape(
+            True,
+            **{name: getattr(learner, name) for name in ("micro_batch", "row_batch", "bytes_per_record")},
+        )
+    )
+
+
+def test_parts_of_a_batch_are_even_and_none_is_lost() -> None:
+    batch = random_batch(VECTORS, 50)
+    for most in (1, 7, 48, 49, 50, 51):
+        parts = list(batch.split(most))
+        assert max(len(part) for part in parts) <= most
+        assert torch.equal(torch.cat([part.features for part in parts]), batch.features)
+    assert [len(part) for part in batch.split(48)] == [25, 25]
+    assert list(random_batch(VECTORS, 0).split(5)) == []
