@@ -1,5 +1,6 @@
 """A model and a task, seen as functions of one flat parameter vector: losses, gradients, scores."""
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ from coterie.training.parameters import Layout
 log = logging.getLogger(__name__)
 
 WORKING_BYTES = {"cpu": 48 * 2**20, "cuda": 4 * 2**30}
-"""Most memory that one micro-batch may take beside the model; on a CPU, what caches and allocator like."""
+"""Memory that one micro-batch should take beside the model; on a CPU, what caches and allocator like."""
+"""Memory that it may take for `FEW_RECORDS` of a large model, which is slow in smaller pieces."""
+"""Memory that it may take where fewer than `FEW_RECORDS` would fit otherwise: large models, slow in tiny bits."""
+FEW_RECORDS = 16
 LARGEST_MICRO_BATCH = 512
 
 
@@ -123,6 +127,25 @@ class Learner:
         learner.bytes_per_record = shape.bytes_per_record
         return learner
 
+    def fingerprint(self) -> str:
+        """Digest of how the model behaves beside its trained parameters: frozen ones, buffers, and its code.
+
+        Code is told apart by what it computes on a public probe at fixed parameters.
+        """
+        digest = hashlib.sha256()
+        for name, value in sorted(self.model.state_dict().items()):
+            if name not in self.layout.shapes:
+                digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+        count = math.prod(self.task.shape) * 3
+        if self.task.vocabulary is not None:
+            features = (torch.arange(count) % self.task.vocabulary).view(3, *self.task.shape)
+        else:
+            features = torch.linspace(-1.0, 1.0, count).view(3, *self.task.shape)
+        parameters = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device)
+        with torch.no_grad():
+            digest.update(self.outputs(parameters, features.to(self.device)).cpu().numpy().tobytes())
+        return digest.hexdigest()
+
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, self.layout.split(parameters), (features,))
         return outputs
@@ -178,7 +201,8 @@ class Learner:
         return book
 
     def _affordable(self, bytes_each: int) -> int:
-        return max(1, min(LARGEST_MICRO_BATCH, WORKING_BYTES[self.device.type] // max(1, bytes_each)))
+        liked, allowed = (limits[self.device.type] // bytes_each for limits in (WORKING_BYTES, MOST_BYTES))
+        return max(1, min(FEW_RECORDS, allowed), min(LARGEST_MICRO_BATCH, liked))
 
     def initial(self) -> Tensor:
         """The parameters with which the model came."""
