@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 WORKING_BYTES = {"cpu": 48 * 2**20, "cuda": 4 * 2**30}
 """Memory that one micro-batch should take beside the model; on a CPU, what caches and allocator like."""
+MOST_BYTES = {"cpu": 2**30, "cuda": 4 * 2**30}
 """Memory that it may take for `FEW_RECORDS` of a large model, which is slow in smaller pieces."""
-"""Memory that it may take where fewer than `FEW_RECORDS` would fit otherwise: large models, slow in tiny bits."""
 FEW_RECORDS = 16
 LARGEST_MICRO_BATCH = 512
 
