@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates
 from coterie.data import Client, Federation, Records, Task
@@ -29,20 +31,21 @@ from coterie.privacy import (
     Unit,
     UnitPlan,
 )
-from coterie.training.learner import Learner
+from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
+from coterie.training.scoring import total_score
 
 TASK = Task(kind="classification", shape=(5,), classes=3)
 CLIENTS = ("a", "b")
 START = flatten(build_model(ModelSettings(name="softmax"), TASK, seed=0))
 
 
-def federation(scale: float = 1.0) -> Federation:
+def federation(scale: float = 1.0, *, equal: bool = False) -> Federation:
     clients = []
     for index, name in enumerate(CLIENTS):
         rng = np.random.default_rng(index)
         features = (scale * rng.normal(size=(40, 5))).astype(np.float32)
-        records = Records(features, rng.integers(3, size=40))
+        records = Records(features, np.zeros(40, dtype=np.int64) if equal else rng.integers(3, size=40))
         clients.append(Client(name, records, records.take(slice(0, 0)), records.take(slice(0, 10))))
     return Federation(tuple(clients), TASK)
 
@@ -71,10 +74,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield opened
 
 
-def engine_on(ledger: Ledger, *, seed: int = 1, scale: float = 1.0) -> LocalEngine:
+def engine_on(ledger: Ledger, *, seed: int = 1, scale: float = 1.0, equal: bool = False) -> LocalEngine:
     learner = Learner(build_model(ModelSettings(name="softmax"), TASK, seed=0), TASK, torch.device("cpu"))
     key = SecretKey.from_seed(seed)
-    return LocalEngine(federation(scale), learner, 0.1, plan(), ledger, key, coin_key(key, 0), public_seed=0)
+    return LocalEngine(
+        federation(scale, equal=equal), learner, 0.1, plan(), ledger, key, coin_key(key, 0), public_seed=0
+    )
 
 
 def training(start: np.ndarray = START, release: str = "training") -> Train:
@@ -142,6 +147,59 @@ def test_a_repeated_round_repeats_its_noise_and_costs_nothing_more(ledger: Ledge
     assert ledger.spent() == spent
     for client in CLIENTS:
         np.testing.assert_array_equal(first[client], again[client])
+
+
+def noise_alone(ledger: Ledger, release: str, round: int, start: np.ndarray = START) -> dict[str, np.ndarray]:
+    """The noise in releases of clients whose features are all zero, which move no weight of the layer."""
+    found = updates(engine_on(ledger, scale=0.0, equal=True), training(start, release), round)
+    return {client: value[:15] for client, value in found.items()}
+
+
+def test_no_two_releases_share_their_noise(ledger: Ledger) -> None:
+    """Streams differ by client, by round, by release and by what the client was sent."""
+    found = [
+        *noise_alone(ledger, "training", 1).values(),
+        *noise_alone(ledger, "training", 2).values(),
+        *noise_alone(ledger, "training", 2, START + 0.5).values(),
+        *noise_alone(ledger, "first", 1).values(),
+    ]
+    for one, value in enumerate(found):
+        for other in found[:one]:
+            correlation = np.corrcoef(value, other)[0, 1]
+            assert abs(correlation) < 0.95  # equal or scaled noise gives 1
+
+
+def test_engine_selects_at_the_odds_of_the_exponential_mechanism(tmp_path: Path) -> None:
+    """Chi-square over 300 rounds of two clients, and independence of the two, at 1e-6 each."""
+    many = tuple(replace(release, times=300) for release in plan().units[0].releases)
+    long_plan = replace(plan(), units=tuple(UnitPlan(name, many) for name in CLIENTS))
+    rng = np.random.default_rng(3)
+    models = rng.normal(size=(3, len(START))).astype(np.float32)
+    with Ledger.open(
+        tmp_path / "long.jsonl", long_plan, budget=Budget(1e6, 1e-3), accountant="rdp"
+    ) as opened:
+        engine = engine_on(opened)
+        engine.plan = long_plan
+        chosen: dict[str, list[int]] = {client: [] for client in CLIENTS}
+        for round in range(1, 301):
+            reply = engine.answer(Select("selection", CLIENTS, models), round)
+            assert isinstance(reply, Choices)
+            for client in CLIENTS:
+                chosen[client].append(reply.by_client[client].value)
+        learner = engine.learner
+        records = {c.name: Batch.of(c.train, torch.device("cpu")) for c in federation().clients}
+        for client in CLIENTS:
+            counts = np.array(
+                [total_score(learner, model, records[client]) for model in torch.from_numpy(models)]
+            )
+            odds = np.exp(0.5 * (counts - counts.max()))
+            expected = 300 * odds / odds.sum()
+            kept = expected > 1e-3
+            observed = np.bincount(chosen[client], minlength=3)
+            assert observed[~kept].sum() == 0
+            if kept.sum() > 1:
+                scaled = expected[kept] * observed[kept].sum() / expected[kept].sum()
+                assert stats.chisquare(observed[kept], scaled).pvalue > 1e-6
 
 
 def test_another_start_model_draws_other_noise_and_is_charged(ledger: Ledger) -> None:

@@ -235,6 +235,9 @@ def test_resuming_on_changed_data_is_refused(experiment: Path, tmp_path: Path) -
     secret.write_text(json.dumps({**content, "data": "0" * 64}))
     with pytest.raises(InputError, match="data changed"):
         runner.run(experiment, out, resume=True)
+    secret.write_text(json.dumps({**content, "plan": "0" * 64}))
+    with pytest.raises(InputError, match="plan changed"):
+        runner.run(experiment, out, resume=True)
     secret.unlink()
     with pytest.raises(InputError, match="noise key is gone"):
         runner.run(experiment, out, resume=True)

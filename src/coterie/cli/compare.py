@@ -6,8 +6,8 @@ import typer
 
 from coterie import api
 from coterie.cli.console import Watch, err, out, print_json, print_table
-from coterie.experiment.folder import newest_first, next_free
-from coterie.experiment.sweep import BRIEF, Progress, Sweep, SweepResult, table_columns
+from coterie.experiment.folder import finite, newest_first, next_free
+from coterie.experiment.sweep import ALONE, BRIEF, Progress, Sweep, SweepResult, table_columns
 
 
 def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int | None, json: bool) -> None:
@@ -25,7 +25,7 @@ def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int |
 
         result = api.compare(sweep, target, resume=resume, workers=workers, watch=watch)
     if json:
-        print_json(result.to_json())
+        print_json(finite(result.to_json()))
     else:
         show(result)
     if result.failed:
@@ -35,6 +35,7 @@ def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int |
 def show(result: SweepResult) -> None:
     headings, body = table_columns(result.rows, BRIEF)
     print_table(headings, body)
+    out.print(ALONE, markup=False, highlight=False, soft_wrap=True)
     for row in result.rows:
         label = ", ".join(str(value) for value in row.values.values())
         out.print(f"{label}: {row.guarantee}", markup=False, highlight=False, soft_wrap=True)

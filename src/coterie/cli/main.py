@@ -1,5 +1,6 @@
 """`coterie`: the commands, and how mistakes are reported."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -116,6 +117,12 @@ def main() -> None:
     except OSError as trouble:
         where = f"{trouble.filename}: " if trouble.filename else ""
         print(f"error: {where}{trouble.strerror or trouble}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as trouble:
+        if "COTERIE_DEBUG" in os.environ:
+            raise
+        reason = " ".join(str(trouble).split())[:300]
+        print(f"error: {type(trouble).__name__}: {reason} (COTERIE_DEBUG=1 shows where)", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("stopped; --resume continues", file=sys.stderr)

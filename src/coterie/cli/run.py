@@ -5,7 +5,7 @@ from pathlib import Path
 from coterie import api
 from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.experiment.files import commented_default, read_experiment
-from coterie.experiment.folder import RunFolder
+from coterie.experiment.folder import RunFolder, finite
 from coterie.experiment.runner import RoundReport, RunResult
 
 
@@ -26,7 +26,7 @@ def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Pat
 
         result = api.run(chosen, out, resume=resume, watch=watch)
     if json:
-        print_json(result.to_json())
+        print_json(finite(result.to_json()))
     else:
         show(result)
 

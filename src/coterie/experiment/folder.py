@@ -1,6 +1,7 @@
 """The run folder: which file holds what, written so that a crash leaves nothing half-done."""
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -123,7 +124,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Json) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_text(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinities and no NaN: a figure that is none (a diverged loss) is null."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -140,7 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def append_line(path: Path, content: Json) -> None:
     with path.open("a", encoding="utf-8") as handle:
-        handle.write(json.dumps(content) + "\n")
+        handle.write(json.dumps(finite(content), allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -165,16 +175,18 @@ def keep_rounds(path: Path, last: int) -> None:
 
 @dataclass(frozen=True)
 class RunSecret:
-    """What must not leave the machine while a run can still be resumed: its noise key, and which data it saw.
+    """What must not leave the machine while a run can still be resumed: its noise key, and what it is for.
 
-    The same noise on other data would cancel in the difference, so a run resumes on the same data or never.
+    The same noise on other data, or at another scale, would cancel in the difference: a run resumes on the
+    same data and under the same plan, or never.
     """
 
     key: SecretKey
     data: str
+    plan: str
 
     def save(self, path: Path) -> None:
-        content = json.dumps({"key": self.key.to_hex(), "data": self.data})
+        content = json.dumps({"key": self.key.to_hex(), "data": self.data, "plan": self.plan})
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(content)
@@ -186,4 +198,5 @@ class RunSecret:
         if not path.exists():
             raise InputError(f"{path}: the noise key is gone, so the run cannot be resumed; start a new one")
         content = read_json(path)
-        return cls(SecretKey.from_hex(str(content.get("key"))), str(content.get("data")))
+        key = SecretKey.from_hex(str(content.get("key")))
+        return cls(key, str(content.get("data")), str(content.get("plan")))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
-from coterie.data import Federation, build_federation, check_federation, load_dataset
+from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
 from coterie.engines.driver import drive
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.errors import InputError
@@ -55,6 +55,8 @@ from coterie.training.scoring import Score, evaluate_clients
 
 SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
+REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
+SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ def prepare(experiment: Experiment) -> Prepared:
     check_federation(federation)
     model = build_model(experiment.model, federation.task, seed)
     check_model(model, federation.task)
-    learner = Learner(model, federation.task, _device(experiment))
+    # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
+    # break the sensitivity; one record per pass of torch.func cannot.
+    ours = ":" not in experiment.model.name
+    learner = Learner(model, federation.task, _device(experiment), fast=ours)
     algorithm = _build_algorithm(experiment, federation)
 
     def initialise(seed: int) -> Vector:
@@ -171,15 +176,35 @@ def prepare(experiment: Experiment) -> Prepared:
         for client, records in facts.records.items()
     }
     plan = calibrate(algorithm.plan(facts), budgets, accountant=privacy.accountant, mode=privacy.mode)
-    caveats = [HELD_OUT]
-    if experiment.seeds.noise is not None:
-        caveats.append(SEEDED)
-    if (drawn := randomness_caveat(learner)) is not None:
-        caveats.append(drawn)
+    caveats = list(_caveats(experiment, federation, learner, budgets))
     promise = guarantee(
         plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
     )
     return Prepared(experiment, federation, learner, algorithm, facts, plan, budgets, promise)
+
+
+def _caveats(
+    experiment: Experiment, federation: Federation, learner: Learner, budgets: Mapping[str, Budget]
+) -> Iterator[str]:
+    """What the sentence must add because of how this run is set up."""
+    yield HELD_OUT
+    if _wants_references(experiment, federation, learner.layout.size):
+        yield REFERENCES
+    if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
+        yield SHARED_RECORDS
+    for client in federation.clients:
+        if budgets[client.name].delta >= 1 / len(client.train):
+            yield f"delta is not below 1/{len(client.train)}, the share of one record of {client.name}"
+            break
+    if experiment.seeds.noise is not None:
+        yield SEEDED
+    if (drawn := randomness_caveat(learner)) is not None:
+        yield drawn
+
+
+def _wants_references(experiment: Experiment, federation: Federation, parameters: int) -> bool:
+    wanted = experiment.evaluation.references
+    return references.affordable(federation, parameters) if wanted == "auto" else wanted
 
 
 def run(
@@ -231,8 +256,6 @@ class Run:
         algorithm = prepared.algorithm
         saved = checkpoint.load(self.files.checkpoint, algorithm.state_type)
         state: State = saved.state if saved else self._start()
-        folder.keep_rounds(self.files.metrics, state.round)
-        folder.keep_rounds(self.files.timing, state.round)
         with Ledger.open(
             self.files.ledger,
             prepared.plan,
@@ -240,6 +263,9 @@ class Run:
             accountant=prepared.experiment.privacy.accountant,
             anchor=saved.ledger if saved else None,
         ) as ledger:
+            # Only now: the ledger's lock says that no other process works in this folder.
+            folder.keep_rounds(self.files.metrics, state.round)
+            folder.keep_rounds(self.files.timing, state.round)
             engine = LocalEngine(
                 prepared.federation,
                 prepared.learner,
@@ -278,14 +304,17 @@ class Run:
 
     def _open_folder(self) -> RunSecret:
         """Write down what will be run, or check that it is what was being run."""
-        data = self.prepared.federation.fingerprint()
+        data, plan = self.prepared.federation.fingerprint(), self.prepared.plan.digest()
+        seed = self.prepared.experiment.seeds.noise
         if self.files.exists:
             secret = RunSecret.load(self.files.secret)
             if secret.data != data:
                 raise InputError(f"{self.files.path}: the data changed since this run began; start a new run")
+            if (secret.plan, secret.key.simulation) != (plan, seed is not None):
+                raise InputError(f"{self.files.path}: the plan changed since this run began; start a new run")
             return secret
-        seed = self.prepared.experiment.seeds.noise
-        secret = RunSecret(SecretKey.from_os() if seed is None else SecretKey.from_seed(seed), data)
+        key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
+        secret = RunSecret(key, data, plan)
         with folder.new_folder(self.files.path) as scratch:
             files = RunFolder(scratch)
             secret.save(files.secret)
@@ -315,8 +344,12 @@ class Run:
 
     def _context(self) -> str:
         """What decides, beside the message and the data, what a client computes."""
-        experiment, device = self.prepared.experiment, self.prepared.learner.device
-        return f"{experiment.model!r} {experiment.schedule.lr!r} {device.type} {torch.__version__}"
+        prepared, experiment = self.prepared, self.prepared.experiment
+        behaviour = prepared.learner.fingerprint()
+        versions = f"{__version__} {torch.__version__} {prepared.learner.device.type}"
+        return (
+            f"{experiment.model!r} {experiment.schedule.lr!r} {prepared.plan.digest()} {behaviour} {versions}"
+        )
 
     # --- rounds -------------------------------------------------------------------------------------
 
@@ -395,10 +428,7 @@ class Run:
 
     def _references(self, cluster_of: Mapping[str, int]) -> Scores | None:
         prepared = self.prepared
-        wanted = prepared.experiment.evaluation.references
-        if wanted == "auto":
-            wanted = references.affordable(prepared.federation, prepared.facts.parameters)
-        if not wanted:
+        if not _wants_references(prepared.experiment, prepared.federation, prepared.facts.parameters):
             return None
         seed = prepared.experiment.seeds.simulation
         start = torch.from_numpy(prepared.facts.initialise(seed)).to(prepared.learner.device)

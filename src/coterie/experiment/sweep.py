@@ -27,6 +27,7 @@ from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.privacy.units import number_to_json
 
 POLL_SECONDS = 0.2
 
@@ -125,7 +126,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         content = {key: value for key, value in self.__dict__.items() if key != "values"}
-        return {"values": dict(self.values), **content}
+        return {"values": dict(self.values), **content, "epsilon": number_to_json(self.epsilon)}
 
 
 @dataclass(frozen=True)
@@ -348,6 +349,10 @@ FIGURES: Mapping[str, Callable[[Row], str]] = {
 }
 """Columns of the table as a person reads it: accuracies in per cent."""
 
+ALONE = (
+    "Each guarantee is that of one run alone; whoever sees several runs on the same records composes them."
+)
+
 BRIEF = ("accuracy", "worst client", "worst cluster", "clusters found", "noise", "seconds")
 """Those that fit a terminal."""
 
@@ -383,7 +388,7 @@ def table_markdown(rows: Sequence[Row]) -> str:
     headings, body = table_columns(rows)
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    lines.append("")
+    lines += ["", ALONE, ""]
     for row in rows:
         label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"
         lines.append(f"- {label}: {row.guarantee}")
