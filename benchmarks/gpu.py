@@ -1,6 +1,6 @@
 """Many clients on one GPU: is the stacked step right there, how fast is it, and where does its time go?
 
-    python benchmarks/gpu.py [--device cuda] [--seconds 230] [--json results.json]
+    python benchmarks/gpu.py [--only resnet18] [--seconds 230] [--json results.json]
 
 Prints one line per variant as it finishes, then a table. Every variant does the same work: DP-SGD with
 Poisson batches of 32 on average (peers: batches of exactly 32), coins, clipping, noise and the step included;
@@ -51,6 +51,7 @@ class Bench:
     device: torch.device
     tiny: bool
     deadline: float
+    only: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def synchronize(self) -> None:
@@ -68,6 +69,8 @@ class Bench:
         """Run one variant if its time is left; keep what it returns, or why it failed."""
         left = self.deadline - time.perf_counter()
         row: dict[str, Any] = {"variant": name}
+        if self.only not in name:
+            return row
         if left < needs and not self.tiny:
             row["skipped"] = f"{left:.0f} s left, needs about {needs:.0f}"
         else:
@@ -386,6 +389,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=230.0, help="start no variant that would end later")
     parser.add_argument("--tiny", action="store_true", help="sizes that only try the script")
+    parser.add_argument("--only", default="", help="only variants with this in their name")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if chosen.tiny:
@@ -395,7 +399,7 @@ def main() -> None:
         torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
     )
     print(f"{name}, torch {torch.__version__}", flush=True)
-    bench = Bench(device, chosen.tiny, time.perf_counter() + chosen.seconds)
+    bench = Bench(device, chosen.tiny, time.perf_counter() + chosen.seconds, chosen.only)
     measure(bench)
     print(table(bench.rows))
     if chosen.json is not None:

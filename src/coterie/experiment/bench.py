@@ -43,6 +43,8 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 
 LR, CLIP, NOISE = 0.1, 1.0, 1.0
+WARM_UP = 2
+"""Rounds before those that are timed: kernels are made for every size of batch that comes up."""
 ROUNDS = 100_000
 """Rounds that are planned: the engine decides as for a long run; only a few are timed."""
 
@@ -127,7 +129,7 @@ class BenchResult:
 def run_bench(quick: bool, watch: Callable[[str], None] = lambda text: None) -> BenchResult:
     """Measure; the quick way takes about a minute, the other one several."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    works = [Work("cnn", clients=21, steps=2)]
+    works = [Work("cnn", clients=21, steps=3)]
     if not quick:
         works.append(Work("softmax", clients=21, steps=10, batch=24, shape=(1, 8, 8)))
         works.append(Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)))
@@ -161,12 +163,12 @@ def _compare(work: Work, device: torch.device, repeats: int, watch: Callable[[st
         for name, peer in installed_peers().items():
             ways[name] = _loop(work, device, peer)
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for repeat in range(repeats + 1):
+        for repeat in range(WARM_UP + repeats):
             # In turns, to and fro: what else happens on the machine meets everyone alike.
             for name, run in list(ways.items())[:: 1 if repeat % 2 else -1]:
-                watch(f"{work.model}: {name}, {repeat} of {repeats}")
+                watch(f"{work.model}: {name}, {repeat} of {WARM_UP + repeats}")
                 seconds = _timed(run, device)
-                if repeat:  # the first one warms up
+                if repeat >= WARM_UP:
                     times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return [

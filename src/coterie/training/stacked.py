@@ -171,7 +171,7 @@ class StackedTrainer:
     # --- memory ---------------------------------------------------------------------------------------
 
     def _tiles_at_once(self) -> int:
-        return max(1, self._max_memory // 4 // (self.tile * self.learner.bytes_per_record))
+        return max(1, int(0.6 * self._max_memory) // (self.tile * self.learner.bytes_per_record))
 
     def _clients_at_once(self, jobs: Sequence[StackedJob]) -> int:
         expected = max(self._sizes[job.records] * sampling_rate(job.mechanism) for job in jobs)
