@@ -99,15 +99,17 @@ def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions:
     """The number of clusters with the most evidence, given the best partition into each number.
 
     The variation inside clusters is estimated from a partition, so it depends on the answer. It starts from
-    the finest partition, where it is smallest, and the answer only ever becomes coarser.
+    the finest partition with two releases to a cluster, where it is smallest and can still be seen, and then
+    only ever grows with coarser ones.
     """
-    clusters = max(partitions)
+    paired = [number for number in partitions if 2 * number <= len(gram)]
+    reference = max(paired, default=min(partitions))
     while True:
-        scores = evidence_by_number(gram, noise, dimensions, partitions, clusters)
+        scores = evidence_by_number(gram, noise, dimensions, partitions, reference)
         best = max(scores, key=scores.__getitem__)
-        if best >= clusters:
-            return clusters
-        clusters = best
+        if best >= reference:
+            return best
+        reference = best
 
 
 def evidence_by_number(
