@@ -1,14 +1,14 @@
 """Slow and simple twins of what `coterie.groups` computes."""
 
 import itertools
-import math
 
 import numpy as np
 
 from coterie.groups import GroupAlgorithm, Structure
-from coterie.groups.shifts import shift_rdp
 from coterie.privacy import Mode
-from coterie.privacy.rdp import ORDERS, epsilon_from_rdp
+from coterie.privacy.divergences import ORDERS
+from coterie.privacy.rdp import epsilon_from_rdp
+from coterie.privacy.shifts import shift_rdp
 
 
 def random_structure(rng, most_workers=9, most_groups=5):
@@ -100,16 +100,3 @@ def hidden_bound(structure, schedule, target, seen, hidden, epoch, delta):
         noise = schedule.noises[m]
         total += shift_rdp(noise.rate, noise.multiplier, turning + (target in members[m]), turning)
     return epsilon_from_rdp(ORDERS, total, delta) if total.any() else 0.0
-
-
-def normal(x, mean, std):
-    return np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
-
-
-def binomial(n, p):
-    return [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
-
-
-def renyi(order, p, q, cell):
-    """Of two densities given on one grid."""
-    return math.log(float((p**order * q ** (1 - order)).sum() * cell)) / (order - 1)

@@ -9,12 +9,13 @@ import math
 
 import numpy as np
 import pytest
-from group_oracles import binomial, hidden_bound, normal, random_structure, renyi
+from group_oracles import hidden_bound, random_structure
 
 from coterie.groups import GroupAlgorithm, Schedule, Structure, leakage, pair_epsilon, ring, string
 from coterie.groups.cuts import Observers, Shift, cheaper
-from coterie.groups.shifts import shift_rdp
-from coterie.privacy.rdp import ORDERS
+from coterie.privacy.divergences import ORDERS
+from coterie.privacy.shifts import shift_rdp
+from divergence_oracles import binomial, normal, renyi
 
 DELTA = 1e-3
 CHECKED = [int(np.argmin(np.abs(ORDERS - order))) for order in (1.05, 1.3, 2.0, 4.0)]

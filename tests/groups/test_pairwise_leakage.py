@@ -1,6 +1,7 @@
 """Leakage of whole structures: known figures, exact small cases, coalitions, threat models, sentences."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -24,7 +25,7 @@ from coterie.groups import (
     ring,
     string,
 )
-from coterie.privacy import Adjacency, Mode
+from coterie.privacy import Adjacency, Guarantee, Mode, epsilon_of
 
 PAPER_RUN = {"epoch": 200, "delta": 1e-5}
 
@@ -191,6 +192,24 @@ def test_sentence_names_unit_adjacency_observer_and_accountant():
         assert part in text
     together = str(found.guarantee(0, 1, 30))
     assert "workers 1 and 30 (2 colluding)" in together
+
+
+@pytest.mark.parametrize("rate", [0.7, 1.0])
+def test_a_guarantee_behind_a_cut_survives_a_file_and_costs_what_its_events_cost(rate):
+    structure, schedule = ring(100, 4), schedule_of(4, rate=rate)
+    found = leakage(structure, schedule, **PAPER_RUN)
+    for target, observer in ((0, 1), (5, 30), (5, 60), (0, 50)):
+        promise = found.guarantee(target, observer)
+        again = Guarantee.from_json(json.loads(json.dumps(promise.to_json())))
+        assert again == promise
+        assert str(again) == str(promise)
+        assert "cut at group" in promise.accountant
+        assert promise.epsilon == pytest.approx(found.epsilon[target, observer], rel=1e-12)
+        cost = epsilon_of(again.event, 1e-5, "rdp", Adjacency.ZERO_OUT)
+        assert cost == pytest.approx(promise.epsilon, rel=1e-12)
+        # Another cut may be the better one under replacement, never a worse.
+        replaced = epsilon_of(again.event, 1e-5, "rdp", Adjacency.REPLACE_ONE)
+        assert promise.epsilon_replace_one <= replaced * (1 + 1e-12)
 
 
 def test_paper_mode_sentence_says_what_was_published_and_what_holds():

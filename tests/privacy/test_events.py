@@ -8,6 +8,7 @@ import pytest
 
 from coterie.privacy import PlanError
 from coterie.privacy.events import (
+    BridgedSumDpEvent,
     SelectionDpEvent,
     ShuffledEpochDpEvent,
     atoms,
@@ -53,6 +54,7 @@ def test_sampling_everyone_amplifies_nothing_and_nobody_costs_nothing():
         dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(0.0)),
         dp.PoissonSampledDpEvent(0.1, dp.ComposedDpEvent([GAUSSIAN, dp.NonPrivateDpEvent()])),
         dp.SampledWithoutReplacementDpEvent(10, 2, dp.NonPrivateDpEvent()),
+        BridgedSumDpEvent(0.5, 0.0, 2, 1),
     ],
 )
 def test_a_release_without_noise_is_not_private(event):
@@ -69,6 +71,9 @@ def test_a_release_without_noise_is_not_private(event):
         dp.PoissonSampledDpEvent(0.1, dp.PoissonSampledDpEvent(0.1, GAUSSIAN)),
         dp.PoissonSampledDpEvent(1.5, GAUSSIAN),
         dp.SampledWithoutReplacementDpEvent(10, 11, GAUSSIAN),
+        BridgedSumDpEvent(1.5, 1.0, 2, 1),
+        BridgedSumDpEvent(0.5, 1.0, 1, 2),
+        dp.PoissonSampledDpEvent(0.5, BridgedSumDpEvent(0.5, 1.0, 2, 1)),
     ],
 )
 def test_unknown_or_meaningless_events_are_refused(event):
@@ -93,6 +98,7 @@ def test_joint_multiplier_of_nothing_is_infinite():
         dp.SampledWithoutReplacementDpEvent(1000, 100, dp.ComposedDpEvent([GAUSSIAN, GAUSSIAN])),
         dp.ComposedDpEvent([ShuffledEpochDpEvent(3.0), dp.NonPrivateDpEvent(), dp.NoOpDpEvent()]),
         SelectionDpEvent(0.5, monotone=False),
+        dp.SelfComposedDpEvent(BridgedSumDpEvent(0.7, 2.0, 3, 2), 17),
     ],
 )
 def test_tree_survives_a_file(event):

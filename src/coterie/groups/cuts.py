@@ -20,10 +20,11 @@ import numpy as np
 
 from coterie.groups.closed_forms import contained_at
 from coterie.groups.schedule import Noise, Schedule
-from coterie.groups.shifts import shift_rdp
 from coterie.groups.structures import Bools, Floats, Ints, Structure, hops
 from coterie.privacy import Adjacency
-from coterie.privacy.rdp import ORDERS, epsilon_from_rdp
+from coterie.privacy.divergences import ORDERS
+from coterie.privacy.rdp import epsilon_from_rdp
+from coterie.privacy.shifts import shift_rdp
 
 _THICKEST = 6
 # The estimate that decides whether a cut is worked out is good to a few percent.

@@ -2,22 +2,10 @@
 
 from collections.abc import Mapping
 
-import attr
-import dp_accounting as dp
 from dp_accounting import DpEvent
 
 from coterie.groups.cuts import Shift
-from coterie.privacy.events import composed, poisson_gaussian, repeated
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class BridgedSumDpEvent(DpEvent):  # type: ignore[misc]
-    """A noisy sum over Poisson participants of which several may turn round between the two worlds."""
-
-    rate: float
-    noise_multiplier: float
-    up: int
-    down: int
+from coterie.privacy.events import BridgedSumDpEvent, composed, poisson_gaussian, repeated
 
 
 def composed_shifts(charges: Mapping[Shift, int]) -> DpEvent:
@@ -30,7 +18,4 @@ def _event(shift: Shift) -> DpEvent:
     if (shift.up, shift.down) == (1, 0):
         event: DpEvent = poisson_gaussian(noise.rate, noise.multiplier)
         return event
-    if noise.rate == 1:
-        # Where all take part only the distance between the two sums matters.
-        return dp.GaussianDpEvent(noise.multiplier / (shift.up + shift.down))
     return BridgedSumDpEvent(noise.rate, noise.multiplier, shift.up, shift.down)

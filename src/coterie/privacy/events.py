@@ -45,6 +45,25 @@ class ShuffledEpochDpEvent(DpEvent):  # type: ignore[misc]
     noise_multiplier: float
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class BridgedSumDpEvent(DpEvent):  # type: ignore[misc]
+    """A noisy sum over Poisson participants of whom several may send something else in the other world.
+
+    `up` of them contribute in the first world and `down` in the second, anything within the clip: the bridges
+    of a cut, who may turn round, and the unit itself, which the second world lacks. A unit that is replaced
+    contributes there too.
+    """
+
+    rate: float
+    noise_multiplier: float
+    up: int
+    down: int
+
+    def moved(self, replace_one: bool) -> tuple[int, int]:
+        """How many contribute in each of the two worlds."""
+        return self.up, self.up if replace_one else self.down
+
+
 def gaussian(noise_multiplier: float) -> DpEvent:
     """A Gaussian release; without noise it is not private."""
     return dp.GaussianDpEvent(noise_multiplier) if noise_multiplier > 0 else dp.NonPrivateDpEvent()
@@ -102,6 +121,12 @@ def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
         found[gaussian(event.noise_multiplier)] += times
     elif isinstance(event, SelectionDpEvent):
         found[selection(event.gumbel_scale, event.monotone)] += times
+    elif isinstance(event, BridgedSumDpEvent):
+        _check_bridged(event)
+        if not event.noise_multiplier > 0:
+            found[dp.NonPrivateDpEvent()] += times
+        elif event.up > 0 and event.rate > 0:
+            found[event] += times
     elif isinstance(event, dp.PoissonSampledDpEvent):
         joint = joint_multiplier(event.event)
         rate = event.sampling_probability
@@ -123,6 +148,13 @@ def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
             found[atom] += times
     else:
         raise PlanError(f"{type(event).__name__}: no accountant here can bound this event")
+
+
+def _check_bridged(event: BridgedSumDpEvent) -> None:
+    if not 0 <= event.rate <= 1:
+        raise PlanError(f"sampling probability: {event.rate} is not allowed, a number from 0 to 1 is")
+    if not 0 <= event.down <= event.up:
+        raise PlanError(f"bridged sum: {event.up} against {event.down} is not allowed, at least as many are")
 
 
 def joint_multiplier(event: DpEvent) -> float:
@@ -206,6 +238,18 @@ _FORMATS: dict[str, _Format] = {
         SelectionDpEvent,
         lambda e: {"gumbel_scale": number_to_json(e.gumbel_scale), "monotone": e.monotone},
         lambda d: SelectionDpEvent(_number(d, "gumbel_scale"), d["monotone"] is True),
+    ),
+    "bridged-sum": (
+        BridgedSumDpEvent,
+        lambda e: {
+            "rate": e.rate,
+            "noise_multiplier": number_to_json(e.noise_multiplier),
+            "up": e.up,
+            "down": e.down,
+        },
+        lambda d: BridgedSumDpEvent(
+            _number(d, "rate"), _number(d, "noise_multiplier"), _integer(d, "up"), _integer(d, "down")
+        ),
     ),
     "poisson": (
         dp.PoissonSampledDpEvent,

@@ -11,7 +11,7 @@ from dp_accounting import DpEvent
 from coterie.privacy import accounting, paper
 from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
-from coterie.privacy.events import ShuffledEpochDpEvent, event_from_json, event_to_json
+from coterie.privacy.events import BridgedSumDpEvent, ShuffledEpochDpEvent, event_from_json, event_to_json
 from coterie.privacy.plan import PrivacyPlan, UnitPlan
 from coterie.privacy.units import (
     Adjacency,
@@ -209,7 +209,7 @@ def _walk(event: DpEvent, times: int, counts: list[int], noises: list[float]) ->
 
 
 def _multipliers(event: DpEvent) -> list[float]:
-    if isinstance(event, dp.GaussianDpEvent | ShuffledEpochDpEvent):
+    if isinstance(event, dp.GaussianDpEvent | ShuffledEpochDpEvent | BridgedSumDpEvent):
         return [event.noise_multiplier]
     if isinstance(event, dp.PoissonSampledDpEvent | dp.SampledWithoutReplacementDpEvent):
         return _multipliers(event.event)

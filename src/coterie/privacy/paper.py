@@ -12,7 +12,7 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from coterie.privacy import rdp
+from coterie.privacy.divergences import Floats, gaussian_rdp, poisson_rdp
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.mechanisms import (
     AccuracySelection,
@@ -25,7 +25,6 @@ from coterie.privacy.mechanisms import (
     RebalancedSums,
 )
 from coterie.privacy.plan import UnitPlan
-from coterie.privacy.rdp import Floats
 
 SPLIT_CAVEAT = (
     "as published: claims replace-one with the sensitivity of zero-out, spends delta twice, "
@@ -81,9 +80,9 @@ def _training_rdp(mechanism: Mechanism, times: int) -> Floats:
     # The sum is taken to move by the clip, whatever the adjacency.
     if isinstance(mechanism, PoissonSteps):
         steps = times * mechanism.epochs * mechanism.records / mechanism.batch  # a real number, not ceil(N/b)
-        return steps * rdp.poisson_rdp(mechanism.rate, mechanism.multiplier, _ORDERS)
+        return steps * poisson_rdp(mechanism.rate, mechanism.multiplier, _ORDERS)
     epochs = mechanism.epochs if isinstance(mechanism, FullBatchSteps) else 1
-    return times * epochs * rdp.gaussian_rdp(mechanism.multiplier, _ORDERS)
+    return times * epochs * gaussian_rdp(mechanism.multiplier, _ORDERS)
 
 
 def _classic(orders: Floats, divergences: Floats, delta: float) -> float:

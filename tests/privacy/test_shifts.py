@@ -2,13 +2,16 @@
 
 import math
 
+import dp_accounting as dp
 import mpmath as mp
 import numpy as np
 import pytest
-from group_oracles import binomial, renyi
 
-from coterie.groups.shifts import shift_rdp
-from coterie.privacy.rdp import ORDERS, gaussian_rdp, poisson_rdp, replace_one_poisson_rdp
+from coterie.privacy import Adjacency, PlanError, pld, rdp
+from coterie.privacy.divergences import ORDERS, gaussian_rdp, poisson_rdp, replace_one_poisson_rdp
+from coterie.privacy.events import BridgedSumDpEvent
+from coterie.privacy.shifts import shift_rdp
+from divergence_oracles import binomial, renyi
 
 
 def at(order):
@@ -95,3 +98,24 @@ def test_no_choice_of_contributions_beats_the_line():
                 found = renyi(float(ORDERS[index]), first, second, cell)
                 worst = max(worst, found / bound[index])
     assert 0.5 < worst <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_a_bridged_sum_is_bounded_by_the_accountant_under_both_adjacencies(rate):
+    """Zeroing takes the unit out of the second world; replacing leaves it there, turned round."""
+    event = dp.SelfComposedDpEvent(BridgedSumDpEvent(rate, 1.7, 3, 2), 4)
+    zeroed, replaced = (rdp.rdp(event, a) for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE))
+    np.testing.assert_array_equal(zeroed, 4 * shift_rdp(rate, 1.7, 3, 2))
+    np.testing.assert_array_equal(replaced, 4 * shift_rdp(rate, 1.7, 3, 3))
+
+
+def test_a_sum_that_only_one_unit_moves_is_the_sampled_gaussian():
+    alone = dp.PoissonSampledDpEvent(0.3, dp.GaussianDpEvent(1.7))
+    for adjacency in Adjacency:
+        one = rdp.rdp(BridgedSumDpEvent(0.3, 1.7, 1, 0), adjacency)
+        np.testing.assert_array_equal(one, rdp.rdp(alone, adjacency))
+
+
+def test_an_accountant_that_cannot_bound_a_bridged_sum_refuses_it():
+    with pytest.raises(PlanError, match="BridgedSum"):
+        pld.epsilon(BridgedSumDpEvent(0.3, 1.7, 2, 2), delta=1e-5, adjacency=Adjacency.ZERO_OUT)

@@ -1,4 +1,4 @@
-"""Renyi divergence of a group's noisy sum when several of its workers change what they send.
+"""Renyi divergence of a noisy sum when several of its participants change what they send.
 
 Workers take part independently with one rate. In one world `up` of them may send anything within the clip, in
 the other `down` of them; whoever is silent in a world sends nothing there. Among all such pairs of laws the
@@ -17,9 +17,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from coterie.groups.structures import Floats
-from coterie.privacy import rdp
-from coterie.privacy.rdp import ORDERS
+from coterie.privacy.divergences import ORDERS, Floats, gaussian_rdp, poisson_rdp, replace_one_poisson_rdp
 
 # Beyond these the plain Gaussian bound serves: no cut through that many workers is ever worth its price.
 _MOST_MOVED = 40
@@ -40,9 +38,9 @@ def shift_rdp(rate: float, noise: float, up: int, down: int) -> Floats:
     elif rate == 1.0:
         result = _certain(noise, up + down)
     elif (up, down) == (1, 0):
-        result = rdp.poisson_rdp(rate, noise, ORDERS)
+        result = poisson_rdp(rate, noise, ORDERS)
     elif (up, down) == (1, 1):
-        result = rdp.replace_one_poisson_rdp(rate, noise, ORDERS)
+        result = replace_one_poisson_rdp(rate, noise, ORDERS)
     else:
         result = _mixtures(rate, noise, up, down)
     result.flags.writeable = False
@@ -51,7 +49,7 @@ def shift_rdp(rate: float, noise: float, up: int, down: int) -> Floats:
 
 def _certain(noise: float, moved: int) -> Floats:
     """Everybody takes part: one Gaussian against another `moved` clips away."""
-    return rdp.gaussian_rdp(noise / moved, ORDERS)
+    return gaussian_rdp(noise / moved, ORDERS)
 
 
 def _mixtures(rate: float, noise: float, up: int, down: int) -> Floats:

@@ -1,0 +1,18 @@
+"""Densities and divergences by their definitions, for the tests of several rooms."""
+
+import math
+
+import numpy as np
+
+
+def normal(x, mean, std):
+    return np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+
+
+def binomial(n, p):
+    return [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+
+
+def renyi(order, p, q, cell):
+    """Of two densities given on one grid."""
+    return math.log(float((p**order * q ** (1 - order)).sum() * cell)) / (order - 1)
