@@ -9,7 +9,7 @@ from coterie.errors import InputError
 from coterie.experiment import sweep as sweeps
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RunResult
-from coterie.experiment.sweep import Sweep, compare
+from coterie.experiment.sweep import Part, Sweep, compare
 
 SWEEP = """
 base:
@@ -52,6 +52,63 @@ def test_every_combination_is_a_cell_and_options_follow_their_algorithm(tmp_path
     assert len({cell.name for cell in cells}) == 4
 
 
+PARTS = """
+base:
+  federation: {kind: clusters, sizes: [2, 3], records_per_client: 60}
+  schedule: {rounds: 2, batch: 20}
+parts:
+- grid: {algorithm.name: [r-dpcfl, oracle], seeds.simulation: [1, 2]}
+- set: {privacy.clip: 3.0}
+  grid: {algorithm.name: [global], seeds.simulation: [1]}
+"""
+
+
+def test_parts_have_their_own_seeds_and_settings(tmp_path: Path) -> None:
+    sweep = Sweep.read(written(tmp_path, PARTS))
+    cells = sweep.cells()
+    assert [(cell.values["algorithm.name"], cell.values["seeds.simulation"]) for cell in cells] == [
+        ("r-dpcfl", 1), ("r-dpcfl", 2), ("oracle", 1), ("oracle", 2), ("global", 1),
+    ]  # fmt: skip
+    assert [cell.experiment.privacy.clip for cell in cells] == [1.0, 1.0, 1.0, 1.0, 3.0]
+    assert sweep.grid == {"algorithm.name": ["r-dpcfl", "oracle", "global"], "seeds.simulation": [1, 2]}
+    (tmp_path / "again").mkdir()
+    assert Sweep.read(written(tmp_path / "again", sweep.to_yaml())) == sweep
+
+
+def test_labels_tell_two_settings_of_one_algorithm_apart(tmp_path: Path) -> None:
+    text = """
+parts:
+- {label: tight, set: {privacy.clip: 0.1}, grid: {algorithm.name: [global], seeds.simulation: [1, 2]}}
+- {label: loose, set: {privacy.clip: 9.0}, grid: {algorithm.name: [global], seeds.simulation: [1, 2]}}
+"""
+    sweep = Sweep.read(written(tmp_path, text))
+    cells = sweep.cells()
+    assert {(cell.values["label"], cell.experiment.privacy.clip) for cell in cells} == {
+        ("tight", 0.1),
+        ("loose", 9.0),
+    }
+    assert len({cell.name for cell in cells}) == 4
+    assert sweep.varying == ["label", "algorithm.name"]
+    assert Sweep.read(written(tmp_path, sweep.to_yaml())) == sweep
+
+
+def test_a_sweep_grows_by_cells_but_never_changes_them(tmp_path: Path) -> None:
+    small = Sweep.read(written(tmp_path, PARTS))
+    more = Sweep.of_parts(
+        small.base, [Part({"algorithm.name": ["local", "oracle"], "seeds.simulation": [1]})]
+    )
+    both = small.joined(more)
+    assert both.contains(small)
+    assert both.contains(more)
+    assert not small.contains(both)
+    assert len(both.cells()) == 6
+    assert both.joined(small) == both
+    with pytest.raises(InputError, match="different bases"):
+        small.joined(Sweep({}, small.grid))
+    changed = Sweep.of_parts({**small.base, "schedule": {"rounds": 3, "batch": 20}}, small.parts)
+    assert not changed.contains(small)
+
+
 def test_a_mistake_in_any_cell_is_found_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"algorithm.selection_share: unknown key"):
         Sweep.read(written(tmp_path, SWEEP)).cells()
@@ -65,6 +122,18 @@ def test_a_mistake_in_any_cell_is_found_before_anything_runs(tmp_path: Path) -> 
         ("grid: {schedule.rounds: [3]}\nbases: {}", "unknown key 'bases'"),
         ("grid: {schedule.rounds: [3, 3]}", "stands twice"),
         ("base: 3\ngrid: {schedule.rounds: [3]}", "base should hold sections"),
+        ("grid: {schedule.rounds: [3]}\nparts: []", "in place of grid"),
+        ("parts: [{grid: {schedule.rounds: [3]}, sets: {}}]", r"parts.0: .* allowed: label, set and grid"),
+        ("parts: [{grid: {schedule.rounds: 3}}]", r"parts.0.grid.schedule.rounds: 3 is not allowed"),
+        ("parts: [{grid: {schedule.rounds: [3]}, set: 4}]", r"parts.0.set: 4 is not allowed"),
+        (
+            "parts: [{grid: {schedule.rounds: [3]}}, {grid: {schedule.lr: [1]}}]",
+            r"'schedule.\w+' varies in one part and is missing in another",
+        ),
+        (
+            "parts: [{grid: {schedule.rounds: [3]}}, {grid: {schedule.rounds: [3]}, set: {schedule.lr: 9}}]",
+            "stands twice, with different settings",
+        ),
     ],
 )
 def test_a_malformed_sweep_is_one_line(text: str, message: str, tmp_path: Path) -> None:

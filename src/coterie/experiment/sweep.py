@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ from coterie.privacy.units import number_to_json
 
 POLL_SECONDS = 0.2
 
+LABEL = "label"
+"""The key under which a cell holds the name of its part, where parts have names."""
+
 BUILT_IN = {"base": {}, "grid": {"algorithm.name": ["r-dpcfl", "oracle", "local", "global"]}}
 """The comparison that needs no file and no download."""
 
@@ -45,39 +48,106 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Values that vary together, and what else is set with them: one algorithm, its clip and its seeds."""
+
+    grid: Mapping[str, Sequence[Any]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys that the base of the sweep does not decide for this part."""
+    label: str | None = None
+    """What its rows are called where the grid alone does not tell them from those of another part."""
+
+    def to_content(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"label": self.label} if self.label is not None else {}
+        if self.settings:
+            content["set"] = dict(self.settings)
+        return {**content, "grid": {key: list(values) for key, values in self.grid.items()}}
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """A base experiment and the values that vary."""
+    """A base experiment and the values that vary: one grid, or several parts with a grid each."""
 
     base: Mapping[str, Any]
     grid: Mapping[str, Sequence[Any]]
+    """Every value of every varying key, over all parts."""
+    parts: tuple[Part, ...] = ()
+    """Empty where the grid is all there is."""
+
+    @classmethod
+    def of_parts(cls, base: Mapping[str, Any], parts: Sequence[Part]) -> "Sweep":
+        """A sweep over several grids with the same keys; cells that stand in two of them are one."""
+        grid: dict[str, list[Any]] = {}
+        for part in parts:
+            values = {LABEL: [part.label]} if part.label is not None else {}
+            for key, choices in {**values, **part.grid}.items():
+                known = grid.setdefault(key, [])
+                known += [choice for choice in choices if choice not in known]
+        for part in parts:
+            keys = {*part.grid, *([LABEL] if part.label is not None else [])}
+            if keys != set(grid):
+                missing = min(set(grid) - keys)
+                raise InputError(f"parts: '{missing}' varies in one part and is missing in another")
+        return cls(base, grid, tuple(parts))
 
     @classmethod
     def read(cls, path: Path | None) -> "Sweep":
         """The sweep in a file, or the built-in comparison."""
         content = read_yaml(path) if path is not None else BUILT_IN
-        unknown = set(content) - {"base", "grid"}
+        unknown = set(content) - {"base", "grid", "parts"}
         if unknown:
-            raise InputError(f"{path}: unknown key '{min(unknown)}'; a sweep has base and grid")
-        base, grid = content.get("base") or {}, content.get("grid") or {}
+            raise InputError(
+                f"{path}: unknown key '{min(unknown)}'; a sweep has base and grid, or base and parts"
+            )
+        base = content.get("base") or {}
         if not isinstance(base, dict):
             raise InputError(f"{path}: base should hold sections of an experiment")
-        if not isinstance(grid, dict) or not grid:
-            raise InputError(f"{path}: grid should map keys such as algorithm.name to lists of values")
-        for key, values in grid.items():
-            if not isinstance(values, list) or not values:
-                raise InputError(f"{path}: grid.{key}: {values!r} is not allowed; allowed: a list of values")
-        return cls(base, grid)
+        if "parts" not in content:
+            return cls(base, _read_grid(content.get("grid"), f"{path}: "))
+        parts = content["parts"]
+        if "grid" in content or not isinstance(parts, list) or not parts:
+            raise InputError(f"{path}: parts should be a list of grids, in place of grid")
+        return cls.of_parts(
+            base, [_read_part(part, f"{path}: parts.{number}.") for number, part in enumerate(parts)]
+        )
 
     def cells(self) -> list[Cell]:
         """Every combination, validated before any of them runs."""
         found: dict[str, Cell] = {}
-        for combination in itertools.product(*self.grid.values()):
-            values = dict(zip(self.grid, combination, strict=True))
-            name = _cell_name(values)
-            if name in found:
-                raise InputError(f"grid: {name} stands twice")
-            found[name] = Cell(name, values, Experiment.model_validate(override(self.base, values)))
+        for part in self.parts or (Part(self.grid),):
+            for cell in self._cells_of(part):
+                known = found.setdefault(cell.name, cell)
+                if known.experiment != cell.experiment:
+                    raise InputError(f"parts: {cell.name} stands twice, with different settings")
         return list(found.values())
+
+    def _cells_of(self, part: Part) -> Iterator[Cell]:
+        named = {LABEL: part.label} if part.label is not None else {}
+        seen: set[str] = set()
+        for combination in itertools.product(*part.grid.values()):
+            values = dict(zip(part.grid, combination, strict=True))
+            ordered = {key: {**named, **values}[key] for key in self.grid}
+            name = _cell_name(ordered)
+            if name in seen:
+                raise InputError(f"grid: {name} stands twice")
+            seen.add(name)
+            changed = override(self.base, {**part.settings, **values})
+            yield Cell(name, ordered, Experiment.model_validate(changed))
+
+    def contains(self, other: "Sweep") -> bool:
+        """Whether every cell of the other sweep is one of this, setting for setting."""
+        mine = {cell.name: cell.experiment for cell in self.cells()}
+        return all(mine.get(cell.name) == cell.experiment for cell in other.cells())
+
+    def joined(self, other: "Sweep") -> "Sweep":
+        """The cells of both, which must share their base and what varies."""
+        if other.base != self.base:
+            raise InputError("two sweeps with different bases cannot be one")
+        if self.contains(other):
+            return self
+        return Sweep.of_parts(
+            self.base, [*(self.parts or (Part(self.grid),)), *(other.parts or (Part(other.grid),))]
+        )
 
     @property
     def varying(self) -> list[str]:
@@ -89,8 +159,31 @@ class Sweep:
         return {key: cell.values[key] for key in self.varying}
 
     def to_yaml(self) -> str:
-        content = {"base": dict(self.base), "grid": {key: list(values) for key, values in self.grid.items()}}
+        content: dict[str, Any] = {"base": dict(self.base)}
+        if self.parts:
+            content["parts"] = [part.to_content() for part in self.parts]
+        else:
+            content["grid"] = {key: list(values) for key, values in self.grid.items()}
         return yaml.safe_dump(content, sort_keys=False)
+
+
+def _read_grid(grid: Any, where: str) -> dict[str, list[Any]]:
+    if not isinstance(grid, dict) or not grid:
+        raise InputError(f"{where}grid should map keys such as algorithm.name to lists of values")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(f"{where}grid.{key}: {values!r} is not allowed; allowed: a list of values")
+    return grid
+
+
+def _read_part(part: Any, where: str) -> Part:
+    if not isinstance(part, dict) or set(part) - {"label", "set", "grid"}:
+        raise InputError(f"{where.rstrip('.')}: {part!r} is not allowed; allowed: label, set and grid")
+    settings = part.get("set") or {}
+    if not isinstance(settings, dict):
+        raise InputError(f"{where}set: {settings!r} is not allowed; allowed: keys such as privacy.clip")
+    label = part.get("label")
+    return Part(_read_grid(part.get("grid"), where), settings, None if label is None else str(label))
 
 
 @dataclass(frozen=True)
@@ -191,8 +284,9 @@ def compare(
             raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")
         if not stored.exists():
             raise InputError(f"{out}: exists and is not a comparison; --out names another folder")
-        if Sweep.read(stored) != sweep:
-            raise InputError(f"{out}: was begun with another sweep; resume it as it was or start a new one")
+        if not sweep.contains(Sweep.read(stored)):
+            raise InputError(f"{out}: was begun with another sweep; resume it as it was or with more values")
+        folder.write_text(stored, sweep.to_yaml())
     else:
         out.mkdir(parents=True, exist_ok=True)
         folder.write_text(stored, sweep.to_yaml())

@@ -11,8 +11,8 @@ from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import Cell, Row, Sweep, SweepResult
 from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run
 
-LEADING = "algorithm.name"
-"""The key whose values share a colour, where a grid has it."""
+LEADING = ("label", "algorithm.name")
+"""Keys whose values share a colour, the first of these that a grid varies."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,9 @@ class Comparison:
 
 
 def leading_key(sweep: Sweep) -> str | None:
-    """The key that colours tell apart: the algorithm, else the first with a choice."""
+    """The key that colours tell apart: the name of a part, the algorithm, else the first with a choice."""
     choices = [key for key in sweep.varying if len(sweep.grid[key]) > 1]
-    if LEADING in choices:
-        return LEADING
-    return choices[0] if choices else None
+    return next((key for key in (*LEADING, *choices) if key in choices), None)
 
 
 def read_comparison(path: Path) -> Comparison:

@@ -121,10 +121,11 @@ def noise(mechanism: Mechanism) -> str:
 
 def setting(values: Mapping[str, object]) -> str:
     """One point of a grid as a person calls it."""
-    if set(values) == {"algorithm.name"}:
-        return str(values["algorithm.name"])
+    names = ("label", "algorithm.name")
+    if len(values) == 1 and not values.keys().isdisjoint(names):
+        return str(next(iter(values.values())))
     parts = [
-        str(value) if key == "algorithm.name" else f"{key_name(key).lower()} {_plain(value)}"
+        str(value) if key in names else f"{key_name(key).lower()} {_plain(value)}"
         for key, value in values.items()
     ]
     return ", ".join(parts) or "all runs"
