@@ -11,6 +11,7 @@ from coterie.privacy import (
     NoiseRule,
     PlanError,
     PoissonSteps,
+    PrivacyInputError,
     PrivateSelection,
     RebalancedSums,
     RoutedSums,
@@ -110,3 +111,10 @@ def test_no_noise_is_a_non_private_event():
         while isinstance(event, dp.SelfComposedDpEvent):
             event = event.event
         assert event == dp.NonPrivateDpEvent()
+
+
+def test_a_population_that_loses_a_client_can_still_fill_the_cohort_of_a_fixed_size() -> None:
+    with pytest.raises(PrivacyInputError, match="cohort: 10 is not allowed, an integer from 1 to 9"):
+        RebalancedSums(1.0, 4.0, 1.0, clients=10, cohort=10, adjacency=Adjacency.ADD_REMOVE)
+    whole = RebalancedSums(1.0, 4.0, 1.0, clients=10, cohort=10, adjacency=Adjacency.ZERO_OUT)
+    assert whole.rate == 1.0

@@ -7,11 +7,18 @@ the same file runs in one process, between processes, or against scripted answer
 Requests name a release of the plan ("training", "selection"); what that release clips, samples,
 noises and divides by is bound in the plan and looked up by whoever answers. An algorithm therefore
 cannot ask for less noise than was planned, nor for a release that was not.
+
+There are two families of requests. Where a unit is a record, each client releases something itself: `Train`
+and `Select`. Where a unit is a client or a worker, whoever aggregates is trusted with raw updates and only
+sums are released: `Cohort` opens a secret sample of members, then `Count` and `Sum` ask of that sample what
+its one planned, composed release contains. An algorithm holds a handle; who was sampled, what anyone chose
+and what anyone's update is never reaches it.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,6 +41,8 @@ class PublicFacts:
     parameters: int
     initialise: Callable[[int], Vector]
     """Parameters of a freshly initialised model; the architecture and the seed are public."""
+    layout: Mapping[str, int] = field(default_factory=dict)
+    """Name and size of each parameter tensor, in the order of the flat vector."""
 
 
 # --- requests and replies ---------------------------------------------------------------------------
@@ -91,8 +100,160 @@ class Choices:
     by_client: Mapping[str, Released[int]]
 
 
-Request: TypeAlias = Train | Select
-Reply: TypeAlias = Updates | Choices
+# --- cohorts: a unit is a client or a worker ---------------------------------------------------------
+
+
+class Choice(StrEnum):
+    """How a sampled member finds the model it starts from, and the sum that its update is added to."""
+
+    GIVEN = "given"
+    """It is told (`CohortJob.start_of`), and all updates are added to one sum."""
+    LOWEST_LOSS = "lowest-loss"
+    """The model with the lowest loss on its records; one sum for each model (IFCA)."""
+    NEAREST = "nearest"
+    """The model nearest to one that it trains itself from the mean of all; one sum for each model (FeSEM)."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a sampled member learns, without noise: its whole update is clipped afterwards.
+
+    Plain SGD over shuffled batches. `proximal` adds that weight times half the squared distance to the
+    start to every step's loss (FedProx).
+    """
+
+    epochs: int
+    batch: int
+    lr: float
+    momentum: float = 0.0
+    proximal: float = 0.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What becomes of each parameter's update, for models that are not all of one piece.
+
+    What is neither shared nor personal is routed: it is added to one cluster's sum. What is shared is added
+    to one sum of all sampled members, in the same release and under the same clip of the whole update. What
+    is personal never leaves the member: it is neither clipped nor released, and it replaces these entries of
+    whatever model the member is sent next.
+    """
+
+    shared: NDArray[np.bool_]
+    personal: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        if self.shared.shape != self.personal.shape or bool((self.shared & self.personal).any()):
+            raise ValueError("parts: a parameter is routed, shared or personal, not two of them")
+
+
+@dataclass(frozen=True)
+class CohortJob:
+    """Everything that the members of a cohort are sent: the opening of a cohort binds all of it at once.
+
+    Args:
+        members: who may be sampled, each by its own coin; any subset of the clients.
+        models: one per row; every member is sent all of them, since a download would tell what it chose.
+        start_of: for `Choice.GIVEN`, the row from which each member starts; None means row 0 for everyone.
+            Groups that overlap send few distinct models to many workers.
+    """
+
+    members: tuple[str, ...]
+    models: NDArray[np.float32]
+    training: LocalTraining
+    choice: Choice = Choice.GIVEN
+    start_of: Mapping[str, int] | None = None
+    parts: Parts | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members) or not self.members:
+            raise ValueError("members: at least one is needed, and nobody twice")
+        if self.models.ndim != 2:
+            raise ValueError(f"models: one per row is needed, not an array of shape {self.models.shape}")
+        if self.start_of is not None:
+            if self.choice is not Choice.GIVEN:
+                raise ValueError(f"start_of: members who choose by {self.choice} cannot be told a start")
+            rows = {self.start_of[member] for member in self.members}
+            if not rows <= set(range(len(self.models))):
+                raise ValueError(f"start_of: row {max(rows)} of {len(self.models)} models")
+
+    @property
+    def sums(self) -> int:
+        """How many sums the members' updates are divided among."""
+        return 1 if self.choice is Choice.GIVEN else len(self.models)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Open a secret sample of the job's members, as the planned release says: rate or size, clip, noise.
+
+    The release is charged on opening, once, for all that it is composed of: amplifying the parts of one
+    sample apart would claim less than is spent. It is charged to every member who has a plan of its own (a
+    worker of two groups pays for both, under their two names), or in one entry to the population, where one
+    plan stands for every client. Members with plans of their own must agree on the mechanism.
+
+    Several cohorts may be open in a round, one for each release and set of members; each flips its own coins.
+    """
+
+    release: str
+    job: CohortJob
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Answer to `Cohort`: a handle that means something to the engine alone, for the rest of the round."""
+
+    release: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Count:
+    """Ask for the noisy number of sampled members that chose each model; before `Sum`, at most once."""
+
+    cohort: Opened
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Answer to `Count`: one noisy count for each model. It may be negative."""
+
+    counts: Released[NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Ask for the noisy sums of the sampled members' clipped updates; closes the cohort.
+
+    Args:
+        route: probabilities by which a member who chose row i is added to sum j; every row adds up to 1. It
+            is public, hence a function of the released histogram and nothing else. Each member draws for
+            itself, with a coin of its own: a quota would tie members together and void the bound. None: to
+            the sum that it chose.
+        minimum: for the published rebalancing, clusters with fewer members are filled up to so many.
+    """
+
+    cohort: Opened
+    route: NDArray[np.float64] | None = None
+    minimum: int = 0
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Answer to `Sum`: sums, not means; the divisor is the algorithm's and must be public.
+
+    Args:
+        rows: (sums, parameters). Where parameters are shared every row holds the one sum of all members;
+            where they are personal, zeros.
+        sizes: members in each sum, for mechanisms that make them public; else None.
+    """
+
+    rows: Released[NDArray[np.float64]]
+    sizes: tuple[int, ...] | None = None
+
+
+Request: TypeAlias = Train | Select | Cohort | Count | Sum
+Reply: TypeAlias = Updates | Choices | Opened | Histogram | Sums
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Request, Reply, T]
 
@@ -111,6 +272,30 @@ def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) ->
     if not isinstance(reply, Choices):
         raise TypeError(f"a Select request was answered with {type(reply).__name__}")
     return {client: choice.value for client, choice in reply.by_client.items()}
+
+
+def open_cohort(release: str, job: CohortJob) -> Asking[Opened]:
+    """Yield a `Cohort` request and return its handle."""
+    reply = yield Cohort(release, job)
+    if not isinstance(reply, Opened):
+        raise TypeError(f"a Cohort request was answered with {type(reply).__name__}")
+    return reply
+
+
+def count(cohort: Opened) -> Asking[Released[NDArray[np.float64]]]:
+    """Yield a `Count` request and return the noisy counts."""
+    reply = yield Count(cohort)
+    if not isinstance(reply, Histogram):
+        raise TypeError(f"a Count request was answered with {type(reply).__name__}")
+    return reply.counts
+
+
+def add_up(cohort: Opened, route: NDArray[np.float64] | None = None, minimum: int = 0) -> Asking[Sums]:
+    """Yield a `Sum` request and return the noisy sums."""
+    reply = yield Sum(cohort, route, minimum)
+    if not isinstance(reply, Sums):
+        raise TypeError(f"a Sum request was answered with {type(reply).__name__}")
+    return reply
 
 
 # --- the algorithm ----------------------------------------------------------------------------------
@@ -148,6 +333,23 @@ class Assignment:
     def model_of(self, client: str) -> Vector:
         model: Vector = self.models[self.cluster_of[client]]
         return model
+
+
+@dataclass(frozen=True)
+class OwnChoice:
+    """The models of a server that does not know who uses which: each client chooses for itself.
+
+    It does so by its own records and with its own personal parts, and tells nobody. A simulation that wants
+    to know turns this into an `Assignment`, and says that doing so is outside the guarantee.
+
+    Args:
+        training: how a client trains the model that it compares, where it chooses the nearest.
+    """
+
+    models: NDArray[np.float32]
+    choice: Choice
+    training: LocalTraining
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True)
@@ -198,8 +400,8 @@ class Algorithm(ABC, Generic[S]):
         """One round: ask, combine what was released, return the next state."""
 
     @abstractmethod
-    def models(self, state: S) -> Assignment:
-        """The model each client would use after `state`."""
+    def models(self, state: S) -> Assignment | OwnChoice:
+        """The model each client would use after `state`, or how it would choose one."""
 
     def findings(self, state: S) -> Findings | None:
         """What was concluded about clusters so far, if this algorithm looks for any."""

@@ -11,6 +11,7 @@ import typer
 from coterie.cli.console import err, out, print_json, print_table
 from coterie.errors import InputError
 from coterie.privacy import (
+    POPULATION,
     AccuracySelection,
     Adjacency,
     Budget,
@@ -246,7 +247,7 @@ def client(
         release = RoutedSums(1.0, start, ratio, rate, Adjacency.ADD_REMOVE)
     else:
         release = SampledSum(1.0, start, rate, Adjacency.ADD_REMOVE)
-    unit = UnitPlan("the population", (PlannedRelease(SUMS, release, rounds),))
+    unit = UnitPlan(POPULATION, (PlannedRelease(SUMS, release, rounds),))
     plan = PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, MODELS, (unit,))
     if epsilon is not None:
         plan = calibrate(plan, Budget(epsilon, delta), accountant=accountant.value, mode=mode)

@@ -21,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import (
+    Assignment,
     Choices,
+    OwnChoice,
     Reply,
     Request,
     Select,
@@ -129,7 +131,13 @@ class LocalEngine:
     def answer(self, request: Request, round: int) -> Reply:
         if isinstance(request, Train):
             return self._train(request, round)
-        return self._select(request, round)
+        if isinstance(request, Select):
+            return self._select(request, round)
+        raise PlanError(f"a {type(request).__name__} request has no answer at record level")
+
+    def serve(self, models: OwnChoice) -> Assignment:
+        """The model that each client would choose for itself; for evaluation, outside any guarantee."""
+        raise PlanError("clients choose for themselves only where a unit is a client")
 
     def close(self) -> None:
         """End the workers, if there are any."""

@@ -45,6 +45,7 @@ from coterie.privacy import (
     PoissonSteps,
     PrivacyPlan,
     SecretKey,
+    Unit,
     calibrate,
     guarantee,
 )
@@ -169,13 +170,18 @@ def prepare(experiment: Experiment) -> Prepared:
         records={client.name: len(client.train) for client in federation.clients},
         parameters=learner.layout.size,
         initialise=initialise,
+        layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
     )
     privacy = experiment.privacy
+    draft = algorithm.plan(facts)
     budgets = {
-        client: Budget(privacy.epsilon_of(client), privacy.delta_of(client) or _default_delta(records))
-        for client, records in facts.records.items()
+        unit.subject: Budget(
+            privacy.epsilon_of(unit.subject),
+            privacy.delta_of(unit.subject) or _default_delta(_protected(draft, unit.subject, facts)),
+        )
+        for unit in draft.units
     }
-    plan = calibrate(algorithm.plan(facts), budgets, accountant=privacy.accountant, mode=privacy.mode)
+    plan = calibrate(draft, budgets, accountant=privacy.accountant, mode=privacy.mode)
     caveats = list(_caveats(experiment, federation, learner, budgets))
     promise = guarantee(
         plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
@@ -192,14 +198,31 @@ def _caveats(
         yield REFERENCES
     if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
         yield SHARED_RECORDS
-    for client in federation.clients:
-        if budgets[client.name].delta >= 1 / len(client.train):
-            yield f"delta is not below 1/{len(client.train)}, the share of one record of {client.name}"
-            break
+    yield from _delta_caveats(experiment, federation, budgets)
     if experiment.seeds.noise is not None:
         yield SEEDED
     if (drawn := randomness_caveat(learner)) is not None:
         yield drawn
+
+
+def _delta_caveats(
+    experiment: Experiment, federation: Federation, budgets: Mapping[str, Budget]
+) -> Iterator[str]:
+    """A delta of one over the number of units allows to publish one of them outright."""
+    if experiment.privacy.unit is not Unit.RECORD:
+        clients = len(federation.clients)
+        if max(budget.delta for budget in budgets.values()) >= 1 / clients:
+            yield f"delta is not below 1/{clients}, the share of one {experiment.privacy.unit}"
+        return
+    for client in federation.clients:
+        if budgets[client.name].delta >= 1 / len(client.train):
+            yield f"delta is not below 1/{len(client.train)}, the share of one record of {client.name}"
+            return
+
+
+def _protected(plan: PrivacyPlan, subject: str, facts: PublicFacts) -> int:
+    """How many units there are beside the one that is protected: what delta must be small against."""
+    return facts.records[subject] if plan.unit is Unit.RECORD else len(facts.clients)
 
 
 def _wants_references(experiment: Experiment, federation: Federation, parameters: int) -> bool:
@@ -244,6 +267,7 @@ class Run:
     def __init__(self, prepared: Prepared, files: RunFolder) -> None:
         self.prepared = prepared
         self.files = files
+        self._engine: LocalEngine | None = None
         self._tests = {
             client.name: Batch.of(client.test, prepared.learner.device)
             for client in prepared.federation.clients
@@ -266,7 +290,7 @@ class Run:
             # Only now: the ledger's lock says that no other process works in this folder.
             folder.keep_rounds(self.files.metrics, state.round)
             folder.keep_rounds(self.files.timing, state.round)
-            engine = LocalEngine(
+            engine = self._engine = LocalEngine(
                 prepared.federation,
                 prepared.learner,
                 prepared.experiment.schedule.lr,
@@ -362,7 +386,15 @@ class Run:
         due = state.round % self.prepared.experiment.evaluation.every == 0
         if not due and state.round < self.prepared.experiment.schedule.rounds:
             return None
-        return self._evaluate(self.prepared.algorithm.models(state))
+        return self._evaluate(self._assignment(state))
+
+    def _assignment(self, state: State) -> Assignment:
+        """Which model each client uses now; where only the clients know, the engine asks them."""
+        served = self.prepared.algorithm.models(state)
+        if isinstance(served, Assignment):
+            return served
+        assert self._engine is not None
+        return self._engine.serve(served)
 
     def _evaluate(self, assignment: Assignment) -> dict[str, Score]:
         learner = self.prepared.learner
@@ -372,7 +404,7 @@ class Run:
         return dict(zip(self._tests, scores, strict=True))
 
     def _log(self, state: State, scores: Scores | None, ledger: Ledger) -> None:
-        assignment = self.prepared.algorithm.models(state)
+        assignment = self._assignment(state)
         line = {
             "round": state.round,
             "accuracy": asdict(accuracy(scores)) if scores else None,
@@ -395,7 +427,7 @@ class Run:
 
     def _result(self, state: State, ledger: Ledger) -> RunResult:
         prepared = self.prepared
-        assignment = prepared.algorithm.models(state)
+        assignment = self._assignment(state)
         scores = self._evaluate(assignment)
         truth = self._truth()
         found = None

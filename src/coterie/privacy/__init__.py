@@ -23,12 +23,13 @@ from coterie.privacy.mechanisms import (
     SampledSum,
     ShuffledSteps,
 )
-from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.randomness import RandomStream, SecretKey
 from coterie.privacy.released import Released
 from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
 
 __all__ = [
+    "POPULATION",
     "AccuracySelection",
     "Adjacency",
     "Budget",

@@ -358,7 +358,11 @@ class LowestLoss(Mechanism):
 @mechanism("sampled-sum")
 @dataclass(frozen=True)
 class SampledSum(NoisySum):
-    """One noisy sum of the updates of Poisson-sampled units (DP-FedAvg, one group of DP-OGL)."""
+    """Noisy sums of the updates of Poisson-sampled units: one (DP-FedAvg, a group of DP-OGL), or several.
+
+    With several, a unit adds one vector of norm at most `clip` to one of them, so all together move by `clip`
+    (DP-IFCA without rebalancing).
+    """
 
     rate: float
     adjacency: Adjacency
@@ -408,8 +412,8 @@ class RebalancedSums(NoisySum):
 
     A cohort of exactly `cohort` of `clients` is drawn without replacement and every comparison inside a
     round is between cohorts that differ in one slot: an identifier moves by sqrt(2), one sum by twice the
-    clip. `identifier_ratio` is the identifiers' noise over half the sums' multiplier, which the publication
-    calls sigma_s and sigma_theta.
+    clip. With one client taken away there must be enough left for a cohort. `identifier_ratio` is the
+    identifiers' noise over half the sums' multiplier, which the publication calls sigma_s and sigma_theta.
     """
 
     identifier_ratio: float
@@ -420,8 +424,10 @@ class RebalancedSums(NoisySum):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("identifier_ratio", self.identifier_ratio)
-        check_count("clients", self.clients)
-        check_count("cohort", self.cohort, self.clients)
+        # A population that lost a client must still fill the cohort, or the sample's size would tell.
+        spare = 1 if self.adjacency is Adjacency.ADD_REMOVE else 0
+        check_count("clients", self.clients - spare)
+        check_count("cohort", self.cohort, self.clients - spare)
 
     @property
     def rate(self) -> float:

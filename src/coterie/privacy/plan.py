@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -13,6 +13,9 @@ from coterie.privacy import events
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.mechanisms import Mechanism, mechanism_from_json
 from coterie.privacy.units import Adjacency, Json, ThreatModel, Unit
+
+POPULATION = "the population"
+"""The subject of a plan that is the same for every client: one entry in the ledger stands for all of them."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,20 @@ class PrivacyPlan:
             return self._by_subject[subject]
         except KeyError:
             raise PlanError(f"plan: no unit is called {subject!r}") from None
+
+    def subjects_of(self, members: Sequence[str]) -> tuple[str, ...]:
+        """Whom a release on these members is charged to: each of them, or the population.
+
+        Charging the population for a release on some of it costs nobody less than is spent.
+        """
+        return (POPULATION,) if POPULATION in self._by_subject else tuple(members)
+
+    def release_of(self, members: Sequence[str], name: str) -> Mechanism:
+        """The one mechanism that all of these members planned under this name."""
+        found = {self.for_subject(subject).release(name).mechanism for subject in self.subjects_of(members)}
+        if len(found) != 1:
+            raise PlanError(f"plan: release {name!r} is planned differently by members of one cohort")
+        return found.pop()
 
     def to_json(self) -> Json:
         """The plan as plain data; subjects with the same releases share one entry."""
