@@ -11,7 +11,7 @@ from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder, runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
-from coterie.privacy import Budget, Ledger, PrivacyPlan, Unit
+from coterie.privacy import AccuracySelection, Budget, Ledger, PrivacyPlan, PrivateSelection, Unit
 
 BASE = {
     "federation": {"kind": "clusters", "sizes": [2, 3], "shift": "rotation", "records_per_client": 60},
@@ -41,6 +41,9 @@ RUNS = [
     ({"name": "dp-ifca", "clusters": 2, "start": "random"}, "sound"),
     ({"name": "km-cdpfl", "clusters": 2}, "sound"),
     ({"name": "rc-dpfl", "clusters": 2}, "paper"),
+    ({"name": "r-dpcfl", "clusters": 2, "first_round_noise": "shared"}, "sound"),
+    ({"name": "r-dpcfl", "clusters": 2, "first_round_noise": "shared"}, "paper"),
+    ({"name": "dp-ifca", "clusters": 2}, "paper"),
 ]
 
 
@@ -62,6 +65,18 @@ def test_what_was_planned_is_what_was_charged(
     assert result.groups.minority is not None
     assert runner.RunResult.load(tmp_path / "run") == result
     assert result.epsilon <= 8 or mode == "paper"
+
+
+@pytest.mark.parametrize("name", ["r-dpcfl", "dp-ifca"])
+def test_paper_mode_plans_and_runs_the_published_selection(name: str, tmp_path: Path) -> None:
+    kinds = {"sound": (PrivateSelection, 1.0), "paper": (AccuracySelection, 2.0)}
+    for mode, (kind, numerator) in kinds.items():
+        run(tmp_path / mode, {"name": name, "clusters": 2}, mode)
+        plan = PrivacyPlan.from_json(folder.read_json(RunFolder(tmp_path / mode).plan))
+        for unit in plan.units:
+            mechanism = unit.release("selection").mechanism
+            assert type(mechanism) is kind
+            assert mechanism.gumbel_scale == pytest.approx(numerator / (0.03 * 8))
 
 
 def test_mr_mtl_without_pull_equals_local_bit_for_bit(tmp_path: Path) -> None:

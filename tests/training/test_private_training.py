@@ -9,7 +9,14 @@ from scipy import stats
 
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
-from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps, PrivateSelection, SecretKey
+from coterie.privacy import (
+    AccuracySelection,
+    Adjacency,
+    FullBatchSteps,
+    PoissonSteps,
+    PrivateSelection,
+    SecretKey,
+)
 from coterie.training import dpsgd
 from coterie.training.dpsgd import train_privately
 from coterie.training.learner import Batch, Learner
@@ -133,15 +140,21 @@ def test_selection_frequencies_match_the_exponential_mechanism(learner: Learner,
     models = torch.from_numpy(rng.normal(size=(4, learner.layout.size)).astype(np.float32))
     counts = np.array([total_score(learner, model, records) for model in models])
     key = SecretKey.from_seed(5)
-    for adjacency, factor in ((Adjacency.ZERO_OUT, 1.0), (Adjacency.REPLACE_ONE, 0.5)):
-        mechanism = PrivateSelection(epsilon=0.08, adjacency=adjacency)
+    cases = (
+        (PrivateSelection, Adjacency.ZERO_OUT, 1.0),
+        (PrivateSelection, Adjacency.REPLACE_ONE, 0.5),
+        (AccuracySelection, Adjacency.ZERO_OUT, 0.5),
+    )
+    for kind, adjacency, factor in cases:
+        mechanism = kind(epsilon=0.08, adjacency=adjacency)
         streams = [
             key.stream("noise", subject="a", round=draw, release=str(adjacency), input_hash="")
             for draw in range(3000)
         ]
         chosen = [select_by_scores(counts, mechanism, stream) for stream in streams]
         again = key.stream("noise", subject="a", round=0, release=str(adjacency), input_hash="")
-        assert select_privately(learner, models, records, mechanism, again) == chosen[0]
+        if isinstance(mechanism, PrivateSelection):
+            assert select_privately(learner, models, records, mechanism, again) == chosen[0]
         odds = np.exp(factor * 0.08 * (counts - counts.max()))
         expected = 3000 * odds / odds.sum()
         assert stats.chisquare(np.bincount(chosen, minlength=4), expected).pvalue > ALPHA

@@ -6,7 +6,9 @@ from coterie.algorithms.protocol import PublicFacts
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.errors import InputError
 from coterie.privacy import (
+    AccuracySelection,
     FullBatchSteps,
+    Mode,
     Multiplier,
     NoiseRule,
     PlannedRelease,
@@ -79,8 +81,12 @@ def full_batch_round(
 
 
 def selections(privacy: PrivacySettings, client: str, share: float, times: int) -> list[PlannedRelease]:
-    """Private selections, each with a share of the client's own epsilon; none if there is no time for one."""
-    selection = PrivateSelection(epsilon=share * privacy.epsilon_of(client), adjacency=privacy.adjacency)
+    """Private selections, each with a share of the client's own epsilon; none if there is no time for one.
+
+    In mode paper they are the published ones, by accuracy, with the noise that those need.
+    """
+    kind = AccuracySelection if privacy.mode is Mode.PAPER else PrivateSelection
+    selection = kind(epsilon=share * privacy.epsilon_of(client), adjacency=privacy.adjacency)
     return [PlannedRelease("selection", selection, times)] if times else []
 
 

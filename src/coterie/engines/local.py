@@ -37,6 +37,7 @@ from coterie.engines.clients import ClientFacts, Clients, Occasion, Trainable, o
 from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.privacy import (
+    AccuracySelection,
     Charge,
     FullBatchSketch,
     FullBatchSteps,
@@ -282,9 +283,9 @@ class LocalEngine:
         sums = np.array([score_sums(self.learner, model, table, sizes) for model in models])
         return {client: sums[:, :, position] for position, client in enumerate(request.clients)}
 
-    def _selection(self, client: str, release: str) -> PrivateSelection | LowestLoss:
+    def _selection(self, client: str, release: str) -> PrivateSelection | AccuracySelection | LowestLoss:
         mechanism = self._mechanism(client, release)
-        if not isinstance(mechanism, PrivateSelection | LowestLoss):
+        if not isinstance(mechanism, PrivateSelection | AccuracySelection | LowestLoss):
             raise PlanError(f"release '{release}' is planned as {mechanism.name}: not a selection")
         return mechanism
 

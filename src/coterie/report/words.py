@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from coterie.data import ClustersFederation, DirichletFederation, NaturalFederation
 from coterie.privacy import (
+    AccuracySelection,
     FullBatchSketch,
     FullBatchSteps,
     Mechanism,
@@ -100,6 +101,8 @@ def released(mechanism: Mechanism) -> str:
             )
         case PrivateSelection():
             return "the model that fits best, by the exponential mechanism on counts of records it gets right"
+        case AccuracySelection():
+            return "the model that fits best, by the exponential mechanism on train accuracy, as published"
         case SampledSum():
             return f"the sum of the updates of a Poisson sample, rate {mechanism.rate:.3g}"
         case RoutedSums():
@@ -114,7 +117,7 @@ def noise(mechanism: Mechanism) -> str:
     """How much noise hides one unit."""
     if isinstance(mechanism, NoisySum):
         return f"{mechanism.multiplier:.4g} × clip {mechanism.clip:g}"
-    if isinstance(mechanism, PrivateSelection):
+    if isinstance(mechanism, PrivateSelection | AccuracySelection):
         return f"Gumbel, scale {significant(mechanism.gumbel_scale)}"
     return ""
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.privacy import PrivateSelection, RandomStream
+from coterie.privacy import AccuracySelection, PrivateSelection, RandomStream
 from coterie.training.learner import Batch, Learner
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 8192}
@@ -53,11 +53,14 @@ def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:
     return float(score_sums(learner, parameters, records, [len(records)])[0][0])
 
 
-def select_by_scores(scores: NDArray[np.float64], mechanism: PrivateSelection, noise: RandomStream) -> int:
+def select_by_scores(
+    scores: NDArray[np.float64], mechanism: PrivateSelection | AccuracySelection, noise: RandomStream
+) -> int:
     """Index of a model that scores well: the exponential mechanism on counts.
 
     Scores are counts over the full set of records, each in it exactly once, so one record moves every
-    score by at most one, and all in the same direction.
+    score by at most one, and all in the same direction. The published mechanism chooses by accuracy: the
+    same scores over a constant, with the noise that its own analysis asks for.
     """
     return int(np.argmax(scores + mechanism.gumbel_scale * noise.gumbel(scores.shape)))
 
