@@ -113,7 +113,7 @@ def setup(bench: Bench, name: str, clients: int, records: int) -> tuple[Learner,
 
 def trainer_of(learner: Learner, data: list[Batch], **options: Any) -> StackedTrainer:
     table = Batch(torch.cat([b.features for b in data]), torch.cat([b.targets for b in data]))
-    return StackedTrainer(learner, table, [len(b) for b in data], LR, **options)
+    return StackedTrainer(learner, table, [len(b) for b in data], **options)
 
 
 def poisson(records: int, batch: int) -> PoissonSteps:
@@ -137,7 +137,7 @@ def check(bench: Bench, name: str, tile: int) -> dict[str, Any]:
         build_model(ModelSettings(name=name), task_of(name), 0), task_of(name), bench.device, fast=False
     )
     plan = poisson(40, 10)
-    jobs = [StackedJob(w, start, plan, noise_key=11 + w, coin_key=2**62 + w) for w in range(3)]
+    jobs = [StackedJob(w, start, plan, LR, noise_key=11 + w, coin_key=2**62 + w) for w in range(3)]
     trainer = trainer_of(learner, data, tile=tile, tf32=False)
     found = trainer.train(jobs)
     worst = 0.0
@@ -175,7 +175,7 @@ def ours(
 ) -> dict[str, Any]:
     learner, data, start = setup(bench, name, clients, records)
     plan = poisson(records, BATCH if not bench.tiny else 4)
-    jobs = [StackedJob(w, start, plan, noise_key=3 + w, coin_key=5 + w) for w in range(clients)]
+    jobs = [StackedJob(w, start, plan, LR, noise_key=3 + w, coin_key=5 + w) for w in range(clients)]
     began = time.perf_counter()
     trainer = trainer_of(learner, data, **options)
     trainer.train(jobs)

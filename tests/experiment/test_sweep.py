@@ -175,9 +175,9 @@ def test_resuming_skips_finished_cells(finished: sweeps.SweepResult, monkeypatch
     started: list[str] = []
     start = sweeps._start
 
-    def watch(cell: sweeps.Cell, *rest: object, **more: object) -> object:
-        started.append(cell.name)
-        return start(cell, *rest, **more)  # type: ignore[arg-type]
+    def watch(cells: list[sweeps.Cell], *rest: object, **more: object) -> object:
+        started.extend(cell.name for cell in cells)
+        return start(cells, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sweeps, "_start", watch)
     again = compare(Sweep.read(finished.folder / "sweep.yaml"), finished.folder, resume=True)
@@ -197,3 +197,12 @@ def test_a_comparison_is_never_overwritten_nor_resumed_as_another(
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="not a comparison"):
         compare(sweep, tmp_path, resume=True)
+
+
+def test_cells_that_share_a_process_fail_and_finish_each_for_itself(
+    finished: sweeps.SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "_on_gpu", lambda cells: True)
+    shared = compare(Sweep.read(finished.folder / "sweep.yaml"), tmp_path / "out")
+    assert shared.failed == finished.failed
+    assert [row.accuracy for row in shared.rows] == [row.accuracy for row in finished.rows]

@@ -129,12 +129,14 @@ def test_coins_and_whole_rounds(own_coins: int, monkeypatch: pytest.MonkeyPatch)
         clip=1.0, noise_multiplier=1.0, records=12, batch=6, epochs=1, adjacency=Adjacency.ZERO_OUT
     )
     jobs = [
-        StackedJob(0, start, plan, noise_key=2**63 + 5, coin_key=own_coins),
-        StackedJob(1, start, plan, noise_key=6, coin_key=own_coins + 1, anchor=start - 1, anchor_weight=0.1),
+        StackedJob(0, start, plan, 0.1, noise_key=2**63 + 5, coin_key=own_coins),
+        StackedJob(
+            1, start, plan, 0.1, noise_key=6, coin_key=own_coins + 1, anchor=start - 1, anchor_weight=0.1
+        ),
     ]
-    slow = StackedTrainer(learner, table, [12, 12], 0.1, tf32=False).train(jobs)
+    slow = StackedTrainer(learner, table, [12, 12], tf32=False).train(jobs)
     monkeypatch.setattr(kernels, "available", lambda device: True)
-    trainer = StackedTrainer(learner, table, [12, 12], 0.1, tf32=False)
+    trainer = StackedTrainer(learner, table, [12, 12], tf32=False)
     assert trainer.own_kernels
     torch.testing.assert_close(trainer.train(jobs), slow, rtol=1e-4, atol=1e-6)
     keys, rates = philox.split_keys([own_coins, 1], CPU), torch.tensor([0.1, 1.0], dtype=torch.float64)

@@ -62,7 +62,7 @@ def noise(keys: torch.Tensor, step: int, count: int) -> torch.Tensor:
 
 def trainer_of(learner: Learner, records: list[Batch], tile: int = 8) -> StackedTrainer:
     table = Batch(torch.cat([r.features for r in records]), torch.cat([r.targets for r in records]))
-    return StackedTrainer(learner, table, [len(r) for r in records], LR, tile=tile)
+    return StackedTrainer(learner, table, [len(r) for r in records], tile=tile)
 
 
 def alone(learner: Learner, records: Batch, job: StackedJob) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_stacked_clients_end_where_each_would_end_alone(
     records = records_of(20, 31, 12)
     plans = [poisson(20, 5), poisson(31, 4), full(12)]
     jobs = [
-        StackedJob(which, start + 0.01 * which, plan, noise_key=2**63 + which, coin_key=77 + which)
+        StackedJob(which, start + 0.01 * which, plan, LR, noise_key=2**63 + which, coin_key=77 + which)
         for which, plan in enumerate(plans)
     ]
     jobs[1] = replace(jobs[1], anchor=start - 0.1, anchor_weight=0.7)
@@ -112,7 +112,7 @@ def test_stacked_clients_end_where_each_would_end_alone(
 def test_waves_do_not_change_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, start = learner_of("softmax")
     records = records_of(20, 31, 12)
-    jobs = [StackedJob(w, start, poisson(len(r), 4), 5 + w, 9 + w) for w, r in enumerate(records)]
+    jobs = [StackedJob(w, start, poisson(len(r), 4), LR, 5 + w, 9 + w) for w, r in enumerate(records)]
     together = trainer_of(learner, records).train(jobs)
     monkeypatch.setattr(StackedTrainer, "_clients_at_once", lambda self, jobs: 2)
     apart = trainer_of(learner, records).train(jobs)

@@ -1,10 +1,15 @@
-"""Drive one round: hand its requests to an engine and send the answers back."""
+"""Drive rounds: hand their requests to engines and send the answers back, for one run or for many."""
 
-from typing import Protocol, TypeVar
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from coterie.algorithms.protocol import Asking, Reply, Request
+from coterie.engines.local import Begun, LocalEngine, share_trainer
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 class Engine(Protocol):
@@ -15,12 +20,142 @@ class Engine(Protocol):
         ...
 
 
-def drive(asking: Asking[T], engine: Engine, round: int) -> T:
-    """Run a round's generator to its end and return what it returns."""
+@dataclass(frozen=True)
+class Ask:
+    """A request on its way: who is to answer it, and in which round."""
+
+    engine: Engine
+    request: Request
+    round: int
+
+
+Work: TypeAlias = Generator[Ask, Reply, T]
+"""Something that goes on (a round, a whole run) whenever what it asked for is answered."""
+
+
+def asks(asking: Asking[T], engine: Engine, round: int) -> Work[T]:
+    """A round's requests, addressed; returns what the round returns."""
     try:
         request = next(asking)
         while True:
-            request = asking.send(engine.answer(request, round))
+            request = asking.send((yield Ask(engine, request, round)))
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+def finish(work: Work[T]) -> T:
+    """Answer everything as it is asked."""
+    try:
+        ask = next(work)
+        while True:
+            ask = work.send(ask.engine.answer(ask.request, ask.round))
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def drive(asking: Asking[T], engine: Engine, round: int) -> T:
+    """Run a round's generator to its end and return what it returns."""
+    return finish(asks(asking, engine, round))
+
+
+@dataclass(frozen=True)
+class Outcomes(Generic[K, T]):
+    """How several works ended."""
+
+    results: Mapping[K, T]
+    failures: Mapping[K, Exception]
+
+
+def finish_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
+    """Advance many works side by side; engines that train the same network train as one program.
+
+    A work that fails takes no other with it.
+    """
+    return _Together(works).finish()
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A work that waits for a trainer, and since when."""
+
+    engine: LocalEngine
+    begun: Begun
+    since: float
+
+
+class _Together(Generic[K, T]):
+    def __init__(self, works: Mapping[K, Work[T]]) -> None:
+        self._works = dict(works)
+        self._waiting: dict[K, _Waiting] = {}
+        self._results: dict[K, T] = {}
+        self._failures: dict[K, Exception] = {}
+
+    def finish(self) -> Outcomes[K, T]:
+        try:
+            first = {key: ask for key in self._works if (ask := self._resume(key, None)) is not None}
+            _share([ask.engine for ask in first.values()])
+            for key, ask in first.items():
+                self._advance(key, ask)
+            while self._waiting:
+                self._train()
+        finally:
+            for work in self._works.values():
+                work.close()
+        return Outcomes(self._results, self._failures)
+
+    def _resume(self, key: K, reply: Reply | None) -> Ask | None:
+        """What a work asks next; None when it has ended or failed."""
+        work = self._works[key]
+        try:
+            return next(work) if reply is None else work.send(reply)
+        except StopIteration as done:
+            self._results[key] = done.value
+        except Exception as failure:
+            self._failures[key] = failure
+        return None
+
+    def _advance(self, key: K, ask: Ask | None) -> None:
+        """Let one work go on until it waits for a trainer, ends or fails."""
+        while ask is not None:
+            try:
+                if not isinstance(ask.engine, LocalEngine):
+                    reply = ask.engine.answer(ask.request, ask.round)
+                else:
+                    begun = ask.engine.begin(ask.request, ask.round)
+                    if isinstance(begun, Begun):
+                        self._waiting[key] = _Waiting(ask.engine, begun, time.perf_counter())
+                        return
+                    reply = begun
+            except Exception as failure:
+                self._works[key].close()
+                self._failures[key] = failure
+                return
+            ask = self._resume(key, reply)
+
+    def _train(self) -> None:
+        """Everyone waits: one program for each trainer, then all go on."""
+        waiting, self._waiting = self._waiting, {}
+        for trainer in {id(one.begun.trainer): one.begun.trainer for one in waiting.values()}.values():
+            members = {key: one for key, one in waiting.items() if one.begun.trainer is trainer}
+            began = time.perf_counter()
+            updates = trainer.train([job for one in members.values() for job in one.begun.jobs])
+            replies, done = {}, 0
+            for key, one in members.items():
+                replies[key] = one.begun.finish(updates[done : done + len(one.begun.jobs)])
+                done += len(one.begun.jobs)
+            seconds = time.perf_counter() - began
+            for key, one in members.items():
+                share = seconds * len(one.begun.jobs) / done
+                one.engine.waited += time.perf_counter() - one.since - share
+                self._advance(key, self._resume(key, replies[key]))
+
+
+def _share(engines: Sequence[Engine]) -> None:
+    networks: dict[str, list[LocalEngine]] = {}
+    for engine in engines:
+        if isinstance(engine, LocalEngine) and engine.stacks:
+            networks.setdefault(engine.network, []).append(engine)
+    for alike in networks.values():
+        share_trainer(alike)

@@ -13,12 +13,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from coterie.algorithms.protocol import (
     Assignment,
@@ -117,19 +119,19 @@ class LocalEngine:
         )
         self._clients = Clients(self._facts, learner, self._table)
         self._wanted_workers = workers
+        self._max_memory = max_memory
         self._pool: WorkerPool | None = None
-        self._together: StackedTrainer | None = None
-        if _stackable(learner):
-            self._together = StackedTrainer(
-                learner,
-                self._table,
-                self._facts.sizes,
-                lr,
-                compiled=sample_gradients(plan) >= COMPILE_FROM,
-                max_memory=max_memory,
-            )
+        self._trainer: StackedTrainer | None = None
+        self._first_set = 0
+        self.waited = 0.0
+        """Seconds in which other runs were computed while this one waited."""
 
     def answer(self, request: Request, round: int) -> Reply:
+        begun = self.begin(request, round)
+        return begun.finish(begun.trainer.train(begun.jobs)) if isinstance(begun, Begun) else begun
+
+    def begin(self, request: Request, round: int) -> "Begun | Reply":
+        """Charge a request, and answer it or say which jobs of a stacked program its answer takes."""
         if isinstance(request, Train):
             return self._train(request, round)
         if isinstance(request, Select):
@@ -148,7 +150,7 @@ class LocalEngine:
 
     # --- training -----------------------------------------------------------------------------------
 
-    def _train(self, request: Train, round: int) -> Updates:
+    def _train(self, request: Train, round: int) -> "Begun | Updates":
         mechanisms = {job.client: self._trainable(job.client, request.release) for job in request.jobs}
         if len(mechanisms) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
@@ -161,7 +163,7 @@ class LocalEngine:
             )
         inputs = {job.client: job_hash(self._context, job) for job in request.jobs}
         self._charge(request.release, round, inputs)
-        if self._together is not None:
+        if self.stacks:
             return self._train_together(request, mechanisms, round, inputs)
         pool = self._workers()
         if pool is not None:
@@ -210,9 +212,8 @@ class LocalEngine:
 
     def _train_together(
         self, request: Train, mechanisms: Mapping[str, Trainable], round: int, inputs: Mapping[str, str]
-    ) -> Updates:
+    ) -> "Begun | Updates":
         """All clients as one program; sketches, one small release in a run, one after the other."""
-        assert self._together is not None
         answers: dict[str, Released[Vector]] = {}
         stacked: list[tuple[TrainJob, StackedJob]] = []
         for job in request.jobs:
@@ -222,20 +223,43 @@ class LocalEngine:
                 continue
             occasion = Occasion(job.client, round, request.release, hashed)
             twin = StackedJob(
-                records=self._facts.names.index(job.client),
+                records=self._first_set + self._facts.names.index(job.client),
                 start=torch.from_numpy(job.start),
                 mechanism=mechanism,
+                lr=self._facts.lr,
                 noise_key=self._facts.stream("noise", occasion).integers(64),
                 coin_key=self._facts.stream("coins", occasion).integers(64),
                 anchor=None if job.anchor is None else torch.from_numpy(job.anchor),
                 anchor_weight=job.anchor_weight,
             )
             stacked.append((job, twin))
-        if stacked:
-            values = self._together.train([twin for _, twin in stacked]).to("cpu", torch.float32).numpy()
-            for (job, twin), value in zip(stacked, values, strict=True):
+        if not stacked:
+            return Updates(answers)
+
+        def finish(values: Tensor) -> Updates:
+            for (job, twin), value in zip(stacked, values.to("cpu", torch.float32).numpy(), strict=True):
                 answers[job.client] = Released(value, self._noise_std(job, twin.mechanism))
-        return Updates(answers)
+            return Updates(answers)
+
+        return Begun(self.trainer, tuple(twin for _, twin in stacked), finish)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether clients train as one program here."""
+        return _stackable(self.learner)
+
+    @property
+    def network(self) -> str:
+        """What two engines have in common when one program can train for both."""
+        return f"{self.learner.fingerprint()} {self.learner.task!r} {self.learner.layout.shapes!r}"
+
+    @property
+    def trainer(self) -> StackedTrainer:
+        """The program's trainer: shared with other engines, or made when first needed."""
+        if self._trainer is None:
+            share_trainer([self])
+        assert self._trainer is not None
+        return self._trainer
 
     def _noise_std(self, job: TrainJob, mechanism: Trainable) -> float:
         """Standard deviation of the noise in what is released."""
@@ -267,7 +291,7 @@ class LocalEngine:
 
     def _score(self, request: Select) -> Mapping[str, NDArray[np.float64]]:
         """Sums of scores and losses of every model, (models, 2), for each client."""
-        if self._together is not None:
+        if self.stacks:
             return self._score_together(request)
         pool = self._workers()
         if pool is not None:
@@ -343,6 +367,39 @@ class LocalEngine:
 
     def _mechanism(self, client: str, release: str) -> Mechanism:
         return self.plan.for_subject(client).release(release).mechanism
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A request that is charged but not yet computed: jobs for a trainer, and how they become its answer."""
+
+    trainer: StackedTrainer
+    jobs: tuple[StackedJob, ...]
+    finish: Callable[[Tensor], Updates]
+
+
+def share_trainer(engines: Sequence[LocalEngine]) -> None:
+    """Let engines that train the same network train in the same programs.
+
+    Their clients are more clients, nothing else: plans, ledgers, keys and records stay each engine's own.
+    """
+    first = engines[0]
+    tables: list[Batch] = []
+    sizes: list[int] = []
+    for engine in engines:
+        engine._first_set = len(sizes)
+        tables.append(engine._table)
+        sizes.extend(engine._facts.sizes)
+    gradients = sum(sample_gradients(engine.plan) for engine in engines)
+    trainer = StackedTrainer(
+        first.learner,
+        join(tables),
+        sizes,
+        compiled=gradients >= COMPILE_FROM,
+        max_memory=first._max_memory,
+    )
+    for engine in engines:
+        engine._trainer = trainer
 
 
 def sample_gradients(plan: PrivacyPlan) -> int:

@@ -14,7 +14,7 @@ from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
 from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
-from coterie.engines.driver import drive
+from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder, references
@@ -148,12 +148,23 @@ class Prepared:
     guarantee: Guarantee
 
 
-def prepare(experiment: Experiment) -> Prepared:
-    """Load data and model, let the algorithm declare its plan, and find the noise that keeps the promise."""
+def load_federation(experiment: Experiment) -> Federation:
+    """The clients and their records, which data, federation and simulation seed alone decide."""
     seed = experiment.seeds.simulation
-    dataset = load_dataset(experiment.data, seed)
-    federation = build_federation(dataset, experiment.federation, seed)
+    federation = build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
     check_federation(federation)
+    return federation
+
+
+def prepare(experiment: Experiment, federation: Federation | None = None) -> Prepared:
+    """Load data and model, let the algorithm declare its plan, and find the noise that keeps the promise.
+
+    Args:
+        federation: the experiment's own, when it is loaded already.
+    """
+    seed = experiment.seeds.simulation
+    if federation is None:
+        federation = load_federation(experiment)
     model = build_model(experiment.model, federation.task, seed)
     check_model(model, federation.task)
     # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
@@ -246,6 +257,12 @@ def run(
     if not isinstance(experiment, Experiment):
         experiment = read_experiment(Path(experiment) if experiment is not None else None)
     target = Path(out) if out is not None else _folder_for(experiment, resume)
+    done = finished(experiment, target, resume=resume)
+    return done or Run(prepare(experiment), RunFolder(target)).finish(watch)
+
+
+def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult | None:
+    """The result that the folder holds already; None when there is work to do and the folder fits it."""
     files = RunFolder(target)
     if files.exists:
         if not resume:
@@ -258,7 +275,7 @@ def run(
             return RunResult.load(target)
     elif target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target}: exists and is not a run folder; --out names another")
-    return Run(prepare(experiment), files).finish(watch or (lambda report: None))
+    return None
 
 
 class Run:
@@ -273,8 +290,12 @@ class Run:
             for client in prepared.federation.clients
         }
 
-    def finish(self, watch: Callable[[RoundReport], None]) -> RunResult:
+    def finish(self, watch: Callable[[RoundReport], None] | None = None) -> RunResult:
         """Do the rounds that are still to be done, then evaluate and write the result."""
+        return finish(self.work(watch))
+
+    def work(self, watch: Callable[[RoundReport], None] | None = None) -> Work[RunResult]:
+        """The same, asking whoever drives it to have the engine answer."""
         prepared = self.prepared
         secret = self._open_folder()
         algorithm = prepared.algorithm
@@ -302,23 +323,25 @@ class Run:
                 context=self._context(),
             )
             while state.round < prepared.experiment.schedule.rounds:
-                began = time.perf_counter()
-                state = drive(algorithm.round(state), engine, state.round + 1)
+                began, waited = time.perf_counter(), engine.waited
+                state = yield from asks(algorithm.round(state), engine, state.round + 1)
                 trained = time.perf_counter()
+                began += engine.waited - waited
                 scores = self._evaluate_if_due(state)
                 self._log(state, scores, ledger)
                 seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
                 folder.append_line(self.files.timing, {"round": state.round, **seconds})
                 checkpoint.save(self.files.checkpoint, Checkpoint(state, ledger.head))
-                watch(
-                    RoundReport(
-                        round=state.round,
-                        rounds=prepared.experiment.schedule.rounds,
-                        accuracy=accuracy(scores).mean if scores else None,
-                        epsilon=ledger.spent(),
-                        seconds=sum(seconds.values()),
+                if watch is not None:
+                    watch(
+                        RoundReport(
+                            round=state.round,
+                            rounds=prepared.experiment.schedule.rounds,
+                            accuracy=accuracy(scores).mean if scores else None,
+                            epsilon=ledger.spent(),
+                            seconds=sum(seconds.values()),
+                        )
                     )
-                )
             result = self._result(state, ledger)
         folder.write_json(self.files.result, result.to_json())
         self.files.secret.unlink()

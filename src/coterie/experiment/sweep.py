@@ -1,7 +1,8 @@
-"""A grid of experiments: every cell an ordinary run in a process of its own, then one table.
+"""A grid of experiments: every cell an ordinary run, then one table.
 
-Cells are separate processes so that one that breaks (or is killed) takes nothing with it, and so that several
-run at once on as many cores, each with one thread.
+On a CPU cells are separate processes, so that one that breaks (or is killed) takes nothing with it, and so
+that several run at once on as many cores, each with one thread. A GPU has room for the clients of several
+cells in one program: there they share a process.
 """
 
 import csv
@@ -27,9 +28,12 @@ from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.experiment.together import beside, fit_together
 from coterie.privacy.units import number_to_json
 
 POLL_SECONDS = 0.2
+CELLS_AT_ONCE = 8
+"""Cells whose clients share a GPU: enough to fill it."""
 
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
@@ -302,57 +306,72 @@ def compare(
 
 def _run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[Progress], None]) -> None:
     """Keep `workers` processes busy until every cell has finished or failed; a failure is in its log."""
-    waiting = [cell for cell in cells if not RunFolder(_cell_path(out, cell)).finished]
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    waiting = _shares([cell for cell in cells if not RunFolder(_cell_path(out, cell)).finished])
+    running: list[tuple[list[Cell], subprocess.Popen[bytes]]] = []
     failed: set[str] = set()
     rounds = {cell.name: cell.experiment.schedule.rounds for cell in cells}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                cell = waiting.pop(0)
-                running[cell.name] = _start(cell, out, threads=1 if workers > 1 else None)
-            for name, process in list(running.items()):
+                share = waiting.pop(0)
+                running.append((share, _start(share, out, threads=1 if workers > 1 else None)))
+            for share, process in list(running):
                 if process.poll() is None:
                     continue
-                del running[name]
-                if process.returncode != 0:
-                    failed.add(name)
-                    _note_exit(out / "cells" / f"{name}.log", process.returncode)
+                running.remove((share, process))
+                for cell in share:
+                    if process.returncode != 0 and not RunFolder(_cell_path(out, cell)).finished:
+                        failed.add(cell.name)
+                        _note_exit(out / "cells" / f"{cell.name}.log", process.returncode)
             watch(Progress({cell.name: _rounds_done(out, cell) for cell in cells}, rounds, frozenset(failed)))
             if running:
                 time.sleep(POLL_SECONDS)
     finally:
-        for process in running.values():
+        for _, process in running:
             process.terminate()
 
 
-def _start(cell: Cell, out: Path, threads: int | None) -> subprocess.Popen[bytes]:
-    path = _cell_path(out, cell)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    experiment = path.parent / f"{cell.name}.yaml"
-    folder.write_text(experiment, to_yaml(cell.experiment))
+def _shares(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Which cells share a process: one alone on a CPU, as many as are alike on a GPU."""
+    if not _on_gpu(cells):
+        return [[cell] for cell in cells]
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(fit_together(cell.experiment), []).append(cell)
+    return [
+        same[first : first + CELLS_AT_ONCE]
+        for same in alike.values()
+        for first in range(0, len(same), CELLS_AT_ONCE)
+    ]
+
+
+def _start(cells: Sequence[Cell], out: Path, threads: int | None) -> subprocess.Popen[bytes]:
+    """One process for these cells."""
+    paths = [_cell_path(out, cell) for cell in cells]
+    for cell, path in zip(cells, paths, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.write_text(beside(path, ".yaml"), to_yaml(cell.experiment))
     environment = dict(os.environ)
     if threads is not None:
         environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
-    command = [
-        sys.executable,
-        "-m",
-        "coterie",
-        "run",
-        str(experiment),
-        "--out",
-        str(path),
-        "--resume",
-        "--json",
-    ]
-    with (path.parent / f"{cell.name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
+    if len(cells) == 1:
+        arguments = ["coterie", "run", str(beside(paths[0], ".yaml")), "--out", str(paths[0])]
+        arguments += ["--resume", "--json"]
+    else:
+        arguments = ["coterie.experiment.together", *map(str, paths)]
+    with beside(paths[0], ".log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL, stderr=log, env=environment
+        )
 
 
 def _default_workers(cells: Sequence[Cell]) -> int:
-    """A core per cell; on a GPU, one cell at a time has it all."""
-    on_gpu = torch.cuda.is_available() and any(cell.experiment.engine.device != "cpu" for cell in cells)
-    return 1 if on_gpu else max(1, min(len(cells), os.cpu_count() or 1))
+    """A core per cell; a GPU is given to one process at a time."""
+    return 1 if _on_gpu(cells) else max(1, min(len(cells), os.cpu_count() or 1))
+
+
+def _on_gpu(cells: Sequence[Cell]) -> bool:
+    return torch.cuda.is_available() and all(cell.experiment.engine.device != "cpu" for cell in cells)
 
 
 def _cell_path(out: Path, cell: Cell) -> Path:

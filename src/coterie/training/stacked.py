@@ -37,6 +37,7 @@ class StackedJob:
     Args:
         records: which of the trainer's record sets it learns from.
         start: parameters, (parameters,).
+        lr: step size.
         noise_key, coin_key: 64 bits each, from the client's secret streams.
         anchor, anchor_weight: parameters towards which every step pulls, and how strongly.
     """
@@ -44,6 +45,7 @@ class StackedJob:
     records: int
     start: Tensor
     mechanism: PoissonSteps | FullBatchSteps
+    lr: float
     noise_key: int
     coin_key: int
     anchor: Tensor | None = None
@@ -62,7 +64,6 @@ class StackedTrainer:
         learner: Learner,
         table: Batch,
         sizes: Sequence[int],
-        lr: float,
         *,
         tile: int = TILE,
         own_kernels: bool = True,
@@ -86,7 +87,6 @@ class StackedTrainer:
             raise ValueError("clients can only be stacked where every layer has a rule")
         self.learner = learner
         self.book = learner.book
-        self.lr = lr
         self.tile = tile
         self.table = table
         self.compiled = compiled
@@ -100,6 +100,16 @@ class StackedTrainer:
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""
+        # A full batch is one step of thousands of records, a round of Poisson batches hundreds of steps of a
+        # few: in one program, either would be padded to the other's size.
+        kinds = [
+            [at for at, job in enumerate(jobs) if isinstance(job.mechanism, kind)]
+            for kind in (FullBatchSteps, PoissonSteps)
+        ]
+        if all(kinds):
+            apart = torch.cat([self.train([jobs[at] for at in kind]) for kind in kinds])
+            order = torch.tensor(kinds[0] + kinds[1], device=apart.device)
+            return apart[order.argsort()]
         wave = self._clients_at_once(jobs)
         # Coarser products change no promise: norms are taken of the very gradients that are summed, or of the
         # same factors, and both in float64, where the matrix units do not round.
@@ -233,8 +243,8 @@ class _Program:
         load(self.rates, [sampling_rate(mechanism) for mechanism in mechanisms])
         load(self.clips, [mechanism.clip for mechanism in mechanisms])
         load(self.noise_stds, [mechanism.noise_std for mechanism in mechanisms])
-        load(self.step_sizes, [self.trainer.lr / mechanism.denominator for mechanism in mechanisms])
-        load(self.pulls, [self.trainer.lr * job.anchor_weight for job in jobs])
+        load(self.step_sizes, [job.lr / job.mechanism.denominator for job in jobs])
+        load(self.pulls, [job.lr * job.anchor_weight for job in jobs])
         load(self.steps, [mechanism.steps for mechanism in mechanisms])
         load(self.bases, [base for base, _ in places])
         load(self.sizes, [size for _, size in places])

@@ -1,0 +1,70 @@
+"""Several runs in one process, side by side, so that a GPU trains the clients of all of them as one program.
+
+    python -m coterie.experiment.together FOLDER...
+
+Each run's experiment stands beside its folder, in FOLDER.yaml. Every run keeps a folder, a ledger and a
+checkpoint of its own, as if it ran alone, and resumes in any company. What stops a run is written to
+FOLDER.log and stops no other.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coterie.data import Federation
+from coterie.engines.driver import Outcomes, Work, finish_together
+from coterie.errors import CoterieError
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import Run, RunResult, finished, load_federation, prepare
+from coterie.experiment.schema import Experiment
+
+
+def run_together(experiments: Mapping[Path, Experiment]) -> Outcomes[Path, RunResult]:
+    """Begin or resume the run of every folder, and finish all of them."""
+    federations: dict[str, Federation] = {}
+    works: dict[Path, Work[RunResult]] = {}
+    done: dict[Path, RunResult] = {}
+    failures: dict[Path, Exception] = {}
+    for path, experiment in experiments.items():
+        try:
+            if (result := finished(experiment, path, resume=True)) is not None:
+                done[path] = result
+                continue
+            records = _records_of(experiment)
+            if records not in federations:
+                federations[records] = load_federation(experiment)
+            works[path] = Run(prepare(experiment, federations[records]), RunFolder(path)).work()
+        except Exception as failure:
+            failures[path] = failure
+    ended = finish_together(works)
+    return Outcomes({**done, **ended.results}, {**failures, **ended.failures})
+
+
+def _records_of(experiment: Experiment) -> str:
+    """What decides a federation's records."""
+    return f"{experiment.data!r} {experiment.federation!r} {experiment.seeds.simulation}"
+
+
+def fit_together(experiment: Experiment) -> str:
+    """Experiments for which this is the same train the same network on the same kind of data."""
+    return f"{experiment.data!r} {experiment.model!r} {experiment.privacy.unit} {experiment.engine!r}"
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The file of a run that stands beside its folder."""
+    return path.parent / f"{path.name}{suffix}"
+
+
+def main(folders: Sequence[str]) -> int:
+    paths = [Path(folder) for folder in folders]
+    outcomes = run_together({path: read_experiment(beside(path, ".yaml")) for path in paths})
+    for path, failure in outcomes.failures.items():
+        text = " ".join(str(failure).split()) or type(failure).__name__
+        kind = "" if isinstance(failure, CoterieError) else f"{type(failure).__name__}: "
+        beside(path, ".log").write_text(f"error: {kind}{text}\n", encoding="utf-8")
+    return 1 if outcomes.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
