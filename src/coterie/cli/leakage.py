@@ -1,6 +1,5 @@
 """`coterie leakage`: who can learn how much about whom in overlapping groups, before anyone trains."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,23 +13,19 @@ from coterie.groups import (
     GroupAlgorithm,
     Leakage,
     Schedule,
+    Shape,
     Structure,
     Threat,
     check,
-    clustered,
     coalition_leakage,
     drawn_labels,
-    global_structure,
     history,
-    label,
+    named_structure,
     pair_guarantee,
     read_labels,
     read_requirements,
-    read_structure,
-    ring,
     search,
     solve_pair,
-    string,
 )
 from coterie.groups import leakage as leakage_of
 from coterie.privacy import Guarantee, Mode
@@ -38,16 +33,6 @@ from coterie.privacy.guarantee import round_up
 
 _MOST_ROWS = 12
 _MOST_EPOCHS_DRAWN = 40
-
-
-class Shape(StrEnum):
-    """Structures that need no file."""
-
-    GLOBAL = "global"
-    RING = "ring"
-    STRING = "string"
-    CLUSTERED = "clustered"
-    LABEL = "label"
 
 
 def leakage(
@@ -133,37 +118,16 @@ def leakage(
 def _structure(
     name: str, workers: int | None, groups: int | None, labels: Path | None, seed: int
 ) -> Structure:
-    if name not in tuple(Shape):
-        if "." not in Path(name).name:
-            allowed = f"{', '.join(Shape)} or a JSON, YAML or CSV file"
-            raise InputError(f"--structure: {name!r} is not allowed, {allowed} is")
-        found = read_structure(Path(name), workers)
-        if groups is not None and groups != len(found.groups):
-            raise InputError(f"--groups: {groups} is not allowed, {name} has {len(found.groups)}")
-        return found
     if labels is not None and name != Shape.LABEL:
         raise InputError(f"--labels: {labels} is only allowed with --structure label")
     held = None if labels is None else read_labels(labels)
-    workers = _given("--workers", workers if held is None else workers or len(held))
-    if name == Shape.GLOBAL:
-        if groups not in (None, 1):
-            raise InputError(f"--groups: {groups} is not allowed with --structure global, 1 is")
-        return global_structure(workers)
-    groups = _given("--groups", groups)
-    if name == Shape.LABEL:
-        if held is not None and len(held) != workers:
-            raise InputError(f"--workers: {workers} is not allowed, {labels} has {len(held)}")
-        if workers < 1:
-            raise InputError(f"--workers: {workers} is not allowed, at least 1 is")
-        return label(held or drawn_labels(workers, seed), groups)
-    build = {Shape.RING: ring, Shape.STRING: string, Shape.CLUSTERED: clustered}[Shape(name)]
-    return build(workers, groups)
-
-
-def _given(key: str, value: int | None) -> int:
-    if value is None:
-        raise InputError(f"{key}: nothing was given, a number is needed for this structure")
-    return value
+    if held is not None and workers is None:
+        workers = len(held)
+    if held is not None and len(held) != workers:
+        raise InputError(f"--workers: {workers} is not allowed, {labels} has {len(held)}")
+    return named_structure(
+        name, workers, groups, lambda: held or drawn_labels(workers or 0, seed), prefix="--"
+    )
 
 
 def _numbers(key: str, text: str) -> list[float]:

@@ -6,6 +6,7 @@ from coterie.data.federation import (
     ClustersFederation,
     DirichletFederation,
     FederationSettings,
+    GroupsFederation,
     NaturalFederation,
     build_federation,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "DirichletFederation",
     "Federation",
     "FederationSettings",
+    "GroupsFederation",
     "NaturalFederation",
     "Owners",
     "Records",

@@ -9,6 +9,7 @@ import numpy as np
 
 from coterie.data.records import Array, Records, Task
 from coterie.errors import DataError
+from coterie.groups import Structure
 
 
 @dataclass(frozen=True)
@@ -32,19 +33,23 @@ class Federation:
     Args:
         truth: the cluster each client was built from, where it is known. For evaluation only: nothing
             that trains or clusters may see it.
+        structure: who is in which group, where clients work in groups; it numbers them in their order.
     """
 
     clients: tuple[Client, ...]
     task: Task
     truth: tuple[int, ...] | None = None
+    structure: Structure | None = None
 
     def __repr__(self) -> str:
         records = sum(len(client.train) for client in self.clients)
         return f"Federation({len(self.clients)} clients, {records} training records, {self.task})"
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, task, truth and every array: equal only for equal federations."""
+        """SHA-256 over names, task, truth, groups and every array: equal only for equal federations."""
         digest = hashlib.sha256(repr((self.task, self.truth, len(self.clients))).encode())
+        if self.structure is not None:
+            digest.update(repr(self.structure.groups).encode())
         for client in self.clients:
             digest.update(repr(client.name).encode())
             for records in (client.train, client.validation, client.test):
@@ -55,9 +60,9 @@ class Federation:
         return digest.hexdigest()
 
 
-def client_name(index: int, clients: int) -> str:
+def client_name(index: int, clients: int, kind: str = "client") -> str:
     """A name for a client that has none of its own, padded so that names sort as clients are numbered."""
-    return f"client-{index:0{len(str(clients - 1))}d}"
+    return f"{kind}-{index:0{len(str(clients - 1))}d}"
 
 
 def check_federation(federation: Federation) -> None:
@@ -70,6 +75,8 @@ def check_federation(federation: Federation) -> None:
             raise DataError(f"client {name}: {names.count(name)} clients have this name")
     if federation.truth is not None and len(federation.truth) != len(names):
         raise DataError(f"the truth names a cluster for {len(federation.truth)} of {len(names)} clients")
+    if federation.structure is not None and federation.structure.names != tuple(names):
+        raise DataError("the groups name other workers than the federation has")
     for client in federation.clients:
         parts = {"training": client.train, "validation": client.validation, "test": client.test}
         for part, records in parts.items():

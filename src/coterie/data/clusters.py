@@ -22,7 +22,7 @@ class ClustersFederation(Settings):
     dataset has no test records, those that nobody trains on are held out.
     """
 
-    kind: Literal["clusters"] = Field("clusters", description="clusters | dirichlet | natural")
+    kind: Literal["clusters"] = Field("clusters", description="clusters | dirichlet | natural | groups")
     sizes: tuple[PositiveInt, ...] = Field((3, 6, 6, 6), min_length=1, description="clients per cluster")
     shift: Literal["rotation", "label", "none"] = Field(
         "rotation", description="rotation (by 90 k degrees in cluster k) | label (moved by k classes) | none"

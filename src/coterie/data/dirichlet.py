@@ -21,7 +21,7 @@ class DirichletFederation(Settings):
     others. Test records of a class go to the clients in proportion to their training records of it.
     """
 
-    kind: Literal["dirichlet"] = Field("dirichlet", description="clusters | dirichlet | natural")
+    kind: Literal["dirichlet"] = Field("dirichlet", description="clusters | dirichlet | natural | groups")
     clients: PositiveInt = Field(description="how many clients")
     alpha: float = Field(
         gt=0, allow_inf_nan=False, description="concentration; a small one leaves each client few classes"

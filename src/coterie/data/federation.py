@@ -9,6 +9,7 @@ from pydantic import Field
 from coterie.data.clients import Client, Federation, check_federation
 from coterie.data.clusters import ClustersFederation, build_clusters
 from coterie.data.dirichlet import DirichletFederation, build_dirichlet
+from coterie.data.groups import GroupsFederation, build_groups
 from coterie.data.natural import NaturalFederation, build_natural
 from coterie.data.records import Dataset
 
@@ -18,13 +19,15 @@ __all__ = [
     "DirichletFederation",
     "Federation",
     "FederationSettings",
+    "GroupsFederation",
     "NaturalFederation",
     "build_federation",
     "check_federation",
 ]
 
 FederationSettings = Annotated[
-    ClustersFederation | DirichletFederation | NaturalFederation, Field(discriminator="kind")
+    ClustersFederation | DirichletFederation | NaturalFederation | GroupsFederation,
+    Field(discriminator="kind"),
 ]
 
 
@@ -37,5 +40,7 @@ def build_federation(dataset: Dataset, settings: FederationSettings, seed: int) 
             federation = build_dirichlet(dataset, settings, seed)
         case NaturalFederation():
             federation = build_natural(dataset, settings, seed)
+        case GroupsFederation():
+            federation = build_groups(dataset, settings, seed)
     check_federation(federation)
     return federation

@@ -17,7 +17,7 @@ from coterie.settings import Settings
 class NaturalFederation(Settings):
     """One client per owner of records."""
 
-    kind: Literal["natural"] = Field("natural", description="clusters | dirichlet | natural")
+    kind: Literal["natural"] = Field("natural", description="clusters | dirichlet | natural | groups")
     clients: PositiveInt | Literal["enough"] | None = Field(
         None,
         description="how many to draw of those with enough records | enough (all of those) | null (everyone; "
@@ -40,7 +40,8 @@ def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> F
     owners = dataset.owners
     if owners is None:
         raise InputError(
-            f"federation.kind: natural; {dataset.name} has no natural clients, allowed: clusters, dirichlet"
+            f"federation.kind: natural; {dataset.name} has no natural clients, "
+            "allowed: clusters, dirichlet, groups"
         )
     count = len(owners.names)
     positions = _positions(owners.train, count)

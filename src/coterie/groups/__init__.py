@@ -11,6 +11,7 @@ from coterie.groups.leakage import (
     pair_epsilon,
     pair_guarantee,
 )
+from coterie.groups.named import Shape, is_file, named_structure
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import (
     Structure,
@@ -21,6 +22,7 @@ from coterie.groups.structures import (
     ring,
     string,
 )
+from coterie.groups.watched import Watched
 
 __all__ = [
     "Design",
@@ -30,16 +32,20 @@ __all__ = [
     "Relation",
     "Requirement",
     "Schedule",
+    "Shape",
     "Structure",
     "Threat",
+    "Watched",
     "check",
     "clustered",
     "coalition_leakage",
     "drawn_labels",
     "global_structure",
     "history",
+    "is_file",
     "label",
     "leakage",
+    "named_structure",
     "pair_epsilon",
     "pair_guarantee",
     "read_labels",

@@ -54,6 +54,7 @@ class Leakage:
     class_epsilon: Floats
     class_published_counts: Ints | None = None
     class_published_epsilon: Floats | None = None
+    adjacency: Adjacency = Adjacency.ZERO_OUT
 
     def __repr__(self) -> str:
         return (
@@ -130,7 +131,14 @@ class Leakage:
     def guarantee(self, target: int, *observers: int) -> Guarantee:
         """What holds for one worker against one other, or several that tell each other everything."""
         return pair_guarantee(
-            self.structure, self.schedule, target, observers, self.epoch, self.delta, self.threat
+            self.structure,
+            self.schedule,
+            target,
+            observers,
+            self.epoch,
+            self.delta,
+            self.threat,
+            self.adjacency,
         )
 
     def _spread(self, by_class: npt.NDArray[_T]) -> npt.NDArray[_T]:
@@ -145,6 +153,7 @@ def leakage(
     epoch: int,
     delta: float,
     threat: Threat | None = None,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> Leakage:
     """Counts and epsilon for every pair of workers when the models up to index `epoch` have been seen.
 
@@ -154,6 +163,7 @@ def leakage(
         epoch: index of the newest model; one group has then made epoch - 1 releases.
         delta: delta of every epsilon.
         threat: by default anyone for DP-OGL, outsiders for DP-OGL+.
+        adjacency: whether the target falls silent in the other world or is replaced.
 
     Example:
         >>> from coterie.groups import ring
@@ -164,11 +174,11 @@ def leakage(
     known = contained(structure.overlap, schedule, epoch)
     priced = accounted(structure, schedule)
     counts, by_noise = _counts(structure, priced, _observer_max(structure, known))
-    epsilon_counts = epsilons(_count_charges(by_noise), delta).reshape(counts.shape)
+    epsilon_counts = epsilons(_count_charges(by_noise), delta, adjacency).reshape(counts.shape)
     epsilon = epsilon_counts
     published_counts = published_epsilon = None
     if not schedule.publishes_drafts:
-        epsilon = _with_cuts(structure, schedule, epoch, delta, epsilon_counts)
+        epsilon = _with_cuts(structure, schedule, epoch, delta, epsilon_counts, adjacency)
     if schedule.mode is Mode.PAPER:
         nearest = _observer_min(structure, structure.distances)
         claimed = published_contained_at(nearest, schedule, epoch)
@@ -185,6 +195,7 @@ def leakage(
         epsilon,
         published_counts,
         published_epsilon,
+        adjacency,
     )
 
 
@@ -224,6 +235,7 @@ def pair_guarantee(
     epoch: int,
     delta: float,
     threat: Threat | None = None,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> Guarantee:
     """The sentence for one worker against one other, or a coalition that tells each other everything."""
     threat = _checked(structure, schedule, delta, threat)
@@ -233,12 +245,10 @@ def pair_guarantee(
             f"pair: {structure.name(target)} shares a group with an observer, "
             "threat model 2 has only observers from other groups"
         )
-    _, epsilon, cut, charges = _best(structure, schedule, target, observers, epoch, delta, Adjacency.ZERO_OUT)
+    _, epsilon, cut, charges = _best(structure, schedule, target, observers, epoch, delta, adjacency)
     replaced = pair_epsilon(structure, schedule, target, observers, epoch, delta, Adjacency.REPLACE_ONE)
-    caveats = list(structure.caveats)
     published = None
     if schedule.mode is Mode.PAPER:
-        caveats.append(DRAFT_CAVEAT if schedule.publishes_drafts else PUBLISHED_CAVEAT)
         published = published_pair_epsilon(structure, schedule, target, observers, epoch, delta)
     groups = sorted(structure.groups_of(*observers))
     sees = f"every model of group{'s' if groups[1:] else ''} {_listed(structure, groups)} up to index {epoch}"
@@ -246,8 +256,8 @@ def pair_guarantee(
     hidden = f", cut at group{'s' if len(cut.hidden) > 1 else ''} {_listed(structure, sorted(cut.hidden))}"
     return Guarantee(
         unit=Unit.WORKER,
-        subject=f"the population (number {structure.name(target)})",
-        adjacency=Adjacency.ZERO_OUT,
+        subject=f"the population ({'' if structure.names else 'number '}{structure.name(target)})",
+        adjacency=adjacency,
         threat=ThreatModel(
             f"worker{'s' if len(observers) > 1 else ''} {names}", sees, MASTERS, len(observers)
         ),
@@ -257,9 +267,16 @@ def pair_guarantee(
         accountant=f"RDP{hidden if cut.hidden else ''}",
         mode=schedule.mode,
         event=composed_shifts({kind: int(times[0]) for kind, times in charges.items()}),
-        caveats=tuple(caveats),
+        caveats=caveats_of(structure, schedule),
         published_epsilon=published,
     )
+
+
+def caveats_of(structure: Structure, schedule: Schedule) -> tuple[str, ...]:
+    """What every guarantee about this structure and schedule has to add."""
+    if schedule.mode is not Mode.PAPER:
+        return structure.caveats
+    return (*structure.caveats, DRAFT_CAVEAT if schedule.publishes_drafts else PUBLISHED_CAVEAT)
 
 
 def published_pair_epsilon(
@@ -441,7 +458,14 @@ def _count_charges(by_noise: dict[Noise, Ints]) -> Charges:
     return {Shift(noise, 1, 0): table.ravel() for noise, table in by_noise.items()}
 
 
-def _with_cuts(structure: Structure, schedule: Schedule, epoch: int, delta: float, epsilon: Floats) -> Floats:
+def _with_cuts(
+    structure: Structure,
+    schedule: Schedule,
+    epoch: int,
+    delta: float,
+    epsilon: Floats,
+    adjacency: Adjacency,
+) -> Floats:
     """The least of the count bound and of every promising cut, for all classes."""
     best = epsilon.copy()
     observers = Observers(structure, structure.class_groups)
@@ -455,5 +479,5 @@ def _with_cuts(structure: Structure, schedule: Schedule, epoch: int, delta: floa
         joint = {kind: np.concatenate([charges[kind] for _, _, charges in entries]) for kind in kinds}
         targets = np.concatenate([np.full(len(concerned), number) for number, concerned, _ in entries])
         watching = np.concatenate([concerned for _, concerned, _ in entries])
-        np.minimum.at(best, (targets, watching), epsilons(joint, delta))
+        np.minimum.at(best, (targets, watching), epsilons(joint, delta, adjacency))
     return best

@@ -1,0 +1,67 @@
+"""Workers in overlapping groups: Dirichlet shares of the records, and who works with whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from coterie.data.clients import Federation, client_name
+from coterie.data.dirichlet import DirichletFederation, build_dirichlet
+from coterie.data.records import Dataset
+from coterie.errors import InputError
+from coterie.groups import Structure, is_file, named_structure
+from coterie.settings import Settings
+
+
+class GroupsFederation(Settings):
+    """Workers that train in groups, each in one or several; the groups are public and stay as they are."""
+
+    kind: Literal["groups"] = Field("groups", description="clusters | dirichlet | natural | groups")
+    structure: str = Field(
+        "ring", description="global | ring | string | clustered | label | a JSON, YAML or CSV file of groups"
+    )
+    workers: PositiveInt | None = Field(None, description="how many; null: as many as the file has")
+    groups: PositiveInt | None = Field(None, description="how many; null: one, or as many as the file has")
+    alpha: float = Field(
+        0.1, gt=0, allow_inf_nan=False, description="concentration of the Dirichlet mixtures of labels"
+    )
+    records_per_client: PositiveInt | None = Field(
+        None, description="records dealt to every worker; null: an equal share of all"
+    )
+    test_share: float = Field(0.2, gt=0, lt=1, description="held out of a dataset without test records")
+
+
+def build_groups(dataset: Dataset, settings: GroupsFederation, seed: int) -> Federation:
+    """Deal the records, then say who is in which group; by labels, only after they are dealt."""
+    known = None
+    if is_file(settings.structure):
+        known = named_structure(settings.structure, settings.workers, settings.groups, prefix="federation.")
+    workers = known.workers if known else settings.workers
+    if workers is None:
+        raise InputError(
+            f"federation.workers: nothing was given, a number is needed for structure {settings.structure}"
+        )
+    dealt = build_dirichlet(
+        dataset,
+        DirichletFederation(
+            clients=workers,
+            alpha=settings.alpha,
+            records_per_client=settings.records_per_client,
+            test_share=settings.test_share,
+        ),
+        seed,
+    )
+    structure = known or _built(dealt, settings)
+    names = structure.names or tuple(client_name(index, workers, "worker") for index in range(workers))
+    clients = tuple(replace(client, name=name) for client, name in zip(dealt.clients, names, strict=True))
+    return replace(dealt, clients=clients, structure=replace(structure, names=names))
+
+
+def _built(dealt: Federation, settings: GroupsFederation) -> Structure:
+    held = [frozenset(np.unique(client.train.targets).tolist()) for client in dealt.clients]
+    return named_structure(
+        settings.structure, len(dealt.clients), settings.groups, lambda: held, prefix="federation."
+    )

@@ -1,0 +1,97 @@
+"""A training run as its workers see it: what each leaks to the others, as one guarantee for all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie.errors import InputError
+from coterie.groups.leakage import MASTERS, Leakage, Threat, caveats_of, leakage, pair_epsilon
+from coterie.groups.schedule import Schedule
+from coterie.groups.structures import Structure
+from coterie.privacy import Adjacency, Guarantee, ThreatModel
+from coterie.privacy.guarantee import round_up
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Who trains with whom, what is released when, and whom a worker fears.
+
+    `epochs` is how many there are in all; the models that they leave behind have the index `epochs + 1`.
+    """
+
+    structure: Structure
+    schedule: Schedule
+    threat: Threat
+    epochs: int
+
+    def leakage(
+        self, epochs: int | None = None, *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
+    ) -> Leakage:
+        """What every worker's view tells about every other after so many epochs (by default after all)."""
+        done = self.epochs if epochs is None else epochs
+        return leakage(
+            self.structure,
+            self.schedule,
+            epoch=done + 1,
+            delta=delta,
+            threat=self.threat,
+            adjacency=adjacency,
+        )
+
+    def excess(self, budgets: Mapping[str, float], *, delta: float, adjacency: Adjacency) -> float:
+        """The largest ratio of a worker's epsilon to what it allows; above 1, somebody's budget is broken."""
+        allowed = np.array([budgets[self.structure.name(worker)] for worker in range(self.structure.workers)])
+        found = self.leakage(delta=delta, adjacency=adjacency).per_worker
+        return float(np.nanmax(found / allowed, initial=0.0))
+
+    def guarantee(
+        self, *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT, caveats: tuple[str, ...] = ()
+    ) -> Guarantee:
+        """What the whole run promises to every worker against any one other worker.
+
+        The proof named is the one of the pair with the largest epsilon.
+        """
+        found = self.leakage(delta=delta, adjacency=adjacency)
+        worst = found.most_exposed()
+        if worst is None:
+            raise InputError(
+                "threat model: 2 is not allowed where every worker shares a group with every other, 1 is"
+            )
+        target, observer = worst
+        pair = found.guarantee(target, observer)
+        replaced = self.leakage(delta=delta, adjacency=Adjacency.REPLACE_ONE)
+        name = self.structure.name
+        others = "any other worker" if self.threat is Threat.ANYONE else "any worker of other groups"
+        published = found.published_epsilon
+        pooled = round_up(self.pooled(delta, adjacency))
+        together = f"all observers of a worker pooling what they see: eps={pooled}"
+        return replace(
+            pair,
+            subject=f"a population of {self.structure.workers} (most exposed: {name(target)})",
+            threat=ThreatModel(
+                f"{others}, alone (seeing most of it: {name(observer)}),",
+                f"every model of its groups up to index {found.epoch}",
+                MASTERS,
+            ),
+            # Both are proven; the search for one pair alone may stop at a cut that the other one improves on.
+            epsilon=max(pair.epsilon, float(np.nanmax(found.per_worker))),
+            epsilon_replace_one=max(pair.epsilon_replace_one, float(np.nanmax(replaced.per_worker))),
+            published_epsilon=None if published is None else float(np.nanmax(published)),
+            caveats=tuple(dict.fromkeys((*caveats_of(self.structure, self.schedule), together, *caveats))),
+        )
+
+    def pooled(self, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
+        """The largest epsilon of a worker whose observers all tell each other what they have seen."""
+        structure, worst = self.structure, 0.0
+        for number in range(len(structure.classes)):
+            target = int(np.argmax(structure.class_of == number))
+            seen = structure.membership[:, structure.classes[number]].any(axis=1)
+            feared = ~seen if self.threat is Threat.OUTSIDERS else np.arange(structure.workers) != target
+            observers = np.flatnonzero(feared).tolist()
+            if observers:
+                found = pair_epsilon(
+                    structure, self.schedule, target, observers, self.epochs + 1, delta, adjacency
+                )
+                worst = max(worst, found)
+        return worst
