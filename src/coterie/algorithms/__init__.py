@@ -1,6 +1,6 @@
 """One file per algorithm, readable beside the paper's pseudo-code."""
 
-from coterie.algorithms import federated, ifca, isolated, mrmtl, myopic, oracle, rcdpfl, rdpcfl
+from coterie.algorithms import federated, ifca, isolated, mrmtl, myopic, ogl, oracle, rcdpfl, rdpcfl
 from coterie.algorithms.registry import AnyAlgorithm, algorithm_names, find_algorithm
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "isolated",
     "mrmtl",
     "myopic",
+    "ogl",
     "oracle",
     "rcdpfl",
     "rdpcfl",

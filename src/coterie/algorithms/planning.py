@@ -34,18 +34,23 @@ def record_plan(
     caveats: tuple[str, ...] = (),
 ) -> PrivacyPlan:
     """A plan in which every client protects its own records: `releases_of` a client with so many records."""
-    unknown = set(privacy.budgets) - set(facts.clients)
-    if unknown:
-        raise InputError(
-            f"privacy.budgets: no client is called '{min(unknown)}'; the clients are "
-            f"{facts.clients[0]} to {facts.clients[-1]}"
-        )
+    check_budgets(facts, privacy)
     units = tuple(
         UnitPlan(client, tuple(releases_of(client, facts.records[client]))) for client in facts.clients
     )
     return PrivacyPlan(
         unit=Unit.RECORD, adjacency=privacy.adjacency, threat=UNTRUSTED_SERVER, units=units, caveats=caveats
     )
+
+
+def check_budgets(facts: PublicFacts, privacy: PrivacySettings) -> None:
+    """Refuse a budget for somebody who is not there."""
+    unknown = set(privacy.budgets) - set(facts.clients)
+    if unknown:
+        raise InputError(
+            f"privacy.budgets: no client is called '{min(unknown)}'; the clients are "
+            f"{facts.clients[0]} to {facts.clients[-1]}"
+        )
 
 
 def training(schedule: Schedule, privacy: PrivacySettings, records: int, rounds: int) -> PlannedRelease:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.groups import Structure, Watched
 from coterie.privacy import PrivacyPlan, Unit
 from coterie.privacy.released import Released
 
@@ -43,6 +44,8 @@ class PublicFacts:
     """Parameters of a freshly initialised model; the architecture and the seed are public."""
     layout: Mapping[str, int] = field(default_factory=dict)
     """Name and size of each parameter tensor, in the order of the flat vector."""
+    structure: Structure | None = None
+    """Who is in which group, where clients work in groups."""
 
 
 # --- requests and replies ---------------------------------------------------------------------------
@@ -119,7 +122,8 @@ class LocalTraining:
     """How a sampled member learns, without noise: its whole update is clipped afterwards.
 
     Plain SGD over shuffled batches. `proximal` adds that weight times half the squared distance to the
-    start to every step's loss (FedProx).
+    start to every step's loss (FedProx). `iterations` ends the training after so many steps, however many
+    passes over the records that takes.
     """
 
     epochs: int
@@ -127,6 +131,7 @@ class LocalTraining:
     lr: float
     momentum: float = 0.0
     proximal: float = 0.0
+    iterations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -402,6 +407,10 @@ class Algorithm(ABC, Generic[S]):
     @abstractmethod
     def models(self, state: S) -> Assignment | OwnChoice:
         """The model each client would use after `state`, or how it would choose one."""
+
+    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched | None:
+        """Who sees what when, where units watch each other; None where an observer sees every release."""
+        return None
 
     def findings(self, state: S) -> Findings | None:
         """What was concluded about clusters so far, if this algorithm looks for any."""

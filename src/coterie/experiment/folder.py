@@ -57,6 +57,11 @@ class RunFolder:
         return self.path / "findings.json"
 
     @property
+    def leakage(self) -> Path:
+        """Who learns how much about whom, where workers watch each other."""
+        return self.path / "leakage.json"
+
+    @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
 

@@ -34,6 +34,7 @@ from coterie.experiment.metrics import (
     minority_found,
     same_partition,
 )
+from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
 from coterie.models import build_model, check_model
 from coterie.privacy import (
@@ -46,8 +47,6 @@ from coterie.privacy import (
     PrivacyPlan,
     SecretKey,
     Unit,
-    calibrate,
-    guarantee,
 )
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.learner import Batch, Learner
@@ -96,6 +95,8 @@ class RunResult:
     """Majority, minority and worst client, where the true clusters are known."""
     minority_found: bool | None = None
     """Whether the smallest true cluster was found, where there is one."""
+    per_worker: Mapping[str, float | None] | None = None
+    """Epsilon of each worker against the one that learns most about it, where workers watch each other."""
 
     @property
     def report(self) -> Path:
@@ -143,9 +144,19 @@ class Prepared:
     learner: Learner
     algorithm: AnyAlgorithm
     facts: PublicFacts
-    plan: PrivacyPlan
-    budgets: Mapping[str, Budget]
-    guarantee: Guarantee
+    promise: Promise
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        return self.promise.plan
+
+    @property
+    def budgets(self) -> Mapping[str, Budget]:
+        return self.promise.budgets
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.promise.guarantee
 
 
 def load_federation(experiment: Experiment) -> Federation:
@@ -182,6 +193,7 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
         parameters=learner.layout.size,
         initialise=initialise,
         layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
+        structure=federation.structure,
     )
     privacy = experiment.privacy
     draft = algorithm.plan(facts)
@@ -192,12 +204,9 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
         )
         for unit in draft.units
     }
-    plan = calibrate(draft, budgets, accountant=privacy.accountant, mode=privacy.mode)
     caveats = list(_caveats(experiment, federation, learner, budgets))
-    promise = guarantee(
-        plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
-    )
-    return Prepared(experiment, federation, learner, algorithm, facts, plan, budgets, promise)
+    promise = make_promise(algorithm, facts, draft, budgets, privacy, caveats)
+    return Prepared(experiment, federation, learner, algorithm, facts, promise)
 
 
 def _caveats(
@@ -338,7 +347,7 @@ class Run:
                             round=state.round,
                             rounds=prepared.experiment.schedule.rounds,
                             accuracy=accuracy(scores).mean if scores else None,
-                            epsilon=ledger.spent(),
+                            epsilon=prepared.promise.spent(ledger),
                             seconds=sum(seconds.values()),
                         )
                     )
@@ -368,6 +377,8 @@ class Run:
             folder.write_json(files.federation, self._federation_facts())
             folder.write_json(files.plan, self.prepared.plan.to_json())
             folder.write_json(files.guarantee, self.prepared.guarantee.to_json())
+            if (leakage := self.prepared.promise.leakage_facts()) is not None:
+                folder.write_json(files.leakage, leakage)
             folder.write_text(files.experiment, to_yaml(self.prepared.experiment))
         return secret
 
@@ -433,7 +444,7 @@ class Run:
             "accuracy": asdict(accuracy(scores)) if scores else None,
             "loss": asdict(loss(scores)) if scores else None,
             "clusters": dict(assignment.cluster_of),
-            "epsilon": number_to_json(ledger.spent()),
+            "epsilon": number_to_json(self.prepared.promise.spent(ledger)),
         }
         folder.append_line(self.files.metrics, line)
         findings = self.prepared.algorithm.findings(state)
@@ -479,6 +490,7 @@ class Run:
             warnings=findings.warnings if findings else (),
             groups=groups(scores, truth) if truth else None,
             minority_found=minority_found(assignment.cluster_of, truth) if truth else None,
+            per_worker=prepared.promise.per_worker(),
         )
 
     def _references(self, cluster_of: Mapping[str, int]) -> Scores | None:

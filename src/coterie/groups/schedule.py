@@ -84,6 +84,10 @@ class Schedule:
         check_epoch(epoch)
         return epoch - 1 if self.algorithm is GroupAlgorithm.DP_OGL else (epoch - 1) // self.period
 
+    def epochs(self, releases: int) -> int:
+        """How many epochs it takes until every group has released so many noisy sums."""
+        return releases if self.algorithm is GroupAlgorithm.DP_OGL else releases * self.period
+
     def shows_draft(self, epoch: int) -> bool:
         """Is the model of this index one without noise, made inside a block from merged models?"""
         return self.publishes_drafts and (epoch - 1) % self.period != 0

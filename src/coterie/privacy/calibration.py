@@ -43,6 +43,17 @@ def calibrate(
     return replace(plan, units=tuple(units))
 
 
+def with_shared_noise(plan: PrivacyPlan, noise: float) -> PrivacyPlan:
+    """The plan with this for its one free multiplier, in every unit; for searches over many units at once."""
+    units = (_with_noise(unit, _names(unit, NoiseRule.SHARED), noise) for unit in plan.units)
+    return replace(plan, units=tuple(units))
+
+
+def has_free_noise(plan: PrivacyPlan) -> bool:
+    """Is there a multiplier left to find?"""
+    return any(_names(unit, NoiseRule.SHARED) for unit in plan.units)
+
+
 def budget_of(budget: Budget | Mapping[str, Budget], subject: str) -> Budget:
     """One subject's own budget."""
     if isinstance(budget, Budget):
