@@ -12,16 +12,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from coterie import groups, privacy
-    from coterie.api import compare, run
+    from coterie.api import compare, reproduce, run
     from coterie.experiment.runner import RunResult
     from coterie.experiment.schema import Experiment
 
-__all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "privacy", "run"]
+__all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "privacy", "reproduce", "run"]
 
 _HOMES = {
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
     "RunResult": "coterie.experiment.runner",
+    "reproduce": "coterie.api",
     "run": "coterie.api",
 }
 

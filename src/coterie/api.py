@@ -1,13 +1,15 @@
 """Run and report in one call, for notebooks and the command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coterie.experiment import runner, sweep
+from coterie.experiment.reproductions import EVERYTHING, ScaleName, Selection, find, running
+from coterie.experiment.reproductions.running import Reproduced
 from coterie.experiment.runner import RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Progress, Sweep, SweepResult
-from coterie.report import write_comparison_report, write_run_report
+from coterie.report import write_comparison_report, write_reproduction_report, write_run_report
 
 
 def run(
@@ -39,4 +41,46 @@ def compare(
     """Run a grid of experiments, write the table and one report, return the rows."""
     result = sweep.compare(grid, out, resume=resume, workers=workers, watch=watch)
     write_comparison_report(result.folder)
+    return result
+
+
+def reproduce(
+    name: str,
+    out: str | Path,
+    *,
+    scale: str = "quick",
+    selection: Selection = EVERYTHING,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    workers: int | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> Reproduced:
+    """Run a published experiment, or a part of it, and write our figures beside the printed ones.
+
+    Example:
+        >>> import coterie as ct
+        >>> ct.reproduce("rdpcfl-mnist", "runs/mnist", scale="quick")  # doctest: +SKIP
+    """
+    result = running.reproduce(
+        find(name),
+        ScaleName(scale),
+        Path(out),
+        selection=selection,
+        overrides=overrides,
+        resume=resume,
+        workers=workers,
+        watch=watch,
+    )
+    return _with_pages(result)
+
+
+def render(folder: str | Path) -> Reproduced:
+    """Write the tables and pages of a reproduction from the runs in its folder, running nothing."""
+    return _with_pages(running.render(Path(folder)))
+
+
+def _with_pages(result: Reproduced) -> Reproduced:
+    if result.sweep is not None:
+        write_comparison_report(result.runs)
+    write_reproduction_report(result.folder)
     return result

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,13 @@ app.command()(leakage)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
+
+
+class Scale(StrEnum):
+    """How much of a published experiment is run."""
+
+    quick = "quick"
+    paper = "paper"
 
 
 @app.command()
@@ -68,6 +76,60 @@ def compare(
     from coterie.cli import compare as command
 
     command.compare(sweep, resume=resume, out=out, workers=workers, json=json)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="A published experiment; without one, the names are listed.")
+    ] = None,
+    scale: Annotated[
+        Scale, typer.Option("--scale", help="quick: minutes on a CPU; paper: the publication's size.")
+    ] = Scale.quick,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Only this budget (several times for more).")
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option("--algorithms", help="Only these, by name, separated by commas.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seeds", help="These seeds for all (several times for more).")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of every run, e.g. schedule.rounds=40."
+        ),
+    ] = None,
+    resume: Resume = False,
+    render: Annotated[
+        bool,
+        typer.Option("--render", help="Write tables and pages from the runs that are there; run nothing."),
+    ] = False,
+    out: Out = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a published experiment and put its printed figures beside ours."""
+    from coterie.cli import reproduce as command
+
+    if name is None:
+        command.show_names()
+        return
+    names = [each for text in algorithms or [] for each in text.split(",") if each]
+    command.reproduce(
+        name,
+        scale.value,
+        (tuple(epsilon or ()), tuple(names), tuple(seeds or ())),
+        overrides or [],
+        resume=resume,
+        render=render,
+        out=out,
+        workers=workers,
+        json=json,
+    )
 
 
 @app.command()

@@ -22,7 +22,12 @@ def affordable(federation: Federation, parameters: int) -> bool:
 
 
 def train_references(
-    federation: Federation, learner: Learner, start: torch.Tensor, cluster_of: Mapping[str, int], seed: int
+    federation: Federation,
+    learner: Learner,
+    start: torch.Tensor,
+    cluster_of: Mapping[str, int],
+    seed: int,
+    epochs: int = EPOCHS,
 ) -> Scores:
     """Score of each client under a model trained on the pooled records of its cluster."""
     scores = {}
@@ -32,17 +37,19 @@ def train_references(
         pooled = Batch(
             torch.cat([batch.features for batch in batches]), torch.cat([batch.targets for batch in batches])
         )
-        best = _train_centrally(learner, start, pooled, seed)
+        best = _train_centrally(learner, start, pooled, seed, epochs)
         for client in members:
             scores[client.name] = evaluate(learner, best, Batch.of(client.test, learner.device))
     return scores
 
 
-def _train_centrally(learner: Learner, start: torch.Tensor, records: Batch, seed: int) -> torch.Tensor:
+def _train_centrally(
+    learner: Learner, start: torch.Tensor, records: Batch, seed: int, epochs: int
+) -> torch.Tensor:
     parameters = start.clone().requires_grad_(True)
     optimiser = torch.optim.Adam([parameters], lr=3e-3)
     shuffle = torch.Generator().manual_seed(seed)
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         order = torch.randperm(len(records), generator=shuffle).to(learner.device)
         for batch in torch.split(order, BATCH):
             optimiser.zero_grad()

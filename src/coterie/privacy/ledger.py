@@ -266,6 +266,19 @@ class Ledger:
             raise LedgerError(f"{self._path}: the ledger was {what} by somebody else during the run")
 
 
+def executed_in(path: Path, plan: PrivacyPlan) -> dict[str, dict[str, int]]:
+    """How often each planned release of each subject was charged, from the file alone: nothing is locked.
+
+    The whole chain is checked as `Ledger.open` does, and that it was written for this plan.
+    """
+    with _explained(path):
+        contents = path.read_bytes()
+    header, _ = _parse(path, 1, contents.partition(b"\n")[0], _NOTHING_BEFORE)
+    if header.get("plan") != plan.digest():
+        raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({header.get('plan')})")
+    return _replay(path, contents, plan, header, anchor=None).counts
+
+
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn a failure of the file system into one line that names the ledger."""

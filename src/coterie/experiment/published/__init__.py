@@ -26,6 +26,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Printed:
+    """A number and the table it stands in; no cell where it is unreadable."""
+
+    cell: Cell | None
+    table: int
+
+
+@dataclass(frozen=True)
 class Table:
     """One printed table: for each algorithm and figure a cell per epsilon, None where it is unreadable."""
 
@@ -49,12 +57,19 @@ class Publication:
 
     def cell(self, data: str, shift: str, algorithm: str, figure: str, epsilon: float) -> Cell | None:
         """The printed number, or None if it is unreadable; an error if the publication has no such cell."""
+        printed = self.printed(data, shift, algorithm, figure, epsilon)
+        if printed is not None:
+            return printed.cell
+        asked = f"{figure} of {algorithm} on {data} with {shift} shift at epsilon {epsilon:g}"
+        raise InputError(f"{self.source}: prints no {asked}; epsilons are {_listed(self.epsilons)}")
+
+    def printed(self, data: str, shift: str, algorithm: str, figure: str, epsilon: float) -> Printed | None:
+        """The number with its table, or None if the publication prints none for this."""
         for table in self.tables:
             row = table.cells.get(algorithm, {}).get(figure)
             if (table.data, table.shift) == (data, shift) and row is not None and epsilon in self.epsilons:
-                return row[self.epsilons.index(epsilon)]
-        asked = f"{figure} of {algorithm} on {data} with {shift} shift at epsilon {epsilon:g}"
-        raise InputError(f"{self.source}: prints no {asked}; epsilons are {_listed(self.epsilons)}")
+                return Printed(row[self.epsilons.index(epsilon)], table.number)
+        return None
 
 
 @cache

@@ -1,0 +1,111 @@
+"""`coterie reproduce`: a published experiment, our figures beside the printed ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from coterie import api
+from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.errors import InputError
+from coterie.experiment.folder import finite
+from coterie.experiment.reproductions import ScaleName, Selection, find, names, sweep_of
+from coterie.experiment.reproductions.running import Reproduced
+from coterie.experiment.reproductions.table import Line, notes, setting_text
+from coterie.experiment.sweep import ALONE, Progress
+
+
+def show_names() -> None:
+    """Every reproduction in a line."""
+    print_table(["name", "what it reproduces"], [[name, find(name).line] for name in names()])
+
+
+def reproduce(
+    name: str,
+    scale_name: str,
+    part: tuple[Sequence[float], Sequence[str], Sequence[int]],
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    render: bool,
+    out: Path | None,
+    workers: int | None,
+    json: bool,
+) -> None:
+    """Budgets, algorithms and seeds of `part` narrow what is run; an empty one narrows nothing."""
+    reproduction, scale, selection = find(name), ScaleName(scale_name), Selection(*part)
+    target = out or Path("runs") / f"reproduce-{name}-{scale.value}"
+    if render:
+        result = api.render(target)
+        if result.reproduction.name != name:
+            raise InputError(f"{target}: holds {result.reproduction.name}, not {name}")
+    else:
+        planned = sweep_of(reproduction, scale, selection, overrides)
+        total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
+        with Watch(name, total) as bar:
+
+            def watch(progress: Progress) -> None:
+                finished = sum(progress.done[cell] == progress.rounds[cell] for cell in progress.done)
+                status = f"{finished} of {len(progress.done)} runs done"
+                if progress.failed:
+                    status += f", {len(progress.failed)} failed"
+                bar.update(sum(progress.done.values()), status)
+
+            result = api.reproduce(
+                name,
+                target,
+                scale=scale.value,
+                selection=selection,
+                overrides=overrides,
+                resume=resume,
+                workers=workers,
+                watch=watch,
+            )
+    if json:
+        print_json(finite(result.to_json()))
+    else:
+        show(result)
+    if not result.is_sound or (result.comparison is not None and result.comparison.missing):
+        raise typer.Exit(1)
+
+
+def show(result: Reproduced) -> None:
+    if result.comparison is not None:
+        headings = ["algorithm", "figure", "ours", "printed", "table", "verdict"]
+        for setting in result.comparison.settings:
+            lines = [line for line in result.comparison.lines if dict(line.setting) == setting]
+            print_table(
+                headings, [row for line in lines for row in _rows(line)], setting_text(setting) or None
+            )
+        for note in notes(result.comparison):
+            _say(note)
+        for sentence in result.scale.differs:
+            _say(f"Differs: {sentence}")
+        _say(ALONE)
+        for line in result.comparison.lines:
+            _say(f"{line.row}, {setting_text(line.setting)}: {line.guarantee}")
+        for cell in result.comparison.missing:
+            err.print(f"not finished: {cell}", style="red", markup=False, soft_wrap=True)
+    _say(f"report: {result.report}")
+
+
+def _rows(line: Line) -> list[list[str]]:
+    """A row for each figure; the algorithm is named in the first."""
+    rows = [
+        [
+            entry.measure.heading,
+            entry.text(),
+            entry.printed_text(),
+            str(entry.printed.table) if entry.printed else "",
+            entry.verdict,
+        ]
+        for entry in line.entries
+        if entry.ours is not None
+    ]
+    rows.append(["clusters found", line.clusters_found, "", "", ""])
+    rows.append(["charged of planned", line.charged, "", "", ""])
+    return [[line.row if place == 0 else "", *row] for place, row in enumerate(rows)]
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

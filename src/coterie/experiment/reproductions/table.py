@@ -1,0 +1,407 @@
+"""Our figures beside the printed ones, cell by cell, and whether every run charged what its plan says."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.algorithms import find_algorithm
+from coterie.experiment import published
+from coterie.experiment.folder import RunFolder, read_json, read_lines
+from coterie.experiment.metrics import Fairness, Scores, fairness
+from coterie.experiment.published import Printed, Publication
+from coterie.experiment.reproductions import ALGORITHM, SEED, Reproduction, Source, central
+from coterie.experiment.runner import RunResult
+from coterie.experiment.sweep import ALONE, LABEL, Cell, Sweep
+from coterie.privacy import PrivacyPlan, executed_in
+from coterie.privacy.units import number_from_json
+from coterie.training.scoring import Score
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished cell and what its ledger says."""
+
+    cell: Cell
+    result: RunResult
+    fairness: Fairness
+    charged: "Charged"
+
+
+@dataclass(frozen=True)
+class Charged:
+    """What a run executed, from its ledger, against what its plan declared."""
+
+    planned: int
+    executed: int
+    exact: bool
+    """Every release of every client exactly as often as planned."""
+    within: bool
+    """None more often than planned."""
+    spent: float
+    promised: float
+
+    @property
+    def holds(self) -> bool:
+        return self.within and self.spent <= self.promised * (1 + 1e-9)
+
+    def __str__(self) -> str:
+        if not self.holds:
+            spent = f"spent {self.spent:.4g} of {self.promised:.4g}"
+            return f"BROKEN: {self.executed:,} of {self.planned:,}, {spent}"
+        return f"{self.executed:,} of {self.planned:,}" + ("" if self.exact else ", fewer than planned")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of the table."""
+
+    key: str
+    heading: str
+    of: Callable[[Run], float | None]
+    more_is_better: bool
+    scale: float = 100.0
+    digits: int = 1
+
+    def text(self, value: float | None, spread: float | None = None) -> str:
+        if value is None:
+            return "–"
+        return f"{value:.{self.digits}f}" + ("" if spread is None else f" ± {spread:.{self.digits}f}")
+
+
+MEASURES = (
+    Measure("mean", "average", lambda run: run.result.accuracy.mean, more_is_better=True),
+    Measure("majority", "majority", lambda run: _group(run, "majority"), more_is_better=True),
+    Measure("minority", "minority", lambda run: _group(run, "minority"), more_is_better=True),
+    Measure("min", "worst client", lambda run: run.result.accuracy.min, more_is_better=True),
+    Measure("disparity", "disparity", lambda run: run.fairness.disparity, more_is_better=False),
+    Measure("f_acc", "F_acc", lambda run: run.fairness.f_acc, more_is_better=False),
+    Measure("f_loss", "F_loss", lambda run: run.fairness.f_loss, more_is_better=False, scale=1.0, digits=2),
+)
+
+
+def _group(run: Run, name: str) -> float | None:
+    groups = run.result.groups
+    value: float | None = getattr(groups, name) if groups is not None else None
+    return value
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell: ours, and the printed number where there is one."""
+
+    measure: Measure
+    ours: float | None
+    spread: float | None
+    """Standard deviation over our seeds."""
+    printed: Printed | None
+
+    @property
+    def verdict(self) -> str:
+        """Ours against theirs, in words; empty where one of them is missing."""
+        if self.ours is None or self.printed is None or self.printed.cell is None:
+            return ""
+        gap = self.ours - self.printed.cell.mean
+        size = f"{abs(gap):.{self.measure.digits}f}"
+        if self.measure.more_is_better:
+            return "at least" if gap >= 0 else f"below by {size}"
+        return "at most" if gap <= 0 else f"above by {size}"
+
+    @property
+    def is_no_worse(self) -> bool | None:
+        return self.verdict.startswith("at") if self.verdict else None
+
+    def text(self) -> str:
+        return self.measure.text(self.ours, self.spread)
+
+    def printed_text(self) -> str:
+        if self.printed is None:
+            return ""
+        cell = self.printed.cell
+        return "unreadable" if cell is None else self.measure.text(cell.mean, cell.std)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One algorithm under one setting."""
+
+    row: str
+    setting: Mapping[str, Any]
+    runs: tuple[Run, ...]
+    entries: tuple[Entry, ...]
+    printed_as: str | None
+    """What the publication calls it, if it has it."""
+
+    @property
+    def clusters_found(self) -> str:
+        """Runs that found all clusters; empty for an algorithm that looks for none."""
+        return _share(self.runs, lambda result: result.clusters_found)
+
+    @property
+    def minority_found(self) -> str:
+        return _share(self.runs, lambda result: result.minority_found)
+
+    @property
+    def charged(self) -> str:
+        return "; ".join(dict.fromkeys(str(run.charged) for run in self.runs))
+
+    @property
+    def guarantee(self) -> str:
+        return max(self.runs, key=lambda run: run.result.epsilon).result.guarantee
+
+    @property
+    def noise(self) -> float:
+        return max(run.result.noise_multiplier for run in self.runs)
+
+
+def _share(runs: Sequence[Run], of: Callable[[RunResult], bool | None]) -> str:
+    experiment = runs[0].cell.experiment
+    if find_algorithm(experiment.privacy.unit, experiment.algorithm.name).needs_truth:
+        return "given"
+    known = [value for run in runs if (value := of(run.result)) is not None]
+    return f"{sum(known)} of {len(known)}" if known and hasattr(experiment.algorithm, "clusters") else "–"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole table of a reproduction."""
+
+    varying: tuple[str, ...]
+    lines: tuple[Line, ...]
+    source: str | None
+    missing: tuple[str, ...]
+    """Cells that have not finished."""
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """Every setting, in order, each once."""
+        found: dict[str, dict[str, Any]] = {}
+        for line in self.lines:
+            found.setdefault(repr(dict(line.setting)), dict(line.setting))
+        return list(found.values())
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for line in self.lines for run in line.runs]
+
+
+def compare_with_published(reproduction: Reproduction, sweep: Sweep, out: Path) -> Comparison:
+    """Read the finished runs under `out` and set them beside the publication."""
+    source = reproduction.publication
+    publication = published.read(f"{source.source}.yaml") if source else None
+    varying = tuple(key for key in sweep.varying if key not in (ALGORITHM, LABEL))
+    groups: dict[str, list[Run]] = {}
+    missing = []
+    for cell in sweep.cells():
+        path = out / "runs" / "cells" / cell.name
+        if not RunFolder(path).finished:
+            missing.append(cell.name)
+            continue
+        key = repr((_row(cell), [cell.values[name] for name in varying]))
+        groups.setdefault(key, []).append(_read(cell, path, out))
+    lines = [_line(runs, varying, source, publication) for runs in groups.values()]
+    order = {row: place for place, row in enumerate(dict.fromkeys(line.row for line in lines))}
+    lines.sort(key=lambda line: ([_sortable(value) for value in line.setting.values()], order[line.row]))
+    return Comparison(varying, tuple(lines), publication.source if publication else None, tuple(missing))
+
+
+def _row(cell: Cell) -> str:
+    return str(cell.values.get(LABEL) or cell.values[ALGORITHM])
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+
+
+def _read(cell: Cell, path: Path, out: Path) -> Run:
+    result = RunResult.load(path)
+    fair = result.fairness
+    best = central.read(out, cell.experiment) if fair.f_acc is None else None
+    if best is not None:
+        fair = fairness(_scores(result), best)
+    return Run(cell, result, fair, charged_in(path, result))
+
+
+def _scores(result: RunResult) -> Scores:
+    losses = result.loss.per_client
+    return {client: Score(value, losses[client]) for client, value in result.accuracy.per_client.items()}
+
+
+def charged_in(path: Path, result: RunResult) -> Charged:
+    """The ledger of a run folder against its plan."""
+    files = RunFolder(path)
+    plan = PrivacyPlan.from_json(read_json(files.plan))
+    executed = executed_in(files.ledger, plan)
+    pairs = [
+        (release.times, executed[unit.subject][release.name])
+        for unit in plan.units
+        for release in unit.releases
+    ]
+    *_, last = read_lines(files.metrics)
+    return Charged(
+        planned=sum(times for times, _ in pairs),
+        executed=sum(done for _, done in pairs),
+        exact=all(times == done for times, done in pairs),
+        within=all(done <= times for times, done in pairs),
+        spent=number_from_json(last["epsilon"]),
+        promised=result.epsilon,
+    )
+
+
+def _line(
+    runs: Sequence[Run], varying: Sequence[str], source: Source | None, publication: Publication | None
+) -> Line:
+    cell = runs[0].cell
+    row = _row(cell)
+    name, entries = None, []
+    for measure in MEASURES:
+        values = [measure.of(run) for run in runs]
+        known = [measure.scale * value for value in values if value is not None]
+        whole = len(known) == len(values)
+        printed = None
+        if source is not None and publication is not None:
+            theirs = source.rows.get(row, row)
+            epsilon = cell.experiment.privacy.epsilon
+            printed = publication.printed(source.data, source.shift, theirs, measure.key, epsilon)
+            name = publication.algorithms.get(theirs)
+        entries.append(
+            Entry(
+                measure,
+                float(np.mean(known)) if whole else None,
+                float(np.std(known, ddof=1)) if whole and len(known) > 1 else None,
+                printed,
+            )
+        )
+    return Line(row, {key: cell.values[key] for key in varying}, tuple(runs), tuple(entries), name)
+
+
+# --- as text ----------------------------------------------------------------------------------------
+
+
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """`epsilon 3`, or all keys that vary."""
+    return ", ".join(f"{key.rpartition('.')[2].replace('_', ' ')} {value}" for key, value in setting.items())
+
+
+def markdown(comparison: Comparison) -> str:
+    """One table for each setting: ours, and after the stroke what is printed, with the verdict in words."""
+    parts = []
+    headings = ["algorithm", "runs", *(m.heading for m in MEASURES), "clusters found", "charged of planned"]
+    for setting in comparison.settings:
+        rows = [
+            [
+                line.row,
+                str(len(line.runs)),
+                *(_both(entry) for entry in line.entries),
+                line.clusters_found,
+                line.charged,
+            ]
+            for line in comparison.lines
+            if dict(line.setting) == setting
+        ]
+        parts += [f"### {setting_text(setting)}", ""] if setting else []
+        parts += ["| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *rows]]
+        parts.append("")
+    parts += [*notes(comparison), "", ALONE, ""]
+    for line in comparison.lines:
+        where = f", {setting_text(line.setting)}" if line.setting else ""
+        parts.append(f"- {line.row}{where}: {line.guarantee}")
+    return "\n".join(parts) + "\n"
+
+
+def _both(entry: Entry) -> str:
+    theirs = entry.printed_text()
+    return entry.text() + (f" / {theirs} ({entry.verdict or 'no verdict'})" if theirs else "")
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader of the table must know."""
+    lines = []
+    if comparison.source is not None:
+        numbers = sorted(
+            {
+                entry.printed.table
+                for line in comparison.lines
+                for entry in line.entries
+                if entry.printed is not None
+            }
+        )
+        tables = ", ".join(str(number) for number in numbers)
+        beside = ", ".join(
+            dict.fromkeys(
+                f"{line.row} beside {line.printed_as}" for line in comparison.lines if line.printed_as
+            )
+        )
+        lines.append(f"Printed numbers: {comparison.source}; tables {tables or 'none'}; {beside}.")
+    broken = [run.cell.name for run in comparison.runs if not run.charged.holds]
+    lines.append(
+        f"Ledger against plan: {len(comparison.runs) - len(broken)} of {len(comparison.runs)} runs charged "
+        f"no more than planned, {sum(run.charged.exact for run in comparison.runs)} exactly what was planned."
+    )
+    if comparison.missing:
+        lines.append(f"Not finished: {', '.join(comparison.missing)}.")
+    return lines
+
+
+def to_csv(comparison: Comparison) -> str:
+    """A line for each number, with full precision, for machines."""
+    rows = [_csv_row(line, entry) for line in comparison.lines for entry in line.entries]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["algorithm"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_row(line: Line, entry: Entry) -> dict[str, Any]:
+    cell = entry.printed.cell if entry.printed else None
+    return {
+        "algorithm": line.row,
+        **line.setting,
+        "figure": entry.measure.key,
+        "runs": len(line.runs),
+        "ours": entry.ours,
+        "ours_std": entry.spread,
+        "printed": cell.mean if cell else None,
+        "printed_std": cell.std if cell else None,
+        "table": entry.printed.table if entry.printed else None,
+        "verdict": entry.verdict,
+        "clusters_found": line.clusters_found,
+        "minority_found": line.minority_found,
+        "executed": sum(run.charged.executed for run in line.runs),
+        "planned": sum(run.charged.planned for run in line.runs),
+        "noise_multiplier": line.noise,
+    }
+
+
+def to_json(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every line with its figures."""
+    return [
+        {
+            "algorithm": line.row,
+            "setting": dict(line.setting),
+            "seeds": [run.cell.values[SEED] for run in line.runs],
+            "figures": {
+                entry.measure.key: {
+                    "ours": entry.ours,
+                    "std": entry.spread,
+                    "printed": entry.printed.cell.mean if entry.printed and entry.printed.cell else None,
+                    "table": entry.printed.table if entry.printed else None,
+                    "verdict": entry.verdict or None,
+                }
+                for entry in line.entries
+            },
+            "clusters_found": line.clusters_found,
+            "minority_found": line.minority_found,
+            "charged": [
+                {"executed": run.charged.executed, "planned": run.charged.planned, "holds": run.charged.holds}
+                for run in line.runs
+            ],
+            "guarantee": line.guarantee,
+        }
+        for line in comparison.lines
+    ]
