@@ -172,11 +172,17 @@ def test_sketches_keep_distances() -> None:
     assert float((ratio - 1).abs().max()) < 0.2
 
 
-def test_a_count_sketch_replaces_a_matrix_that_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signed_sums_replace_a_matrix_that_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces or at once, with a rest that fills no turn: the same linear map that keeps distances."""
     monkeypatch.setattr("coterie.training.sketch.DENSE_ENTRIES", 1000)
-    vectors = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
-    sketch = Projection(5000, 400, seed=2, device=CPU)
-    assert sketch(vectors).shape == (6, 400)
-    torch.testing.assert_close(sketch(vectors[:1] + vectors[1:2]), sketch(vectors[:1]) + sketch(vectors[1:2]))
-    ratio = torch.pdist(sketch(vectors)) / torch.pdist(vectors)
-    assert float((ratio - 1).abs().max()) < 0.25
+    vectors = torch.randn(6, 5003, generator=torch.Generator().manual_seed(1))
+    sketch = Projection(5003, 400, seed=2, device=CPU)
+    matrix = sketch(torch.eye(5003))
+    assert torch.equal(matrix.abs(), torch.eye(400).repeat(13, 1)[:5003])
+    assert abs(float(matrix.sum())) < 6 * 5003**0.5  # signs, not all alike
+    torch.testing.assert_close(sketch(vectors), vectors @ matrix, rtol=1e-4, atol=1e-4)
+    whole = sketch(vectors)
+    monkeypatch.setattr("coterie.training.sketch.NUMBERS_AT_ONCE", 7000)
+    torch.testing.assert_close(sketch(vectors), whole, rtol=1e-4, atol=1e-4)
+    ratio = torch.pdist(whole) / torch.pdist(vectors)
+    assert float((ratio - 1).abs().max()) < 0.2

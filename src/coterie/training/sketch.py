@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 DENSE_ENTRIES = 20_000_000
-"""Largest dense projection matrix; beyond it, a count-sketch that needs memory for one row only."""
+"""Largest dense projection matrix; beyond it, signed sums that need memory for one row only."""
+NUMBERS_AT_ONCE = 2**26
 
 
 class Projection:
-    """A linear map from `parameters` to `dimensions` coordinates that preserves norms on average."""
+    """A linear map from `parameters` to `dimensions` coordinates that preserves norms on average.
+
+    A large model's coordinates are dealt to the sketch's in turn, each with a random sign, and added up (a
+    count-sketch whose buckets are balanced). Dealing in order instead of at random keeps memory in sequence
+    and the sum in a fixed order; signs alone make the expected squared norm right.
+    """
 
     def __init__(self, parameters: int, dimensions: int, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -23,11 +29,18 @@ class Projection:
             matrix = torch.randn(parameters, dimensions, generator=generator) / dimensions**0.5
             self._matrix = matrix.to(device)
         else:
-            self._bucket = torch.randint(dimensions, (parameters,), generator=generator).to(device)
-            self._sign = (torch.randint(2, (parameters,), generator=generator) * 2 - 1).float().to(device)
+            self._signs = (torch.randint(2, (parameters,), generator=generator) * 2.0 - 1.0).to(device)
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self._matrix is not None:
             return rows @ self._matrix
         sketch = torch.zeros(len(rows), self.dimensions, dtype=rows.dtype, device=rows.device)
-        return sketch.index_add_(1, self._bucket, rows * self._sign)
+        length = rows.shape[1]
+        whole = length - length % self.dimensions
+        turns = max(1, NUMBERS_AT_ONCE // (self.dimensions * max(1, len(rows))))
+        for first in range(0, whole, turns * self.dimensions):
+            last = min(whole, first + turns * self.dimensions)
+            signed = rows[:, first:last] * self._signs[first:last]
+            sketch += signed.view(len(rows), -1, self.dimensions).sum(dim=1)
+        sketch[:, : length - whole] += rows[:, whole:] * self._signs[whole:]
+        return sketch
