@@ -1,0 +1,102 @@
+"""The guarantee of a whole run: the worst pair, what pooling observers add, budgets of single workers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coterie.errors import InputError
+from coterie.groups import (
+    GroupAlgorithm,
+    Schedule,
+    Structure,
+    Threat,
+    Watched,
+    clustered,
+    coalition_leakage,
+    drawn_labels,
+    global_structure,
+    label,
+    leakage,
+    ring,
+)
+from coterie.privacy import Adjacency, Guarantee, Mode, epsilon_of
+
+DELTA = 1e-5
+
+
+def watched(structure, epochs=199, threat=Threat.ANYONE, **more):
+    schedule = Schedule.of(len(structure.groups), **{"period": 10, "rate": 0.7, "noise": 2.0} | more)
+    return Watched(structure, schedule, threat, epochs)
+
+
+def test_the_sentence_of_a_ring_names_its_worst_pair_and_what_pooling_would_give():
+    promise = watched(ring(100, 4)).guarantee(delta=DELTA, caveats=("simulated",))
+    assert str(promise) == (
+        "(eps=43.43, delta=1e-5)-DP | unit=worker of a population of 100 (most exposed: 0) | "
+        "adjacency=zero-out (replace-one: 96.46) | "
+        "vs any other worker, alone (seeing most of it: 25), "
+        "seeing every model of its groups up to index 200 | "
+        "trusting the group masters | RDP, cut at group 3, 199+18 events, z=2.0000 | sound | "
+        "all observers of a worker pooling what they see: eps=58.04 | simulated"
+    )
+    assert Guarantee.from_json(json.loads(json.dumps(promise.to_json()))) == promise
+    assert epsilon_of(promise.event, DELTA, "rdp", Adjacency.ZERO_OUT) == pytest.approx(promise.epsilon)
+
+
+def test_one_group_of_all_is_dp_fedavg():
+    promise = watched(global_structure(100)).guarantee(delta=DELTA)
+    assert promise.epsilon == pytest.approx(35.834, abs=0.01)
+    assert "pooling what they see: eps=35.84" in str(promise)
+
+
+@pytest.mark.parametrize("threat", Threat)
+@pytest.mark.parametrize("structure", [ring(12, 4), clustered(6, 2), label(drawn_labels(9, 0), 5)])
+def test_what_is_promised_covers_every_pair_and_pooling_costs_no_less(structure, threat):
+    run = watched(structure, epochs=30, threat=threat, period=3)
+    found = run.leakage(delta=DELTA)
+    replaced = leakage(
+        structure, run.schedule, epoch=31, delta=DELTA, threat=threat, adjacency=Adjacency.REPLACE_ONE
+    )
+    if not found.defined.any():
+        with pytest.raises(InputError, match="threat model: 2"):
+            run.guarantee(delta=DELTA)
+        return
+    promise = run.guarantee(delta=DELTA)
+    assert promise.epsilon == pytest.approx(np.nanmax(found.epsilon))
+    assert promise.epsilon_replace_one >= np.nanmax(replaced.epsilon) * (1 - 1e-12)
+    assert np.nanmax(found.epsilon - replaced.epsilon) <= 1e-9
+    assert run.pooled(DELTA) >= promise.epsilon * (1 - 1e-12)
+
+
+def test_pooling_all_others_is_a_coalition_of_them():
+    structure = ring(12, 4)
+    run = watched(structure, epochs=30, period=3)
+    each = [
+        coalition_leakage(structure, run.schedule, set(range(12)) - {worker}, epoch=31, delta=DELTA)[2][
+            worker
+        ]
+        for worker in range(12)
+    ]
+    assert run.pooled(DELTA) == pytest.approx(max(each))
+
+
+def test_budgets_are_held_worker_by_worker():
+    structure = Structure("named", ((0, 1), (1, 2)), 3, names=("a", "b", "c"))
+    run = watched(structure, epochs=10, period=2)
+    own = run.leakage(delta=DELTA).per_worker
+    kept = dict(zip("abc", own, strict=True))
+    assert run.excess(kept, delta=DELTA, adjacency=Adjacency.ZERO_OUT) == pytest.approx(1)
+    strict = kept | {"c": own[2] / 3}
+    assert run.excess(strict, delta=DELTA, adjacency=Adjacency.ZERO_OUT) == pytest.approx(3)
+
+
+def test_the_published_plus_promises_little_and_says_why():
+    run = watched(
+        ring(100, 4), threat=Threat.OUTSIDERS, algorithm=GroupAlgorithm.DP_OGL_PLUS, mode=Mode.PAPER
+    )
+    promise = run.guarantee(delta=DELTA)
+    assert promise.published_epsilon < 13
+    assert promise.epsilon > 10_000
+    assert "members exchange models without noise" in str(promise)
+    assert "any worker of other groups, alone" in str(promise)
