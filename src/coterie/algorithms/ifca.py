@@ -13,7 +13,6 @@ which has one optimum, does not care.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings
+from coterie.algorithms.starts import Start, cluster_starts
 from coterie.privacy import PrivacyPlan, Unit
 
 
@@ -40,7 +40,7 @@ class IFCASettings(AlgorithmSettings):
     """Options of dp-ifca."""
 
     clusters: int = Field(4, ge=2, description="number of clusters")
-    start: Literal["near", "random"] = Field(
+    start: Start = Field(
         "near", description="near (one initialisation, perturbed) | random (k initialisations)"
     )
     perturbation: float = Field(
@@ -84,17 +84,13 @@ class IFCA(Algorithm[IFCAState]):
         )
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> IFCAState:
-        seed, *others = (int(each) for each in rng.integers(2**31, size=1 + self.settings.clusters))
-        models = np.stack([facts.initialise(other) for other in others])
-        if self.settings.start == "near":
-            # Mixed so that every parameter keeps the variance that its initialisation gave it.
-            share = self.settings.perturbation
-            models = np.sqrt(1 - share**2) * facts.initialise(seed) + share * models
+        settings = self.settings
+        seed, models = cluster_starts(facts, rng, settings.clusters, settings.start, settings.perturbation)
         return IFCAState(
             round=0,
             clients=facts.clients,
             seed=seed,
-            models=models.astype(np.float32),
+            models=models,
             cluster_of=dict.fromkeys(facts.clients, 0),
         )
 

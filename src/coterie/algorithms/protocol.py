@@ -334,10 +334,12 @@ class Assignment:
 
     models: NDArray[np.float32]
     cluster_of: Mapping[str, int]
+    own: Mapping[str, Vector] = field(default_factory=dict)
+    """Models of clients who have personal parts, instead of their cluster's."""
 
     def model_of(self, client: str) -> Vector:
         model: Vector = self.models[self.cluster_of[client]]
-        return model
+        return self.own.get(client, model)
 
 
 @dataclass(frozen=True)
@@ -386,6 +388,8 @@ class Algorithm(ABC, Generic[S]):
     state_type: ClassVar[type[State]]
     needs_truth: ClassVar[bool] = False
     """Whether it is handed the true clusters (as `truth=`), which its guarantee must then mention."""
+    additive: ClassVar[bool] = False
+    """Whether its model is two of the experiment's, outputs added, parameters one after the other."""
 
     def __init__(self, settings: AlgorithmSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
         self.settings = settings

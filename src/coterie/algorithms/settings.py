@@ -1,7 +1,7 @@
 """Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,7 +42,9 @@ class PrivacySettings(Settings):
     delta: float | None = Field(
         None, gt=0, lt=1, description="null: a tenth of one over the number of units, rounded down"
     )
-    adjacency: Adjacency = Field(Adjacency.ZERO_OUT, description="zero-out | replace-one")
+    adjacency: Adjacency = Field(
+        Adjacency.ZERO_OUT, description="zero-out | replace-one | add-remove (default for clients)"
+    )
     accountant: Literal["rdp", "pld"] = Field("rdp", description="rdp | pld (tighter, slower)")
     mode: Mode = Field(Mode.SOUND, description="sound | paper (a publication's own arithmetic, labelled)")
     budgets: Mapping[str, ClientBudget] = Field(
@@ -58,6 +60,14 @@ class PrivacySettings(Settings):
     def delta_of(self, client: str) -> float | None:
         own = self.budgets.get(client)
         return own.delta if own and own.delta is not None else self.delta
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clients_come_and_go(cls, values: Any) -> Any:
+        """A whole client is added or removed, unless the file says otherwise."""
+        if isinstance(values, Mapping) and str(values.get("unit")) == Unit.CLIENT:
+            return {"adjacency": Adjacency.ADD_REMOVE, **values}
+        return values
 
     @model_validator(mode="after")
     def _records_are_counted_in_public(self) -> Self:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.algorithms.protocol import (
-    Assignment,
     Choices,
-    OwnChoice,
+    Cohort,
+    Count,
     Reply,
     Request,
     Select,
@@ -36,6 +36,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.data import Federation
 from coterie.engines.clients import ClientFacts, Clients, Occasion, Trainable, one_thread
+from coterie.engines.cohorts import Cohorts
 from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.privacy import (
@@ -78,7 +79,7 @@ def _stackable(learner: Learner) -> bool:
 
 
 class LocalEngine:
-    """Answers `Train` and `Select` for all clients on this machine."""
+    """Answers for all clients on this machine: `Train` and `Select` itself, the rest through its cohorts."""
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class LocalEngine:
             public_seed=public_seed,
         )
         self._clients = Clients(self._facts, learner, self._table)
+        self.cohorts = Cohorts(self._facts, learner, self._clients.records, plan, ledger, context)
         self._wanted_workers = workers
         self._max_memory = max_memory
         self._pool: WorkerPool | None = None
@@ -136,11 +138,9 @@ class LocalEngine:
             return self._train(request, round)
         if isinstance(request, Select):
             return self._select(request, round)
-        raise PlanError(f"a {type(request).__name__} request has no answer at record level")
-
-    def serve(self, models: OwnChoice) -> Assignment:
-        """The model that each client would choose for itself; for evaluation, outside any guarantee."""
-        raise PlanError("clients choose for themselves only where a unit is a client")
+        if isinstance(request, Cohort):
+            return self.cohorts.open(request, round)
+        return self.cohorts.count(request) if isinstance(request, Count) else self.cohorts.add_up(request)
 
     def close(self) -> None:
         """End the workers, if there are any."""

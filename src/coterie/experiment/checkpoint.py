@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -18,6 +19,7 @@ from coterie.errors import InputError
 from coterie.privacy import LedgerHead
 
 FORMAT = 1
+PERSONAL = "personal.safetensors"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Checkpoint:
 
     state: State
     ledger: LedgerHead
+    personal: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """What clients keep to themselves, never released: in a file that its owner alone reads."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -49,8 +53,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "state": {name: value for name, value in fields.items() if name not in arrays},
     }
     (scratch / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    for name in ("state.safetensors", "state.json"):
-        _sync(scratch / name)
+    if checkpoint.personal:
+        (scratch / PERSONAL).touch(mode=0o600)
+        save_file(dict(checkpoint.personal), scratch / PERSONAL)
+    for written in scratch.iterdir():
+        _sync(written)
     if target.exists():
         shutil.rmtree(target)
     scratch.rename(target)
@@ -76,7 +83,8 @@ def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
             **_frozen(content["state"]),
             **load_file(newest / "state.safetensors"),
         }
-        return Checkpoint(state=state_type(**fields), ledger=LedgerHead(**content["ledger"]))
+        kept = load_file(newest / PERSONAL) if (newest / PERSONAL).exists() else {}
+        return Checkpoint(state_type(**fields), LedgerHead(**content["ledger"]), kept)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(f"{newest}: damaged checkpoint ({type(error).__name__}: {error})") from None
 

@@ -12,7 +12,7 @@ import torch
 
 from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
-from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
+from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State, Vector
 from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
 from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
@@ -38,6 +38,7 @@ from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
 from coterie.models import build_model, check_model
 from coterie.privacy import (
+    POPULATION,
     Budget,
     FullBatchSketch,
     FullBatchSteps,
@@ -45,17 +46,21 @@ from coterie.privacy import (
     Ledger,
     PoissonSteps,
     PrivacyPlan,
+    RebalancedSums,
+    RoutedSums,
+    SampledSum,
     SecretKey,
     Unit,
 )
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
-from coterie.training.scoring import Score, evaluate_clients
+from coterie.training.scoring import evaluate_clients
 
 SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
 REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
+OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
 SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
 
 
@@ -176,7 +181,8 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     seed = experiment.seeds.simulation
     if federation is None:
         federation = load_federation(experiment)
-    model = build_model(experiment.model, federation.task, seed)
+    additive = find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive
+    model = build_model(experiment.model, federation.task, seed, additive=additive)
     check_model(model, federation.task)
     # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
     # break the sensitivity; one record per pass of torch.func cannot.
@@ -185,7 +191,7 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     algorithm = _build_algorithm(experiment, federation)
 
     def initialise(seed: int) -> Vector:
-        return flatten(build_model(experiment.model, federation.task, seed))
+        return flatten(build_model(experiment.model, federation.task, seed, additive=additive))
 
     facts = PublicFacts(
         clients=tuple(client.name for client in federation.clients),
@@ -221,7 +227,9 @@ def _caveats(
     yield from _delta_caveats(experiment, federation, budgets)
     if experiment.seeds.noise is not None:
         yield SEEDED
-    if (drawn := randomness_caveat(learner)) is not None:
+    if experiment.privacy.unit is Unit.CLIENT:
+        yield OWN_CHOICE
+    if experiment.privacy.unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
         yield drawn
 
 
@@ -287,6 +295,15 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
     return None
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What held-out records said after a round."""
+
+    round: int
+    assignment: Assignment
+    scores: Scores
+
+
 class Run:
     """A prepared run and its folder."""
 
@@ -294,6 +311,7 @@ class Run:
         self.prepared = prepared
         self.files = files
         self._engine: LocalEngine | None = None
+        self._evaluated: Evaluation | None = None
         self._tests = {
             client.name: Batch.of(client.test, prepared.learner.device)
             for client in prepared.federation.clients
@@ -331,22 +349,26 @@ class Run:
                 public_seed=prepared.experiment.seeds.simulation,
                 context=self._context(),
             )
+            if saved is not None:
+                engine.cohorts.personal = saved.personal
             while state.round < prepared.experiment.schedule.rounds:
                 began, waited = time.perf_counter(), engine.waited
                 state = yield from asks(algorithm.round(state), engine, state.round + 1)
                 trained = time.perf_counter()
                 began += engine.waited - waited
-                scores = self._evaluate_if_due(state)
-                self._log(state, scores, ledger)
+                found = self._evaluate_if_due(state)
+                self._log(state, found, ledger)
                 seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
                 folder.append_line(self.files.timing, {"round": state.round, **seconds})
-                checkpoint.save(self.files.checkpoint, Checkpoint(state, ledger.head))
+                checkpoint.save(
+                    self.files.checkpoint, Checkpoint(state, ledger.head, engine.cohorts.personal)
+                )
                 if watch is not None:
                     watch(
                         RoundReport(
                             round=state.round,
                             rounds=prepared.experiment.schedule.rounds,
-                            accuracy=accuracy(scores).mean if scores else None,
+                            accuracy=accuracy(found.scores).mean if found else None,
                             epsilon=prepared.promise.spent(ledger),
                             seconds=sum(seconds.values()),
                         )
@@ -416,34 +438,41 @@ class Run:
         state: State = self.prepared.algorithm.start(self.prepared.facts, rng)
         return state
 
-    def _evaluate_if_due(self, state: State) -> Scores | None:
+    def _evaluate_if_due(self, state: State) -> "Evaluation | None":
         due = state.round % self.prepared.experiment.evaluation.every == 0
         if not due and state.round < self.prepared.experiment.schedule.rounds:
             return None
-        return self._evaluate(self._assignment(state))
+        return self._evaluate(state)
 
-    def _assignment(self, state: State) -> Assignment:
-        """Which model each client uses now; where only the clients know, the engine asks them."""
-        served = self.prepared.algorithm.models(state)
-        if isinstance(served, Assignment):
-            return served
-        assert self._engine is not None
-        return self._engine.serve(served)
+    def _evaluate(self, state: State) -> "Evaluation":
+        """Which model each client uses now, and how well it does on held-out records.
 
-    def _evaluate(self, assignment: Assignment) -> dict[str, Score]:
-        learner = self.prepared.learner
-        models = torch.from_numpy(assignment.models).to(learner.device)
-        model_of = [assignment.cluster_of[client] for client in self._tests]
+        Where only the clients know which they would use, the engine asks them.
+        """
+        if self._evaluated is not None and self._evaluated.round == state.round:
+            return self._evaluated
+        learner, served = self.prepared.learner, self.prepared.algorithm.models(state)
+        if isinstance(served, OwnChoice):
+            assert self._engine is not None
+            served = self._engine.cohorts.serve(served)
+        clients = list(self._tests)
+        # Rows of clients with a model of their own come after those of the clusters.
+        model_of = [served.cluster_of[client] for client in clients]
+        for position, client in enumerate(served.own):
+            model_of[clients.index(client)] = len(served.models) + position
+        rows = np.concatenate([served.models, *(own[None] for own in served.own.values())])
+        models = torch.from_numpy(rows).to(learner.device)
         scores = evaluate_clients(learner, models, model_of, list(self._tests.values()))
-        return dict(zip(self._tests, scores, strict=True))
+        self._evaluated = Evaluation(state.round, served, dict(zip(clients, scores, strict=True)))
+        return self._evaluated
 
-    def _log(self, state: State, scores: Scores | None, ledger: Ledger) -> None:
-        assignment = self._assignment(state)
+    def _log(self, state: State, found: "Evaluation | None", ledger: Ledger) -> None:
+        assignment = found.assignment if found else self.prepared.algorithm.models(state)
         line = {
             "round": state.round,
-            "accuracy": asdict(accuracy(scores)) if scores else None,
-            "loss": asdict(loss(scores)) if scores else None,
-            "clusters": dict(assignment.cluster_of),
+            "accuracy": asdict(accuracy(found.scores)) if found else None,
+            "loss": asdict(loss(found.scores)) if found else None,
+            "clusters": dict(assignment.cluster_of) if isinstance(assignment, Assignment) else {},
             "epsilon": number_to_json(self.prepared.promise.spent(ledger)),
         }
         folder.append_line(self.files.metrics, line)
@@ -461,8 +490,8 @@ class Run:
 
     def _result(self, state: State, ledger: Ledger) -> RunResult:
         prepared = self.prepared
-        assignment = self._assignment(state)
-        scores = self._evaluate(assignment)
+        evaluation = self._evaluate(state)
+        assignment, scores = evaluation.assignment, evaluation.scores
         truth = self._truth()
         found = None
         if truth is not None:
@@ -470,7 +499,7 @@ class Run:
         findings = prepared.algorithm.findings(state)
         timing = list(folder.read_lines(self.files.timing))
         trained = sum(line["train"] for line in timing)
-        gradients = sample_gradients(prepared.plan, ledger)
+        gradients = sample_gradients(prepared, ledger)
         return RunResult(
             folder=self.files.path,
             algorithm=prepared.algorithm.name,
@@ -504,13 +533,15 @@ class Run:
 
 def training_noise(plan: PrivacyPlan) -> float:
     """The largest noise multiplier that any unit trains with."""
+    trained = PoissonSteps | SampledSum | RoutedSums | RebalancedSums
     mechanisms = (release.mechanism for unit in plan.units for release in unit.releases)
-    return max(mechanism.multiplier for mechanism in mechanisms if isinstance(mechanism, PoissonSteps))
+    return max(mechanism.multiplier for mechanism in mechanisms if isinstance(mechanism, trained))
 
 
-def sample_gradients(plan: PrivacyPlan, ledger: Ledger) -> int:
-    """Per-record gradients computed so far (in expectation, for Poisson batches), from what was executed."""
-    total = 0
+def sample_gradients(prepared: Prepared, ledger: Ledger) -> int:
+    """Per-record gradients computed so far (in expectation, where samples are drawn)."""
+    plan, total = prepared.plan, 0
+    passes = prepared.experiment.schedule.epochs * sum(prepared.facts.records.values())
     for unit in plan.units:
         for name, times in ledger.executed(unit.subject).items():
             mechanism = unit.release(name).mechanism
@@ -518,6 +549,9 @@ def sample_gradients(plan: PrivacyPlan, ledger: Ledger) -> int:
                 total += times * mechanism.steps * mechanism.denominator
             elif isinstance(mechanism, FullBatchSketch):
                 total += times * mechanism.denominator
+            elif isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
+                members = 1 if unit.subject == POPULATION else len(plan.units)
+                total += round(times * mechanism.rate * passes / members)
     return total
 
 

@@ -99,6 +99,19 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(32, channels)
 
 
+class AddedModels(nn.Module):
+    """Two models whose outputs are added; all parameters of the first come before those of the second."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def forward(self, features: Tensor) -> Tensor:
+        outputs: Tensor = self.first(features) + self.second(features)
+        return outputs
+
+
 class LstmLayer(nn.Module):
     """One LSTM layer made of linear maps.
 

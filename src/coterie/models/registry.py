@@ -73,11 +73,18 @@ def model_names() -> tuple[str, ...]:
     return tuple(_NETWORKS)
 
 
-def build_model(settings: ModelSettings, task: Task, seed: int) -> nn.Module:
+def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: bool = False) -> nn.Module:
     """The model with its initial parameters, which depend on the seed alone.
 
     A user's own model comes back checked. The global random state is left as it was.
+
+    Args:
+        additive: two of the model, with their outputs added.
     """
+    if additive:
+        # Seeds of models are below 2^31: the second model's are its own.
+        second = build_model(settings, task, seed + 2**31)
+        return networks.AddedModels(build_model(settings, task, seed), second)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would seed the accelerators too, and those are not restored.
         torch.default_generator.manual_seed(seed)

@@ -1,0 +1,119 @@
+"""Algorithms whose sampled clients choose one of k models themselves: what they share."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from coterie.algorithms.client_level import ClientLevel, ClientLevelSettings, stepped
+from coterie.algorithms.planning import check_clusters
+from coterie.algorithms.protocol import (
+    Asking,
+    Choice,
+    CohortJob,
+    OwnChoice,
+    Parts,
+    PublicFacts,
+    State,
+)
+from coterie.algorithms.rebalancing import RebalanceSettings, Rebalancing, Update
+from coterie.algorithms.starts import Start, cluster_starts
+from coterie.privacy import Mechanism
+
+
+class ClusteredSettings(ClientLevelSettings):
+    """Options of every clustered algorithm whose unit is a client."""
+
+    clusters: int = Field(4, ge=2, description="number of clusters")
+    start: Start = Field(
+        "near", description="near (one initialisation, perturbed) | random (k initialisations)"
+    )
+    perturbation: float = Field(
+        0.5, gt=0, le=1, description="start near: share of another initialisation in each model"
+    )
+
+
+@dataclass(frozen=True)
+class ClusteredState(State):
+    models: NDArray[np.float32]
+    """Cluster models, one per row."""
+    shared: NDArray[np.bool_]
+    """Which parameters all models have in common."""
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(shared=self.shared, personal=np.zeros_like(self.shared))
+
+
+class Clustered(ClientLevel[ClusteredState]):
+    """Choose, train, and move each cluster's model by the noisy sum of the updates that it got."""
+
+    settings_type = ClusteredSettings
+    state_type = ClusteredState
+    settings: ClusteredSettings
+    choice: ClassVar[Choice]
+
+    def release(self, facts: PublicFacts) -> Mechanism:
+        check_clusters(self.settings.clusters, len(facts.clients))
+        return super().release(facts)
+
+    @abstractmethod
+    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
+        """Everything that a round asks of its cohort: noisy sums, and what to divide them by."""
+
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> ClusteredState:
+        settings = self.settings
+        seed, models = cluster_starts(facts, rng, settings.clusters, settings.start, settings.perturbation)
+        shared = self.shared(facts)
+        models[:, shared] = models[0, shared]
+        return ClusteredState(0, facts.clients, seed, models=models, shared=shared)
+
+    def shared(self, facts: PublicFacts) -> NDArray[np.bool_]:
+        """Which parameters all clusters have in common."""
+        return np.zeros(facts.parameters, dtype=np.bool_)
+
+    def round(self, state: ClusteredState) -> Asking[ClusteredState]:
+        job = CohortJob(
+            state.clients, state.models, self.local_training(), choice=self.choice, parts=state.parts
+        )
+        update = yield from self.ask(job, state.round)
+        return replace(state, round=state.round + 1, models=self.moved(state, update))
+
+    def moved(self, state: ClusteredState, update: Update) -> NDArray[np.float32]:
+        """The models after a step; what is shared is divided by everyone's expected number."""
+        divisors = np.where(state.shared[None], self.expected(len(state.clients)), update.divisors[:, None])
+        return stepped(state.models, update.rows, divisors, self.settings.server_step)
+
+    def models(self, state: ClusteredState) -> OwnChoice:
+        return OwnChoice(state.models, self.choice, self.local_training(), state.parts)
+
+
+class RebalancedSettings(ClusteredSettings):
+    """Options of a clustered algorithm that takes the plug-in."""
+
+    rebalance: RebalanceSettings = Field(
+        RebalanceSettings(), description="{rule: route | rebalance | none, minimum: B}; B = 0: as it is"
+    )
+
+
+class Rebalanced(Clustered):
+    """A clustered algorithm with rebalancing on top, if that is asked for."""
+
+    settings_type = RebalancedSettings
+    settings: RebalancedSettings
+
+    @property
+    def rebalancing(self) -> Rebalancing:
+        settings = self.settings
+        return Rebalancing(settings.rebalance, settings.rate, settings.clusters, self.schedule.rounds)
+
+    def release(self, facts: PublicFacts) -> Mechanism:
+        super().release(facts)
+        self.rebalancing.check(len(facts.clients))
+        return self.rebalancing.release(self.privacy, len(facts.clients))
+
+    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
+        return self.rebalancing.ask(job, round)

@@ -1,0 +1,70 @@
+"""`dp-fedavg` and `dp-fedprox`: one model for everyone, private for whole clients.
+
+McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018; Li
+et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, adds a pull towards the model that
+a client was sent.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from coterie.algorithms.client_level import SUMS, ClientLevel, ClientLevelSettings, stepped
+from coterie.algorithms.protocol import (
+    Asking,
+    Assignment,
+    CohortJob,
+    PublicFacts,
+    State,
+    add_up,
+    open_cohort,
+)
+from coterie.algorithms.registry import register
+
+
+@dataclass(frozen=True)
+class OneModelState(State):
+    models: NDArray[np.float32]
+    """One row."""
+
+
+@register
+class FedAvg(ClientLevel[OneModelState]):
+    name = "dp-fedavg"
+    settings_type = ClientLevelSettings
+    state_type = OneModelState
+
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> OneModelState:
+        seed = int(rng.integers(2**31))
+        return OneModelState(0, facts.clients, seed, models=facts.initialise(seed)[None])
+
+    def round(self, state: OneModelState) -> Asking[OneModelState]:
+        job = CohortJob(state.clients, state.models, self.local_training())
+        cohort = yield from open_cohort(SUMS, job)
+        sums = yield from add_up(cohort)
+        divisor = np.array([[self.expected(len(state.clients))]])
+        moved = stepped(state.models, sums.rows.value, divisor, self.settings.server_step)
+        return replace(state, round=state.round + 1, models=moved)
+
+    def models(self, state: OneModelState) -> Assignment:
+        return Assignment(state.models, dict.fromkeys(state.clients, 0))
+
+
+class FedProxSettings(ClientLevelSettings):
+    """Options of dp-fedprox."""
+
+    proximal: float = Field(
+        0.01, gt=0, allow_inf_nan=False, description="weight mu of the pull towards the model that was sent"
+    )
+
+
+@register
+class FedProx(FedAvg):
+    name = "dp-fedprox"
+    settings_type = FedProxSettings
+    settings: FedProxSettings
+
+    def proximal(self) -> float:
+        return self.settings.proximal

@@ -1,0 +1,55 @@
+"""`gmfsc`: a cluster with fewer than B clients takes the update of all instead of its own.
+
+The "global model for small cluster" baseline of RR-Cluster's appendix E.4. Which cluster is small is read off
+the noisy histogram; the update of all is the sum of the released sums, which costs nothing more but carries
+the noise of every one of them.
+"""
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from coterie.algorithms.client_level import SUMS
+from coterie.algorithms.clustered import Clustered, ClusteredSettings
+from coterie.algorithms.protocol import Asking, Choice, CohortJob, PublicFacts, add_up, count, open_cohort
+from coterie.algorithms.rebalancing import Update
+from coterie.algorithms.registry import register
+from coterie.privacy import Mechanism, NoiseRule, RoutedSums
+
+
+class GMFSCSettings(ClusteredSettings):
+    """Options of gmfsc."""
+
+    minimum: PositiveInt | None = Field(
+        None, description="B, least clients in a cluster's own update; null: half a fair share"
+    )
+    histogram_ratio: float = Field(
+        4.0, gt=0, allow_inf_nan=False, description="noise of the histogram over that of the sums"
+    )
+
+
+@register
+class GMFSC(Clustered):
+    name = "gmfsc"
+    choice = Choice.LOWEST_LOSS
+    settings_type = GMFSCSettings
+    settings: GMFSCSettings
+
+    def release(self, facts: PublicFacts) -> Mechanism:
+        super().release(facts)
+        return RoutedSums(
+            clip=self.privacy.clip,
+            noise_multiplier=NoiseRule.SHARED,
+            histogram_ratio=self.settings.histogram_ratio,
+            rate=self.settings.rate,
+            adjacency=self.privacy.adjacency,
+        )
+
+    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
+        expected = self.expected(len(job.members))
+        least = self.settings.minimum or expected / self.settings.clusters / 2
+        cohort = yield from open_cohort(SUMS, job)
+        histogram = (yield from count(cohort)).value
+        sums = (yield from add_up(cohort)).rows.value
+        small = histogram < least
+        rows = np.where(small[:, None], sums.sum(axis=0), sums)
+        return Update(rows, np.where(small, expected, np.maximum(histogram, least)))

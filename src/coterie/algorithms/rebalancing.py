@@ -1,0 +1,133 @@
+"""Rebalancing, the plug-in of RR-Cluster: no cluster is updated from fewer than B sampled clients.
+
+It goes on top of any algorithm whose clients choose a cluster. A small cluster's sum would drown in noise
+that is as large for it as for any other; filled up with clients of large ones it is divided by at least B.
+
+`route` releases a noisy histogram of the choices, computes from it alone with which probability a client of
+each cluster moves to each other, and lets every sampled client draw for itself. Clusters then have B members
+in expectation, and divisors are public. `rebalance` is the published rule, with noisy identifiers instead of
+a histogram and draws without replacement, accounted for soundly: samples of fixed size, compared by replacing
+one client. Both stand in `docs/rr-cluster.md`, with proofs. B = 0 is the base algorithm, bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, model_validator
+
+from coterie.algorithms.client_level import SUMS, cohort_size, sampled_sum
+from coterie.algorithms.protocol import Asking, CohortJob, add_up, count, open_cohort
+from coterie.algorithms.settings import PrivacySettings
+from coterie.errors import InputError
+from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, RoutedSums
+from coterie.privacy.reference import routed_denominators, routing_matrix
+from coterie.settings import Settings
+
+AUTO_SHARE = 0.5
+"""`minimum: auto` begins at this share of what every cluster would have if all were equal."""
+
+
+class RebalanceSettings(Settings):
+    """How small clusters are filled up."""
+
+    rule: Literal["route", "rebalance", "none"] = Field(
+        "route", description="route | rebalance (as published, sound accounting) | none"
+    )
+    minimum: NonNegativeInt | Literal["auto"] = Field(
+        0,
+        description="B, least clients in a cluster's update (0: none) | auto (falls from half a fair share)",
+    )
+    histogram_ratio: float = Field(
+        4.0, gt=0, allow_inf_nan=False, description="route: noise of the histogram over that of the sums"
+    )
+    identifier_ratio: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="rebalance: sigma_s over sigma_theta"
+    )
+
+    @model_validator(mode="after")
+    def _a_fixed_minimum_for_the_published_rule(self) -> "RebalanceSettings":
+        if self.rule == "rebalance" and self.minimum == "auto":
+            raise ValueError("minimum: auto is for rule route; the published rule takes a number")
+        return self
+
+    @property
+    def active(self) -> bool:
+        return self.rule != "none" and self.minimum != 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """Noisy sums and the public numbers to divide them by, one for each cluster."""
+
+    rows: NDArray[np.float64]
+    divisors: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rebalancing:
+    """The plug-in, for one algorithm and population size."""
+
+    settings: RebalanceSettings
+    rate: float
+    clusters: int
+    rounds: int
+
+    def check(self, clients: int) -> None:
+        """Refuse a minimum that a round cannot reach."""
+        most = self.fair_share(clients)
+        if self.settings.active and self.settings.minimum != "auto" and self.settings.minimum > most:
+            raise InputError(
+                f"algorithm.rebalance.minimum: {self.settings.minimum}; a round samples {self.rate:g} of "
+                f"{clients} clients, for {self.clusters} clusters that allows 0 to {int(most)}"
+            )
+
+    def fair_share(self, clients: int) -> float:
+        """Clients of a round in each cluster, if all were equal: q n / k, a public number."""
+        return self.rate * clients / self.clusters
+
+    def minimum(self, round: int, clients: int) -> float:
+        """B in the round after so many. `auto` helps most at first, when choices mean least."""
+        if self.settings.minimum == "auto":
+            return AUTO_SHARE * self.fair_share(clients) * (1.0 - round / self.rounds)
+        return float(self.settings.minimum)
+
+    def release(self, privacy: PrivacySettings, clients: int) -> Mechanism:
+        """What one round releases."""
+        if not self.settings.active:
+            return sampled_sum(privacy, self.rate)
+        if self.settings.rule == "route":
+            return RoutedSums(
+                clip=privacy.clip,
+                noise_multiplier=NoiseRule.SHARED,
+                histogram_ratio=self.settings.histogram_ratio,
+                rate=self.rate,
+                adjacency=privacy.adjacency,
+            )
+        return RebalancedSums(
+            clip=privacy.clip,
+            noise_multiplier=NoiseRule.SHARED,
+            identifier_ratio=self.settings.identifier_ratio,
+            clients=clients,
+            cohort=cohort_size(self.rate, clients),
+            adjacency=privacy.adjacency,
+        )
+
+    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
+        """Everything that one round asks of its cohort."""
+        clients = len(job.members)
+        cohort = yield from open_cohort(SUMS, job)
+        if not self.settings.active:
+            sums = yield from add_up(cohort)
+            return Update(sums.rows.value, np.full(self.clusters, self.fair_share(clients)))
+        if self.settings.rule == "rebalance":
+            least = int(self.minimum(round, clients))
+            sums = yield from add_up(cohort, minimum=least)
+            assert sums.sizes is not None
+            return Update(sums.rows.value, np.maximum(sums.sizes, least).astype(np.float64))
+        histogram = (yield from count(cohort)).value
+        least_expected = max(self.minimum(round, clients), 1.0)
+        route = routing_matrix(histogram, least_expected)
+        sums = yield from add_up(cohort, route)
+        return Update(sums.rows.value, routed_denominators(histogram, route, least_expected))

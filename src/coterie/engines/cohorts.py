@@ -1,0 +1,477 @@
+"""Releases of a secret sample of members: what `Cohort`, `Count` and `Sum` are answered with.
+
+Whoever runs this is trusted with raw updates (a server for clients, a master for the workers of its group).
+What leaves is one composed release for each cohort: a noisy histogram of choices where one is planned, and
+noisy sums of clipped updates. The release is charged when the cohort is opened, before any coin is flipped.
+
+A member adds to what is released by its own coins alone. Whether it is sampled, how it shuffles its records
+and where it is routed come from streams keyed by its name, and its update has the same bits whoever else was
+sampled. So two populations that differ in one member differ, given everyone's coins, in that member's own
+contribution: one in one count, and one vector of norm at most the clip in one sum.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.algorithms.protocol import (
+    Assignment,
+    Choice,
+    Cohort,
+    CohortJob,
+    Count,
+    Histogram,
+    LocalTraining,
+    Opened,
+    OwnChoice,
+    Parts,
+    Sum,
+    Sums,
+    Vector,
+)
+from coterie.engines.clients import ClientFacts, Occasion, one_thread
+from coterie.errors import PlanError
+from coterie.privacy import (
+    Charge,
+    Ledger,
+    PrivacyPlan,
+    RandomStream,
+    RebalancedSums,
+    Released,
+    RoutedSums,
+    SampledSum,
+)
+from coterie.training.clipping import clip_rows
+from coterie.training.learner import Batch, Learner, on_device
+from coterie.training.local_sgd import LocalSGD, train_locally
+from coterie.training.scoring import join, score_sums, select_lowest
+
+CohortMechanism: TypeAlias = SampledSum | RoutedSums | RebalancedSums
+WAVES_SPREAD = 3.0
+"""Standard deviations of a sample's size that one wave on a GPU leaves room for."""
+_TOLERANCE = 1e-9
+
+
+@dataclass
+class _OpenCohort:
+    """What the engine keeps of a cohort until its sums are released."""
+
+    release: str
+    job: CohortJob
+    mechanism: CohortMechanism
+    round: int
+    input_hash: str
+    sampled: tuple[str, ...]
+    choices: NDArray[np.int64]
+    """The row that each sampled member chose, or was told."""
+    counted: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        return self.job.choice is not Choice.GIVEN
+
+
+class Cohorts:
+    """Answers for all members on this machine."""
+
+    def __init__(
+        self,
+        facts: ClientFacts,
+        learner: Learner,
+        records: Mapping[str, Batch],
+        plan: PrivacyPlan,
+        ledger: Ledger,
+        context: str,
+    ) -> None:
+        self._facts = facts
+        self._learner = learner
+        self._records = records
+        self._plan = plan
+        self._ledger = ledger
+        self._context = context
+        self._round = 0
+        self._open: dict[int, _OpenCohort] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._personal: dict[str, Tensor] = {}
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    def open(self, request: Cohort, round: int) -> Opened:
+        """Charge the whole release, then flip everyone's coins."""
+        job = request.job
+        mechanism = self._mechanism(request)
+        self._begin(round)
+        hashed = cohort_hash(self._context, job)
+        if (request.release, hashed) in self._seen:
+            raise PlanError(f"release '{request.release}': this cohort was opened already in round {round}")
+        self._seen.add((request.release, hashed))
+        charges = (
+            Charge(subject, round, request.release, hashed) for subject in self._plan.subjects_of(job.members)
+        )
+        self._ledger.charge(list(charges))
+        sampled = self._sample(request.release, job, mechanism, round, hashed)
+        cohort = _OpenCohort(
+            request.release, job, mechanism, round, hashed, sampled, np.zeros(len(sampled), np.int64)
+        )
+        cohort.choices = self._choices(cohort)
+        number = len(self._seen)
+        self._open[number] = cohort
+        return Opened(request.release, number)
+
+    def count(self, request: Count) -> Histogram:
+        """The planned noisy histogram of the sampled members' choices."""
+        cohort = self._find(request.cohort)
+        mechanism = cohort.mechanism
+        if not isinstance(mechanism, RoutedSums) or not cohort.chooses or cohort.counted:
+            why = "was counted already" if cohort.counted else "plans no histogram of choices"
+            raise PlanError(f"release '{cohort.release}' {why}")
+        cohort.counted = True
+        counts = np.bincount(cohort.choices, minlength=cohort.job.sums).astype(np.float64)
+        noise = self._stream("histogram", "cohort", cohort, cohort.input_hash)
+        std = mechanism.histogram_multiplier
+        return Histogram(Released(counts + noise.normal(cohort.job.sums, std=std), std))
+
+    def add_up(self, request: Sum) -> Sums:
+        """The planned noisy sums; the cohort is closed by it."""
+        cohort = self._find(request.cohort)
+        goes_to, sizes = self._destinations(cohort, request)
+        del self._open[request.cohort.number]
+        updates = self._updates(cohort)
+        job, mechanism = cohort.job, cohort.mechanism
+        shared, personal = _masks(job.parts, self._learner.layout.size, updates.device)
+        clipped = clip_rows(updates[:, ~personal].to(torch.float64), mechanism.clip)
+        sums = torch.zeros(job.sums, self._learner.layout.size, dtype=torch.float64, device=updates.device)
+        kept = torch.zeros(len(clipped), sums.shape[1], dtype=torch.float64, device=updates.device)
+        kept[:, ~personal] = clipped
+        for row, destination in zip(kept, goes_to, strict=True):
+            sums[destination] += torch.where(shared, 0.0, row)
+        values = sums.cpu().numpy()
+        common = torch.where(shared, kept, 0.0).sum(dim=0).cpu().numpy()
+        hashed = _digest(cohort.input_hash, repr(request.minimum).encode(), _bytes(request.route))
+        noise = self._stream("noise", "cohort", cohort, hashed)
+        values += noise.normal(values.shape, std=mechanism.noise_std)
+        if bool(shared.any()):
+            # One sum of all members for what they share: a part of the release with noise of its own.
+            columns = shared.cpu().numpy()
+            total = common + self._stream("shared noise", "cohort", cohort, hashed).normal(
+                common.shape, std=mechanism.noise_std
+            )
+            values[:, columns] = total[columns]
+        values[:, personal.cpu().numpy()] = 0.0
+        return Sums(Released(values, mechanism.noise_std), sizes)
+
+    def serve(self, models: OwnChoice) -> Assignment:
+        """The model that each client would choose for itself; for evaluation, outside any guarantee."""
+        names = self._facts.names
+        rows = self._choose(names, models.models, models.choice, models.training, models.parts)
+        cluster_of = dict(zip(names, rows.tolist(), strict=True))
+        own: dict[str, Vector] = {}
+        if models.parts is not None:
+            for name, part in self.personal.items():
+                own[name] = models.models[cluster_of[name]].copy()
+                own[name][models.parts.personal] = part
+        return Assignment(models.models, cluster_of, own)
+
+    # --- what members keep --------------------------------------------------------------------------
+
+    @property
+    def personal(self) -> dict[str, NDArray[np.float32]]:
+        """The personal parts of those who have any; to be kept apart from everything released."""
+        return {name: part.cpu().numpy() for name, part in self._personal.items()}
+
+    @personal.setter
+    def personal(self, parts: Mapping[str, NDArray[np.float32]]) -> None:
+        self._personal = {name: on_device(part, self._learner.device) for name, part in parts.items()}
+
+    def _with_personal(self, member: str, model: Tensor, parts: Parts | None) -> Tensor:
+        own = self._personal.get(member)
+        if parts is None or own is None:
+            return model
+        model = model.clone()
+        model[torch.from_numpy(parts.personal).to(model.device)] = own
+        return model
+
+    # --- opening ------------------------------------------------------------------------------------
+
+    def _mechanism(self, request: Cohort) -> CohortMechanism:
+        job, release = request.job, request.release
+        unknown = set(job.members) - set(self._facts.names)
+        if unknown:
+            raise PlanError(f"release '{release}': nobody is called '{min(unknown)}'")
+        if job.models.shape[1] != self._learner.layout.size:
+            raise PlanError(f"release '{release}': models of {job.models.shape[1]} parameters")
+        mechanism = self._plan.release_of(job.members, release)
+        if not isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
+            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not one of a cohort")
+        if isinstance(mechanism, RebalancedSums) and len(job.members) != mechanism.clients:
+            raise PlanError(
+                f"release '{release}' is planned for {mechanism.clients} clients, not {len(job.members)}"
+            )
+        return mechanism
+
+    def _begin(self, round: int) -> None:
+        """Handles live for one round."""
+        if round != self._round:
+            self._round = round
+            self._open.clear()
+            self._seen.clear()
+
+    def _sample(
+        self, release: str, job: CohortJob, mechanism: CohortMechanism, round: int, hashed: str
+    ) -> tuple[str, ...]:
+        """Who takes part: a coin for each member at the planned rate, or so many of them as planned."""
+        coins = np.array(
+            [
+                self._facts.stream("coins", Occasion(member, round, release, hashed)).uniform(1)[0]
+                for member in job.members
+            ]
+        )
+        if isinstance(mechanism, RebalancedSums):
+            drawn = np.sort(np.argsort(coins, kind="stable")[: mechanism.cohort])
+        else:
+            drawn = np.flatnonzero(coins < mechanism.rate)
+        return tuple(job.members[position] for position in drawn)
+
+    def _choices(self, cohort: _OpenCohort) -> NDArray[np.int64]:
+        job = cohort.job
+        if job.choice is Choice.GIVEN:
+            start_of = job.start_of or dict.fromkeys(cohort.sampled, 0)
+            return np.array([start_of[member] for member in cohort.sampled], dtype=np.int64)
+        return self._choose(cohort.sampled, job.models, job.choice, job.training, job.parts, cohort)
+
+    def _find(self, handle: Opened) -> _OpenCohort:
+        if handle.number not in self._open or self._open[handle.number].release != handle.release:
+            raise PlanError(f"release '{handle.release}': this cohort is not open (any more)")
+        return self._open[handle.number]
+
+    # --- members' choices -----------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        members: Sequence[str],
+        models: NDArray[np.float32],
+        choice: Choice,
+        training: LocalTraining,
+        parts: Parts | None,
+        cohort: _OpenCohort | None = None,
+    ) -> NDArray[np.int64]:
+        """The row that each member chooses."""
+        if choice is Choice.GIVEN or not members:
+            return np.zeros(len(members), dtype=np.int64)
+        stacked = on_device(models, self._learner.device)
+        if choice is Choice.LOWEST_LOSS:
+            losses = self._losses(members, stacked, parts, alone=cohort is not None)
+            return np.array([select_lowest(own) for own in losses], dtype=np.int64)
+        middle = stacked.mean(dim=0)
+        trained = self._train(members, middle.expand(len(members), -1), training, cohort)
+        return nearest(trained, stacked - middle)
+
+    def _losses(
+        self, members: Sequence[str], models: Tensor, parts: Parts | None, *, alone: bool
+    ) -> NDArray[np.float64]:
+        """Sum of the losses of every model on each member's records: (members, models).
+
+        Args:
+            alone: whether each member's records go through the models by themselves, so that what it finds
+                has the same bits whoever else was sampled.
+        """
+        batches = [self._records[member] for member in members]
+        personal = parts is not None and bool(parts.personal.any())
+        with one_thread():
+            if not alone and not personal:
+                table, sizes = join(batches), [len(batch) for batch in batches]
+                return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in models], 1)
+            found = np.empty((len(members), len(models)))
+            for position, (member, batch) in enumerate(zip(members, batches, strict=True)):
+                for row, model in enumerate(models):
+                    own = self._with_personal(member, model, parts)
+                    found[position, row] = score_sums(self._learner, own, batch, [len(batch)])[1][0]
+        return found
+
+    # --- updates --------------------------------------------------------------------------------------
+
+    def _updates(self, cohort: _OpenCohort) -> Tensor:
+        """What every sampled member learnt; its personal part stays with it."""
+        job = cohort.job
+        models = on_device(job.models, self._learner.device)
+        if not cohort.sampled:
+            return models.new_zeros(0, models.shape[1])
+        starts = torch.stack(
+            [
+                self._with_personal(member, models[row], job.parts)
+                for member, row in zip(cohort.sampled, cohort.choices.tolist(), strict=True)
+            ]
+        )
+        updates = self._train(cohort.sampled, starts, job.training, cohort)
+        if job.parts is not None and bool(job.parts.personal.any()):
+            personal = torch.from_numpy(job.parts.personal).to(updates.device)
+            learnt = (starts + updates)[:, personal]
+            for member, part in zip(cohort.sampled, learnt, strict=True):
+                if bool(torch.isfinite(part).all()):
+                    self._personal[member] = part.clone()
+        return updates
+
+    def _train(
+        self, members: Sequence[str], starts: Tensor, training: LocalTraining, cohort: _OpenCohort | None
+    ) -> Tensor:
+        rule = LocalSGD(training.epochs, training.batch, training.lr, training.momentum, training.proximal)
+        records = [self._records[member] for member in members]
+        batches = [
+            rule.batches(len(own), self._shuffle_seed(member, cohort))
+            for member, own in zip(members, records, strict=True)
+        ]
+        with one_thread():
+            return train_locally(
+                self._learner, starts, records, batches, rule, wave=self._wave(cohort, len(members))
+            )
+
+    def _shuffle_seed(self, member: str, cohort: _OpenCohort | None) -> int:
+        """Of the order in which a member goes through its records; nothing rests on it being secret."""
+        if cohort is None:
+            return 0
+        return self._stream("shuffle", member, cohort, cohort.input_hash).integers(64)
+
+    def _wave(self, cohort: _OpenCohort | None, members: int) -> int:
+        """Clients to compute at once: a function of public numbers, not of how many were sampled."""
+        if cohort is None:
+            return members
+        if isinstance(cohort.mechanism, RebalancedSums):
+            return cohort.mechanism.cohort
+        population, rate = len(cohort.job.members), cohort.mechanism.rate
+        spread = (population * rate * (1.0 - rate)) ** 0.5
+        return min(population, max(1, int(np.ceil(population * rate + WAVES_SPREAD * spread))))
+
+    # --- where updates go -------------------------------------------------------------------------------
+
+    def _destinations(
+        self, cohort: _OpenCohort, request: Sum
+    ) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
+        """The sum that each sampled member's update is added to; and sizes, where they are public."""
+        mechanism, route = cohort.mechanism, request.route
+        rebalanced = isinstance(mechanism, RebalancedSums)
+        if rebalanced and not cohort.chooses:
+            raise PlanError(f"release '{cohort.release}' plans identifiers of choices, and nobody chooses")
+        if isinstance(mechanism, RoutedSums) and not cohort.counted:
+            raise PlanError(f"release '{cohort.release}' plans a histogram: ask for it before the sums")
+        if route is not None and not isinstance(mechanism, RoutedSums):
+            raise PlanError(f"release '{cohort.release}' plans no histogram that a route could follow from")
+        if request.minimum and not rebalanced:
+            raise PlanError(f"release '{cohort.release}' plans no identifiers to fill clusters by")
+        if not cohort.chooses:
+            return np.zeros(len(cohort.sampled), dtype=np.int64), None
+        if rebalanced:
+            return self._rebalanced(cohort, request.minimum)
+        if route is None:
+            return cohort.choices, None
+        check_route(route, cohort.job.sums)
+        coins = np.array(
+            [
+                self._stream("route", member, cohort, _digest(cohort.input_hash, _bytes(route))).uniform(1)[0]
+                for member in cohort.sampled
+            ]
+        )
+        return routed(cohort.choices, route, coins), None
+
+    def _rebalanced(
+        self, cohort: _OpenCohort, minimum: int
+    ) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
+        """The published rule: clusters by noisy identifiers, small ones filled from the large."""
+        assert isinstance(cohort.mechanism, RebalancedSums)
+        clusters, std = cohort.job.sums, cohort.mechanism.identifier_multiplier
+        identifiers = np.eye(clusters)[cohort.choices]
+        for member, own in zip(cohort.sampled, identifiers, strict=True):
+            own += self._stream("identifier", member, cohort, cohort.input_hash).normal(clusters, std=std)
+        draw = self._stream("rebalance", "cohort", cohort, cohort.input_hash)
+        filled = refilled(identifiers.argmax(axis=1), clusters, minimum, draw.uniform(len(identifiers)))
+        return filled, tuple(np.bincount(filled, minlength=clusters).tolist())
+
+    def _stream(self, purpose: str, subject: str, cohort: _OpenCohort, hashed: str) -> RandomStream:
+        return self._facts.stream(purpose, Occasion(subject, cohort.round, cohort.release, hashed))
+
+
+# --- plain functions ------------------------------------------------------------------------------------
+
+
+def check_route(route: NDArray[np.float64], clusters: int) -> None:
+    """Refuse a matrix whose rows are not probabilities: a member's weight would not be bounded by one."""
+    if route.shape != (clusters, clusters):
+        raise PlanError(f"route: a matrix of shape {route.shape} for {clusters} clusters")
+    if not (np.isfinite(route).all() and (route >= 0).all()):
+        raise PlanError("route: an entry is negative or not a number; allowed are probabilities")
+    if not np.allclose(route.sum(axis=1), 1.0, rtol=0.0, atol=_TOLERANCE):
+        raise PlanError("route: a row does not add up to 1")
+
+
+def routed(
+    choices: NDArray[np.int64], route: NDArray[np.float64], coins: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Each member's destination, by its own coin in (0, 1)."""
+    edges = np.cumsum(route, axis=1)
+    edges[:, -1] = 1.0
+    return np.asarray((coins[:, None] >= edges[choices]).sum(axis=1), dtype=np.int64)
+
+
+def refilled(
+    assigned: NDArray[np.int64], clusters: int, minimum: int, coins: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Clusters below `minimum` filled up with members drawn uniformly from those that are not below it.
+
+    Members are moved, not copied, and a cluster that gives may fall below the minimum itself: the published
+    rule as it is written.
+    """
+    sizes = np.bincount(assigned, minlength=clusters)
+    small = np.flatnonzero(sizes < minimum)
+    needed = np.repeat(small, minimum - sizes[small])
+    pool = np.flatnonzero(sizes[assigned] >= minimum)
+    if len(needed) > len(pool):
+        raise PlanError(
+            f"minimum: {minimum} for each of {clusters} clusters is more than a cohort of {len(assigned)} has"
+        )
+    moved = pool[np.argsort(coins[pool], kind="stable")[: len(needed)]]
+    filled = assigned.copy()
+    filled[moved] = needed
+    return filled
+
+
+def nearest(updates: Tensor, directions: Tensor) -> NDArray[np.int64]:
+    """The centre in whose direction each update from the mean of the centres points most.
+
+    A client's model after one round is the mean plus a short step, while centres drift apart round by round:
+    by plain distance the centre that moved least would win everybody. By angle no centre wins for being near.
+    """
+    lengths = torch.linalg.vector_norm(directions.double(), dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+    cosines = (updates.double() @ directions.double().T) / lengths
+    found: NDArray[np.int64] = np.argmax(np.nan_to_num(cosines.cpu().numpy(), nan=-np.inf), axis=1)
+    return found
+
+
+def cohort_hash(context: str, job: CohortJob) -> str:
+    """Digest of everything that members are sent; shapes and bits count."""
+    starts = sorted(job.start_of.items()) if job.start_of is not None else None
+    header = repr((context, job.members, job.training, job.choice, starts, job.models.shape))
+    parts = [] if job.parts is None else [_bytes(job.parts.shared), _bytes(job.parts.personal)]
+    return _digest(header, _bytes(job.models), *parts)
+
+
+def _digest(first: str, *rest: bytes) -> str:
+    digest = hashlib.sha256(first.encode())
+    for part in rest:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _bytes(array: NDArray[np.generic] | None) -> bytes:
+    return b"" if array is None else np.ascontiguousarray(array).tobytes()
+
+
+def _masks(parts: Parts | None, size: int, device: torch.device) -> Iterable[Tensor]:
+    """Which parameters are shared and which personal."""
+    if parts is None:
+        return [torch.zeros(size, dtype=torch.bool, device=device) for _ in range(2)]
+    return [torch.from_numpy(mask).to(device) for mask in (parts.shared, parts.personal)]
