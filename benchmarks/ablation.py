@@ -21,13 +21,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import coterie
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import PublicFacts
 from coterie.experiment.files import override
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.experiment.together import run_together
 from coterie.privacy import Budget, Unit, UnitPlan, calibrate
 
 EPSILON = 3.0
@@ -87,7 +87,7 @@ PAPER = Scale(
         "federation.test_per_client": 1666,
         "schedule.rounds": 200,
         "schedule.batch": 32,
-        "schedule.lr": 0.005,
+        "schedule.lr": 0.03,
         "privacy.delta": 1e-4,
         "evaluation.every": 20,
     },
@@ -129,12 +129,15 @@ def planned(scale: Scale, step: Step) -> UnitPlan:
 
 
 def run_missing(scale: Scale, out: Path, names: Sequence[str], device: str, console: Console) -> None:
+    missing = {}
     for step in STEPS:
         for seed in scale.seeds:
             folder = out / f"{step.name}-{seed}"
             if step.name in names and not RunFolder(folder).finished:
                 console.print(f"{step.name}, seed {seed}: {step.what}", style="dim")
-                coterie.run(experiment(scale, step, seed, device), folder, resume=True)
+                missing[folder] = experiment(scale, step, seed, device)
+    for folder, failure in run_together(missing).failures.items():
+        console.print(f"{folder}: {failure}", style="red")
 
 
 def finished(scale: Scale, out: Path | None, step: Step) -> list[RunResult]:

@@ -32,7 +32,7 @@ from coterie.experiment.together import beside, fit_together
 from coterie.privacy.units import number_to_json
 
 POLL_SECONDS = 0.2
-CELLS_AT_ONCE = 8
+CELLS_AT_ONCE = 16
 """Cells whose clients share a GPU: enough to fill it."""
 
 LABEL = "label"
