@@ -18,6 +18,16 @@ class AlgorithmSettings(Settings):
     )
 
 
+class AugmentationSettings(Settings):
+    """Random views of a record, averaged before its gradient is clipped."""
+
+    copies: int = Field(4, ge=1, le=64, description="views of a record in every step")
+    kinds: tuple[Literal["shift", "flip"], ...] = Field(
+        ("shift",), min_length=1, description="shift (by up to `pixels`) and flip (left to right), or one"
+    )
+    pixels: int = Field(2, ge=1, description="largest shift along each axis")
+
+
 class Schedule(Settings):
     """How long and how fast clients learn."""
 
@@ -25,6 +35,9 @@ class Schedule(Settings):
     epochs: int = Field(1, ge=1, description="passes over a client's records in a round")
     batch: int = Field(24, ge=1, description="expected records in a step (Poisson batches)")
     lr: float = Field(0.5, gt=0, allow_inf_nan=False, description="step size of a client")
+    augmentation: AugmentationSettings | None = Field(
+        None, description="null, or {copies: 4, kinds: [shift, flip]}: views averaged before the clip"
+    )
 
 
 class ClientBudget(Settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ _READERS: dict[str, Callable[..., Dataset]] = {
 }
 
 
+_COPIES = re.compile("augment|copies|replicat|oversampl|mixup|views")
+
+
 class DataSettings(Settings):
     """Which dataset, and the options that are its own."""
 
@@ -60,7 +64,7 @@ class DataSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _public(cls, declared: Any) -> Any:
-        return refuse_private_scaling(declared)
+        return refuse_copies(refuse_private_scaling(declared))
 
     @model_validator(mode="after")
     def _known(self) -> DataSettings:
@@ -79,6 +83,19 @@ class DataSettings(Settings):
     def given(self) -> dict[str, Any]:
         """The options that were set."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+def refuse_copies(declared: Any) -> Any:
+    """Refuse keys that ask for changed copies of records in the data."""
+    if isinstance(declared, dict):
+        for key in declared:
+            if _COPIES.search(str(key).lower()):
+                raise ValueError(
+                    f"{key}: {declared[key]}; copies of a record in the data would each be clipped alone, so "
+                    "that one record moves a sum by as many clips as it has copies, and the guarantee would "
+                    "not be for it; schedule.augmentation averages the copies of a record before the clip"
+                )
+    return declared
 
 
 def _options(name: str) -> list[str]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream, SecretKey
+from coterie.training.augmentation import Augmentation
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner, on_device
 from coterie.training.scoring import score_sums
@@ -47,6 +48,7 @@ class ClientFacts:
     Args:
         names, sizes: of the clients whose records stand one after the other in the table.
         public_seed: of the random projection that sketches share.
+        augmentation: views of each record whose gradients are averaged before the clip.
     """
 
     names: tuple[str, ...]
@@ -55,9 +57,14 @@ class ClientFacts:
     noise_key: SecretKey
     coin_key: SecretKey
     public_seed: int
+    augmentation: Augmentation | None = None
+
+    def view_key(self, occasion: Occasion) -> int:
+        """Of the views that a client draws of its records."""
+        return self.stream("views", occasion).integers(63) if self.augmentation else 0
 
     def stream(self, purpose: str, occasion: Occasion) -> RandomStream:
-        key = self.coin_key if purpose == "coins" else self.noise_key
+        key = self.noise_key if purpose == "noise" else self.coin_key
         return key.stream(
             purpose,
             subject=occasion.client,
@@ -86,15 +93,17 @@ class Clients:
         records = self.records[job.client]
         start = on_device(job.start, device)
         noise = self.facts.stream("noise", occasion)
+        views = (self.facts.augmentation, self.facts.view_key(occasion))
         with one_thread():
             if isinstance(mechanism, FullBatchSketch):
                 projection = self._projection(mechanism.dimensions)
-                value = sketch_privately(learner, start, records, mechanism, projection, noise)
+                value = sketch_privately(learner, start, records, mechanism, projection, noise, *views)
             else:
                 coins = self.facts.stream("coins", occasion)
                 anchor = None if job.anchor is None else on_device(job.anchor, device)
+                pull = (anchor, job.anchor_weight)
                 value = train_privately(
-                    learner, start, records, mechanism, self.facts.lr, noise, coins, anchor, job.anchor_weight
+                    learner, start, records, mechanism, self.facts.lr, noise, coins, *pull, *views
                 )
         released: Vector = value.to("cpu", torch.float32).numpy()
         return released

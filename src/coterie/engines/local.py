@@ -53,6 +53,7 @@ from coterie.privacy import (
     SecretKey,
 )
 from coterie.privacy.released import Released
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import join, score_sums, select_by_scores, select_lowest
@@ -95,6 +96,7 @@ class LocalEngine:
         *,
         workers: int | None = None,
         max_memory: int | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Args beside the obvious:
 
@@ -104,6 +106,7 @@ class LocalEngine:
         workers: processes that train on a CPU, a client each; by default one per core if that pays, else
             none (1 means none, too).
         max_memory: bytes that training may take on a GPU; by default, most of what is free.
+        augmentation: views of each record whose gradients are averaged before the clip.
         """
         self.learner = learner
         self.plan = plan
@@ -117,6 +120,7 @@ class LocalEngine:
             noise_key=noise_key,
             coin_key=coin_key,
             public_seed=public_seed,
+            augmentation=augmentation,
         )
         self._clients = Clients(self._facts, learner, self._table)
         self.cohorts = Cohorts(self._facts, learner, self._clients.records, plan, ledger, context)
@@ -231,6 +235,7 @@ class LocalEngine:
                 coin_key=self._facts.stream("coins", occasion).integers(64),
                 anchor=None if job.anchor is None else torch.from_numpy(job.anchor),
                 anchor_weight=job.anchor_weight,
+                view_key=self._facts.view_key(occasion),
             )
             stacked.append((job, twin))
         if not stacked:
@@ -251,7 +256,8 @@ class LocalEngine:
     @property
     def network(self) -> str:
         """What two engines have in common when one program can train for both."""
-        return f"{self.learner.fingerprint()} {self.learner.task!r} {self.learner.layout.shapes!r}"
+        records = f"{self.learner.task!r} {self._facts.augmentation!r}"
+        return f"{self.learner.fingerprint()} {records} {self.learner.layout.shapes!r}"
 
     @property
     def trainer(self) -> StackedTrainer:
@@ -397,6 +403,7 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
         sizes,
         compiled=gradients >= COMPILE_FROM,
         max_memory=first._max_memory,
+        augmentation=first._facts.augmentation,
     )
     for engine in engines:
         engine._trainer = trainer

@@ -53,6 +53,7 @@ from coterie.privacy import (
     Unit,
 )
 from coterie.privacy.units import number_from_json, number_to_json
+from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 from coterie.training.scoring import evaluate_clients
@@ -150,6 +151,7 @@ class Prepared:
     algorithm: AnyAlgorithm
     facts: PublicFacts
     promise: Promise
+    augmentation: Augmentation | None
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -212,7 +214,8 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     }
     caveats = list(_caveats(experiment, federation, learner, budgets))
     promise = make_promise(algorithm, facts, draft, budgets, privacy, caveats)
-    return Prepared(experiment, federation, learner, algorithm, facts, promise)
+    augmentation = _augmentation(experiment, federation)
+    return Prepared(experiment, federation, learner, algorithm, facts, promise, augmentation)
 
 
 def _caveats(
@@ -348,6 +351,7 @@ class Run:
                 coin_key=coin_key(secret.key, prepared.experiment.seeds.simulation),
                 public_seed=prepared.experiment.seeds.simulation,
                 context=self._context(),
+                augmentation=prepared.augmentation,
             )
             if saved is not None:
                 engine.cohorts.personal = saved.personal
@@ -427,9 +431,8 @@ class Run:
         prepared, experiment = self.prepared, self.prepared.experiment
         behaviour = prepared.learner.fingerprint()
         versions = f"{__version__} {torch.__version__} {prepared.learner.device.type}"
-        return (
-            f"{experiment.model!r} {experiment.schedule.lr!r} {prepared.plan.digest()} {behaviour} {versions}"
-        )
+        step = f"{experiment.schedule.lr!r} {prepared.augmentation!r}"
+        return f"{experiment.model!r} {step} {prepared.plan.digest()} {behaviour} {versions}"
 
     # --- rounds -------------------------------------------------------------------------------------
 
@@ -567,6 +570,29 @@ def _build_algorithm(experiment: Experiment, federation: Federation) -> AnyAlgor
         )
     truth = {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
     return algorithm(*arguments, truth=truth)  # type: ignore[call-arg]
+
+
+def _augmentation(experiment: Experiment, federation: Federation) -> Augmentation | None:
+    wanted, shape = experiment.schedule.augmentation, federation.task.shape
+    if wanted is None:
+        return None
+    if experiment.privacy.unit is not Unit.RECORD:
+        raise InputError(
+            f"schedule.augmentation: with unit {experiment.privacy.unit} no record's gradient is clipped, so "
+            "nothing is averaged before a clip; allowed with unit record"
+        )
+    if federation.task.vocabulary is not None or len(shape) != 3:
+        raise InputError(
+            f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; "
+            "views are made of images, [channels, height, width]; allowed here: null"
+        )
+    shift = wanted.pixels if "shift" in wanted.kinds else 0
+    if shift >= min(shape[1:]):
+        raise InputError(
+            f"schedule.augmentation.pixels: {shift} moves all of an image of {shape[1]} x {shape[2]} away; "
+            f"allowed: 1 to {min(shape[1:]) - 1}"
+        )
+    return Augmentation(wanted.copies, shift, "flip" in wanted.kinds)
 
 
 def _device(experiment: Experiment) -> torch.device:

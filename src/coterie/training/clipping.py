@@ -8,6 +8,7 @@ untouched.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ def stacked_clipped_sum(
     tiles: Tiles,
     clip: float | Tensor,
     present: Tensor | None = None,
+    copies: int = 1,
 ) -> Tensor:
     """Sum over each client's records of the clipped gradient, in float64: (clients, parameters).
 
@@ -49,8 +51,13 @@ def stacked_clipped_sum(
         batch: the records of all clients, in the order of the tiles.
         clip: one for all, or one for each record.
         present: bool (records,), false where a tile is padded; None when every record counts.
+        copies: views of each record, which follow one another in the batch; a record's gradient is the
+            mean of theirs.
     """
-    found = book.contributions(stacked, batch.features, batch.targets, tiles)
+    views = tiles if copies == 1 else replace(tiles, size=copies * tiles.size)
+    found = book.contributions(stacked, batch.features, batch.targets, views)
+    if copies > 1:
+        found = {name: part.averaged(copies) for name, part in found.items()}
     scales, usable = _scales([part.squared_norms() for part in found.values()], clip, present, tiles)
     sums = []
     for name, shape in book.layout.shapes.items():
@@ -78,18 +85,31 @@ def clipped_sum(
     batch: Batch,
     clip: float,
     project: Callable[[Tensor], Tensor] | None = None,
+    views: Callable[[Batch, int], Batch] | None = None,
+    copies: int = 1,
 ) -> Tensor:
     """Sum over records of the clipped gradient (or of its clipped projection), in float64.
 
     Micro-batches bound the memory; their boundaries depend on the number of records alone.
+
+    Args:
+        views: from some of the records, the first of which has this place in the batch, to `copies` views of
+            each, whose gradients are averaged before the clip.
     """
     total: Tensor | None = None
     book = learner.book if project is None else None
-    for part in batch.split(learner.row_batch if book is None else learner.micro_batch):
+    most = max(1, (learner.row_batch if book is None else learner.micro_batch) // copies)
+    first = 0
+    for records in batch.split(most):
+        part = records if views is None else views(records, first)
+        first += len(records)
         if book is not None:
-            partial = stacked_clipped_sum(book, parameters[None], part, Tiles(1, len(part)), clip)[0]
+            tiles = Tiles(1, len(records))
+            partial = stacked_clipped_sum(book, parameters[None], part, tiles, clip, copies=copies)[0]
         else:
             rows = learner.gradients(parameters, part)
+            if copies > 1:
+                rows = rows.view(len(records), copies, -1).mean(dim=1)
             partial = clip_rows(rows if project is None else project(rows), clip).sum(dim=0)
         total = partial if total is None else total + partial
     if total is None:

@@ -55,6 +55,10 @@ class Contribution(ABC):
     def rows(self) -> Tensor:
         """Every record's gradient: float32 (records, parameters)."""
 
+    @abstractmethod
+    def averaged(self, copies: int) -> "Contribution":
+        """The mean over each run of so many records, which are views of one."""
+
     @property
     @abstractmethod
     def numbers(self) -> int:
@@ -70,6 +74,11 @@ def _masked(values: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
     if tiles.dynamic and bool(usable.all()):
         return values
     return torch.where(usable.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
+
+
+def _by_record(views: Tensor, copies: int) -> Tensor:
+    """One dimension more: (records, copies, ...)."""
+    return views.reshape(len(views) // copies, copies, *views.shape[1:])
 
 
 def _check_size(tiles: Tiles, positions: int) -> None:
@@ -117,6 +126,9 @@ class Rows(Contribution):
 
     def rows(self) -> Tensor:
         return self._ordered(self.gradients.flatten(1))
+
+    def averaged(self, copies: int) -> "Rows":
+        return Rows(_by_record(self.gradients, copies).mean(dim=1), self.order)
 
     @property
     def numbers(self) -> int:
@@ -173,6 +185,11 @@ class Products(Contribution):
     def rows(self) -> Tensor:
         return self._ordered(self.right.mT @ self.left)
 
+    def averaged(self, copies: int) -> "Products":
+        """Views are more positions of the one record, like the steps of a sequence."""
+        left, right = (_by_record(part, copies).flatten(1, 2) for part in (self.left, self.right))
+        return Products(left, right / copies, self.inner, self.order)
+
     @property
     def numbers(self) -> int:
         return self.left.numel() + self.right.numel()
@@ -216,6 +233,10 @@ class Lookups(Contribution):
 
     def rows(self) -> Tensor:
         return self._added(self.right, len(self.right))
+
+    def averaged(self, copies: int) -> "Lookups":
+        tokens, right = (_by_record(part, copies).flatten(1, 2) for part in (self.tokens, self.right))
+        return Lookups(tokens, right / copies, self.size)
 
     @property
     def numbers(self) -> int:

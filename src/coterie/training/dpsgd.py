@@ -1,14 +1,39 @@
 """One client's private learning in one round: execution of what the plan's mechanism describes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.sketch import Projection
+
+
+@dataclass(frozen=True)
+class Views:
+    """Which views of a batch's records are drawn in one step.
+
+    Args:
+        places: each record's place among its client's records.
+        key: 64 bits, the client's own in this round.
+    """
+
+    augmentation: Augmentation
+    places: Tensor
+    step: int
+    key: int
+
+    @property
+    def copies(self) -> int:
+        return self.augmentation.copies
+
+    def of(self, records: Batch, first: int) -> Batch:
+        places = self.places[first : first + len(records)]
+        return self.augmentation.views(records, places, self.step, self.key)
 
 
 def noisy_mean(
@@ -18,13 +43,17 @@ def noisy_mean(
     mechanism: PoissonSteps | FullBatchSteps | FullBatchSketch,
     noise: RandomStream,
     project: Callable[[Tensor], Tensor] | None = None,
+    views: "Views | None" = None,
 ) -> Tensor:
     """Clipped sum over the batch, plus noise, divided by the mechanism's public denominator.
 
     The size of the batch that was drawn is never used: it depends on the coins and, under other
     adjacencies, on the data. An empty batch releases noise like any other.
     """
-    total = clipped_sum(learner, parameters, batch, mechanism.clip, project)
+    if views is None:
+        total = clipped_sum(learner, parameters, batch, mechanism.clip, project)
+    else:
+        total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views.of, views.copies)
     if mechanism.noise_std > 0:
         total += torch.from_numpy(noise.normal(total.shape, mechanism.noise_std)).to(total.device)
     return total / mechanism.denominator
@@ -40,18 +69,23 @@ def train_privately(
     coins: RandomStream,
     anchor: Tensor | None = None,
     anchor_weight: float = 0.0,
+    augmentation: Augmentation | None = None,
+    view_key: int = 0,
 ) -> Tensor:
     """Noisy gradient descent from `start`; returns the update to release, in float64.
 
     The pull towards an anchor involves no record: it joins each step after clipping and noise.
     """
     parameters = start.double()
-    for _ in range(mechanism.steps):
-        batch = records
+    everyone = torch.arange(len(records), device=records.targets.device)
+    for step in range(mechanism.steps):
+        batch, places = records, everyone
         if isinstance(mechanism, PoissonSteps):
             drawn = torch.from_numpy(coins.bernoulli(mechanism.rate, (len(records),)))
-            batch = records.take(drawn.to(records.targets.device))
-        gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise)
+            drawn = drawn.to(records.targets.device)
+            batch, places = records.take(drawn), everyone[drawn]
+        views = Views(augmentation, places, step, view_key) if augmentation else None
+        gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise, views=views)
         if anchor is not None:
             gradient += anchor_weight * (parameters - anchor.double())
         parameters = parameters - lr * gradient
@@ -65,6 +99,10 @@ def sketch_privately(
     mechanism: FullBatchSketch,
     projection: Projection,
     noise: RandomStream,
+    augmentation: Augmentation | None = None,
+    view_key: int = 0,
 ) -> Tensor:
     """Noisy mean over all records of their projected, then clipped, gradients at `start`, in float64."""
-    return noisy_mean(learner, start, records, mechanism, noise, projection)
+    everyone = torch.arange(len(records), device=records.targets.device)
+    views = Views(augmentation, everyone, 0, view_key) if augmentation else None
+    return noisy_mean(learner, start, records, mechanism, noise, projection, views)

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from coterie.privacy import FullBatchSteps, PoissonSteps
 from coterie.training import kernels, philox
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import Tiles
@@ -40,6 +41,7 @@ class StackedJob:
         lr: step size.
         noise_key, coin_key: 64 bits each, from the client's secret streams.
         anchor, anchor_weight: parameters towards which every step pulls, and how strongly.
+        view_key: 63 bits that decide which views of its records are drawn, where there is an augmentation.
     """
 
     records: int
@@ -50,6 +52,7 @@ class StackedJob:
     coin_key: int
     anchor: Tensor | None = None
     anchor_weight: float = 0.0
+    view_key: int = 0
 
 
 def sampling_rate(mechanism: PoissonSteps | FullBatchSteps) -> float:
@@ -71,6 +74,7 @@ class StackedTrainer:
         captured: bool = True,
         tf32: bool = True,
         max_memory: int | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Args:
         table: all records on the device, one set after the other.
@@ -82,6 +86,8 @@ class StackedTrainer:
         captured: whether steps are replayed as CUDA graphs (on a GPU).
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
+        augmentation: views of each record whose gradients are averaged before the clip; they go through
+            torch's own kernels.
         """
         if learner.book is None:
             raise ValueError("clients can only be stacked where every layer has a rule")
@@ -96,7 +102,9 @@ class StackedTrainer:
         self._bases = [sum(self._sizes[:position]) for position in range(len(self._sizes))]
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int, bool], _Program] = {}
-        self.own_kernels = own_kernels and self._kernels_work()
+        self.augmentation = augmentation
+        self.own_kernels = own_kernels and augmentation is None and self._kernels_work()
+        self._bytes_per_record = learner.bytes_per_record * (augmentation.copies if augmentation else 1)
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""
@@ -131,7 +139,7 @@ class StackedTrainer:
         # A step that drew more tiles than that, one in some seventy, runs as two rows.
         tiles = min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once())
         # A full batch is a few steps in a run: not worth compiling.
-        compiled = self.compiled and not self.own_kernels
+        compiled = self.compiled and not self.own_kernels and self.augmentation is None
         compiled = compiled and all(isinstance(job.mechanism, PoissonSteps) for job in jobs)
         shape = (len(jobs), tiles, compiled)
         if shape not in self._programs:
@@ -181,13 +189,13 @@ class StackedTrainer:
     # --- memory ---------------------------------------------------------------------------------------
 
     def _tiles_at_once(self) -> int:
-        return max(1, int(0.6 * self._max_memory) // (self.tile * self.learner.bytes_per_record))
+        return max(1, int(0.6 * self._max_memory) // (self.tile * self._bytes_per_record))
 
     def _clients_at_once(self, jobs: Sequence[StackedJob]) -> int:
         expected = max(self._sizes[job.records] * sampling_rate(job.mechanism) for job in jobs)
         tiles = min(expected / self.tile + 1, self._tiles_at_once())
         weights = _BUFFERS * 8 * self.learner.layout.size
-        each = weights + tiles * self.tile * self.learner.bytes_per_record
+        each = weights + tiles * self.tile * self._bytes_per_record
         return max(1, min(len(jobs), int(self._max_memory // each)))
 
 
@@ -217,7 +225,9 @@ class _Program:
         self.pairs = philox.places(size, 2, device)
         self.rates, self.clips, self.noise_stds = zeros(clients), zeros(clients), zeros(clients)
         self.step_sizes, self.pulls = zeros(clients), zeros(clients)
-        self.steps, self.bases, self.sizes = (zeros(clients, dtype=torch.int64) for _ in range(3))
+        self.steps, self.bases, self.sizes, self.view_keys = (
+            zeros(clients, dtype=torch.int64) for _ in range(4)
+        )
         self.longest = 0
         self.index = zeros(ROWS_AT_ONCE, slots, dtype=torch.int64)
         self.present = zeros(ROWS_AT_ONCE, slots, dtype=torch.bool)
@@ -248,6 +258,7 @@ class _Program:
         load(self.steps, [mechanism.steps for mechanism in mechanisms])
         load(self.bases, [base for base, _ in places])
         load(self.sizes, [size for _, size in places])
+        load(self.view_keys, [job.view_key for job in jobs])
         self.longest = max(size for _, size in places)
         self.sums.zero_()
         self.step.zero_()
@@ -333,9 +344,16 @@ class _Program:
     ) -> Tensor:
         tiles = self.trainer.tiles(owner, self.clients, self.trainer.own_kernels)
         batch = Batch(features.index_select(0, index), targets.index_select(0, index))
-        clip = clips.index_select(0, owner)[:, None].expand(-1, tiles.size).reshape(-1)
+        clip = tiles.by_record(clips)
+        copies = 1
+        if self.trainer.augmentation is not None:
+            copies = self.trainer.augmentation.copies
+            keys = tiles.by_record(self.view_keys)
+            batch = self.trainer.augmentation.views(
+                batch, index - tiles.by_record(self.bases), self.step, keys
+            )
         return stacked_clipped_sum(
-            self.trainer.book, parameters.to(torch.float32), batch, tiles, clip, present
+            self.trainer.book, parameters.to(torch.float32), batch, tiles, clip, present, copies
         )
 
     def _motion(self) -> tuple[Tensor, ...]:

@@ -41,6 +41,10 @@ class Tiles:
         """Values of each tile's client, from values stacked by client."""
         return stacked if self.owner is None else stacked.index_select(0, self.owner)
 
+    def by_record(self, values: Tensor) -> Tensor:
+        """Each record's client's value, from one value per client."""
+        return self.gather(values)[:, None].expand(-1, self.size).reshape(-1)
+
     def by_client(self, tile_sums: Tensor, clients: int) -> Tensor:
         """Sums of each client's tiles, as a matrix product: atomic additions would not repeat their order."""
         if self.owner is None:
