@@ -293,15 +293,25 @@ class RecordingLstm(nn.Module):
 
 
 class PoolingLayer(nn.Module):
-    """Stands in a max pool's place and lets a kernel do its work where that applies."""
+    """Stands in a max pool's place and lets a kernel do its work where that applies.
 
-    def __init__(self, layer: nn.MaxPool2d, window: tuple[int, int], notes: _Notes) -> None:
+    Args:
+        relu: whether a ReLU that stood before the pool happens here, after it: on a quarter of the numbers,
+            and to the same effect, because it keeps the order of the numbers in a window.
+    """
+
+    def __init__(self, layer: nn.MaxPool2d, window: tuple[int, int], notes: _Notes, *, relu: bool) -> None:
         super().__init__()
         self.layer = layer
         self.window = window
         self.notes = notes
+        self.relu = relu
 
     def forward(self, images: Tensor) -> Tensor:
+        pooled = self._pool(images)
+        return torch.relu(pooled) if self.relu else pooled
+
+    def _pool(self, images: Tensor) -> Tensor:
         by_channel = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
         if by_channel and self.notes.tiles.bounds is not None:
             outputs: Tensor = kernels.MaxPool.apply(images, self.window)  # type: ignore[no-untyped-call]
@@ -328,11 +338,31 @@ def _replace_pools(holder: nn.ModuleDict, notes: _Notes) -> None:
         )
         if stride == window and padding == (0, 0) and dilation == (1, 1) and math.prod(window) < 128:
             parent, _, child = name.rpartition(".")
-            setattr(holder.get_submodule(parent), child, PoolingLayer(layer, window, notes))
+            owner = holder.get_submodule(parent)
+            relu = _take_relu_before(owner, child)
+            setattr(owner, child, PoolingLayer(layer, window, notes, relu=relu))
+
+
+def _take_relu_before(owner: nn.Module, child: str) -> bool:
+    """Take out the ReLU that stands right before this layer in a plain sequence, if one does."""
+    if type(owner) is not nn.Sequential:
+        return False
+    names = [name for name, _ in owner.named_children()]
+    position = names.index(child)
+    before = names[position - 1] if position else None
+    if before is None or type(owner[position - 1]) is not nn.ReLU or hooked(owner[position - 1]):
+        return False
+    setattr(owner, before, nn.Identity())
+    return True
+
+
+def hooked(layer: nn.Module) -> bool:
+    """Whether somebody looks at, or changes, what the layer computes."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks)
 
 
 def _check_untouched(layer: nn.Module) -> None:
     """Hooks and children change what a layer computes; its rule would not know."""
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    if hooked or layer._backward_pre_hooks or any(True for _ in layer.children()):
+    if hooked(layer) or any(True for _ in layer.children()):
         raise UnsupportedLayer(f"a {type(layer).__name__} with hooks or parts of its own")
