@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.data import ClustersFederation
+from coterie.privacy import Unit
 from coterie.report.record import RunRecord
 
 
@@ -41,6 +42,8 @@ class Clusters:
         """Whether the run put clients into clusters of its own choice."""
         if self.run.findings is not None:
             return bool(self.run.clusters)
+        if self.run.experiment.privacy.unit is Unit.WORKER:
+            return False
         return 1 < len(self.found) < len(self.run.clients) and not self.run.knows_truth
 
     @cached_property

@@ -9,6 +9,7 @@ from coterie.algorithms import find_algorithm
 from coterie.experiment.folder import RunFolder, read_json
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import Cell, Row, Sweep, SweepResult
+from coterie.privacy import Unit
 from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run
 
 LEADING = ("label", "algorithm.name")
@@ -28,6 +29,8 @@ class CellRun:
 
     @property
     def looked_for_clusters(self) -> bool:
+        if self.cell.experiment.privacy.unit is Unit.WORKER:
+            return False
         models = len(set(self.result.clusters.values()))
         return self.has_findings or (1 < models < len(self.result.clusters) and not self.knows_truth)
 

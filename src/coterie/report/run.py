@@ -6,11 +6,12 @@ from pathlib import Path
 
 from coterie.experiment.folder import RunFolder, write_text
 from coterie.experiment.metrics import Spread
-from coterie.privacy import Mode, UnitPlan, epsilon_of
+from coterie.privacy import Mode, Unit, UnitPlan, epsilon_of
 from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.mechanisms import NoisySum
 from coterie.report import chart, figures, words
 from coterie.report.clusters import Clusters
+from coterie.report.leakage import LeakageRecord, growth, matrix, read_leakage
 from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant
 from coterie.report.page import (
@@ -37,12 +38,17 @@ MANY_CLIENTS = 60
 def write_run_report(folder: Path) -> Path:
     """Write `report.html` of a run, finished or not, and return its path."""
     target = RunFolder(folder).report
-    write_text(target, run_report(read_run(folder)))
+    write_text(target, run_report(read_run(folder), read_leakage(RunFolder(folder).leakage)))
     return target
 
 
-def run_report(run: RunRecord) -> str:
-    """The whole page."""
+def run_report(run: RunRecord, leakage: LeakageRecord | None = None) -> str:
+    """The whole page.
+
+    Args:
+        run: what its folder holds.
+        leakage: who learns how much about whom, where workers watch each other.
+    """
     clusters = Clusters(run)
     title = f"{run.experiment.algorithm.name} on {run.experiment.data.name}"
     body = [
@@ -52,6 +58,7 @@ def run_report(run: RunRecord) -> str:
         section("Overview", tiles(list(_tiles(run, clusters)))),
         section("What ran", facts(words.what_ran(run))),
         _rounds(run, clusters),
+        _watched(leakage),
         _clusters(run, clusters),
         _served(run, clusters),
         _budget(run),
@@ -165,7 +172,8 @@ def _cluster_tile(run: RunRecord, clusters: Clusters) -> Tile:
     if run.knows_truth:
         return Tile("Clusters", str(models), "the true ones, given")
     if not clusters.looked_for:
-        return Tile("Models", str(models), "one for all clients" if models == 1 else "one for each client")
+        shared = "the means of their groups'" if models < len(run.clients) else "one for each client"
+        return Tile("Models", str(models), "one for all clients" if models == 1 else shared)
     if run.truth is None:
         single = any(client.true_cluster is not None for client in run.clients)
         return Tile("Clusters found", str(models), "in truth there is one" if single else "truth not known")
@@ -191,6 +199,26 @@ def _rounds(run: RunRecord, clusters: Clusters) -> Markup | None:
     drawn = [figures.accuracy_against_round(run, clusters), figures.epsilon_against_round(run)]
     shown = [figure.html() for figure in drawn if figure is not None]
     return section("Round by round", side_by_side(shown)) if shown else None
+
+
+def _watched(leakage: LeakageRecord | None) -> Markup | None:
+    if leakage is None:
+        return None
+    drawn = [matrix(leakage).html(), growth(leakage).html()]
+    rows = [
+        [worker, NONE if value is None else epsilon(value)] for worker, value in leakage.per_worker.items()
+    ]
+    columns = [Column("Worker"), Column("Epsilon", figures=True)]
+    return section(
+        "Who learns what about whom",
+        side_by_side(drawn),
+        folded(
+            f"Epsilon of all {count(len(rows), 'worker')}",
+            table("Against the worker that learns most about it", columns, rows),
+            is_open=len(rows) < MANY_CLIENTS,
+        ),
+        intro="What the models of its groups tell one worker about another, when the whole plan is run.",
+    )
 
 
 def _clusters(run: RunRecord, clusters: Clusters) -> Markup | None:
@@ -383,8 +411,7 @@ def _budget(run: RunRecord) -> Markup:
     everyone = (
         f"Every {'client' if run.plan.unit == 'record' else run.plan.unit} has this plan."
         if len(plans) == 1
-        else f"This is the plan of {unit.subject}, who spends most; with other numbers of records "
-        "the noise is another."
+        else f"This is the plan of {unit.subject}, who spends most; {_otherwise(run)}"
     )
     return section(
         "Where the budget goes",
@@ -405,8 +432,16 @@ def _budget(run: RunRecord) -> Markup:
     )
 
 
+def _otherwise(run: RunRecord) -> str:
+    if run.plan.unit is Unit.WORKER:
+        return "others are in other groups. No worker sees all of it: together is the most that one learns."
+    return "with other numbers of records the noise is another."
+
+
 def _costliest(run: RunRecord) -> UnitPlan:
-    """The unit whose event the guarantee states."""
+    """The unit whose event the guarantee states; of workers, one that is in most groups."""
+    if run.plan.unit is Unit.WORKER:
+        return max(run.plan.units, key=lambda unit: len(unit.releases))
     return next((unit for unit in run.plan.units if unit.event == run.guarantee.event), run.plan.units[0])
 
 

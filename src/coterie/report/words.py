@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from coterie.data import ClustersFederation, DirichletFederation, NaturalFederation
+from coterie.data import ClustersFederation, DirichletFederation, GroupsFederation, NaturalFederation
 from coterie.privacy import (
     AccuracySelection,
     FullBatchSketch,
@@ -14,6 +14,7 @@ from coterie.privacy import (
     RoutedSums,
     SampledSum,
     ShuffledSteps,
+    Unit,
 )
 from coterie.privacy.mechanisms import NoisySum
 from coterie.report.numbers import count, listed, significant, span
@@ -34,10 +35,13 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield "Model", f"{experiment.model.name}, {count(run.parameters, 'parameter')}"
     yield "Algorithm", _algorithm(run)
     schedule = experiment.schedule
+    batches = f"batches of {schedule.batch} records"
+    if run.plan.unit is Unit.RECORD:
+        batches = f"Poisson {batches} in expectation"
     yield (
         "Schedule",
-        f"{count(schedule.rounds, 'round')} of {count(schedule.epochs, 'epoch')}, Poisson batches of "
-        f"{schedule.batch} records in expectation, step size {schedule.lr:g}",
+        f"{count(schedule.rounds, 'round')} of {count(schedule.epochs, 'epoch')}, {batches}, "
+        f"step size {schedule.lr:g}",
     )
     seeds = experiment.seeds
     noise = "secret, from the operating system" if seeds.noise is None else f"seed {seeds.noise}"
@@ -61,6 +65,10 @@ def _federation(run: RunRecord) -> str:
         return f"{clients}, labels by a Dirichlet distribution with alpha {settings.alpha:g}"
     if isinstance(settings, NaturalFederation):
         return f"{clients}, as the data come"
+    if isinstance(settings, GroupsFederation):
+        workers, groups = count(len(run.clients), "worker"), settings.groups
+        shape = settings.structure if groups is None else f"{settings.structure} of {groups} groups"
+        return f"{workers} in groups ({shape}), labels by a Dirichlet distribution, alpha {settings.alpha:g}"
     return clients
 
 
@@ -71,6 +79,8 @@ def _algorithm(run: RunRecord) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return listed([f"{key} {_plain(inner)}" for key, inner in value.items()])
     if isinstance(value, list):
         numbers = [item for item in value if isinstance(item, int)]
         if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(value))):
