@@ -215,6 +215,12 @@ class Grouped(Algorithm[GroupedState]):
             iterations=None if iterations is None else epochs * iterations,
         )
 
+    def local_gradients(self, records: int) -> int:
+        training = self._training(self.schedule.rounds // self.releases)
+        if training.iterations is None:
+            return training.epochs * records
+        return training.iterations * min(training.batch, records)
+
     def _epoch(self, state: GroupedState, merges: bool, training: LocalTraining) -> Asking[GroupedState]:
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
         own = personal_models(state) if merges else None

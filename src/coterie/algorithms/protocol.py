@@ -158,7 +158,9 @@ class CohortJob:
 
     Args:
         members: who may be sampled, each by its own coin; any subset of the clients.
-        models: one per row; every member is sent all of them, since a download would tell what it chose.
+        models: one per row; a member who chooses is sent all of them, since a download would tell what it
+            chose. A member who is told where to start is sent that row alone: the others may hold what its
+            groups do not show it.
         start_of: for `Choice.GIVEN`, the row from which each member starts; None means row 0 for everyone.
             Groups that overlap send few distinct models to many workers.
     """
@@ -415,6 +417,10 @@ class Algorithm(ABC, Generic[S]):
     def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched | None:
         """Who sees what when, where units watch each other; None where an observer sees every release."""
         return None
+
+    def local_gradients(self, records: int) -> int:
+        """Gradients of single records in one local training of a sampled member with so many records."""
+        return self.schedule.epochs * records
 
     def findings(self, state: S) -> Findings | None:
         """What was concluded about clusters so far, if this algorithm looks for any."""

@@ -320,7 +320,14 @@ class Cohorts:
     def _train(
         self, members: Sequence[str], starts: Tensor, training: LocalTraining, cohort: _OpenCohort | None
     ) -> Tensor:
-        rule = LocalSGD(training.epochs, training.batch, training.lr, training.momentum, training.proximal)
+        rule = LocalSGD(
+            training.epochs,
+            training.batch,
+            training.lr,
+            training.momentum,
+            training.proximal,
+            training.iterations,
+        )
         records = [self._records[member] for member in members]
         batches = [
             rule.batches(len(own), self._shuffle_seed(member, cohort))

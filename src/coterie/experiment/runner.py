@@ -258,6 +258,8 @@ def _protected(plan: PrivacyPlan, subject: str, facts: PublicFacts) -> int:
 
 def _wants_references(experiment: Experiment, federation: Federation, parameters: int) -> bool:
     wanted = experiment.evaluation.references
+    if wanted == "auto" and experiment.privacy.unit is Unit.WORKER:
+        return False  # workers in the same groups have nothing else in common
     return references.affordable(federation, parameters) if wanted == "auto" else wanted
 
 
@@ -543,8 +545,7 @@ def training_noise(plan: PrivacyPlan) -> float:
 
 def sample_gradients(prepared: Prepared, ledger: Ledger) -> int:
     """Per-record gradients computed so far (in expectation, where samples are drawn)."""
-    plan, total = prepared.plan, 0
-    passes = prepared.experiment.schedule.epochs * sum(prepared.facts.records.values())
+    plan, total, records = prepared.plan, 0, prepared.facts.records
     for unit in plan.units:
         for name, times in ledger.executed(unit.subject).items():
             mechanism = unit.release(name).mechanism
@@ -553,8 +554,9 @@ def sample_gradients(prepared: Prepared, ledger: Ledger) -> int:
             elif isinstance(mechanism, FullBatchSketch):
                 total += times * mechanism.denominator
             elif isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
-                members = 1 if unit.subject == POPULATION else len(plan.units)
-                total += round(times * mechanism.rate * passes / members)
+                members = list(records.values()) if unit.subject == POPULATION else [records[unit.subject]]
+                each = sum(prepared.algorithm.local_gradients(own) for own in members)
+                total += round(times * mechanism.rate * each)
     return total
 
 

@@ -27,6 +27,7 @@ class LocalSGD:
         batch: records in a step; the last step of a pass takes what is left.
         momentum: of the heavy ball, starting at rest in every round.
         proximal: weight of half the squared distance to the start, added to every step's loss (FedProx).
+        iterations: steps in all, whatever the number of passes; None: as many as the passes have.
     """
 
     epochs: int
@@ -34,19 +35,22 @@ class LocalSGD:
     lr: float
     momentum: float = 0.0
     proximal: float = 0.0
+    iterations: int | None = None
 
     def steps(self, records: int) -> int:
         """Steps of a client with so many records."""
-        return self.epochs * math.ceil(records / self.batch)
+        return self.iterations or self.epochs * math.ceil(records / self.batch)
 
     def batches(self, records: int, seed: int) -> NDArray[np.int64]:
         """Which records each step takes, (steps, batch): every pass shuffled, -1 where a step is short."""
         per_pass = math.ceil(records / self.batch)
-        order = np.full((self.epochs, per_pass * self.batch), -1, dtype=np.int64)
+        steps = self.steps(records)
+        passes = math.ceil(steps / per_pass)
+        order = np.full((passes, per_pass * self.batch), -1, dtype=np.int64)
         rng = np.random.default_rng(seed)
         for each in order:
             each[:records] = rng.permutation(records)
-        return order.reshape(self.epochs * per_pass, self.batch)
+        return order.reshape(passes * per_pass, self.batch)[:steps]
 
 
 def train_locally(

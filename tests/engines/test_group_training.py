@@ -1,0 +1,82 @@
+"""What the bound for overlapping groups rests on, held to by the engine that trains them."""
+
+import math
+
+import numpy as np
+import pytest
+from group_training import CLIP, Training, build, engine_for, workers
+from scipy import stats
+
+from coterie.algorithms.protocol import Sum
+from coterie.groups import Structure, ring
+
+STRUCTURE = Structure("mine", ((0, 1), (1, 2, 3), (3, 4)), 5)
+
+
+@pytest.mark.parametrize(("name", "releases"), [("dp-ogl", 7), ("dp-ogl-plus", 2)])
+def test_every_worker_is_charged_for_each_of_its_groups_and_epochs(name, releases):
+    run = Training(build(name, 7, period=3), workers(STRUCTURE))
+    assert run.executed == {
+        "w0": {"group 0": releases},
+        "w1": {"group 0": releases, "group 1": releases},
+        "w2": {"group 1": releases},
+        "w3": {"group 1": releases, "group 2": releases},
+        "w4": {"group 2": releases},
+    }
+
+
+def test_a_worker_flips_a_coin_of_its_own_for_each_group_and_epoch():
+    """Coins of one worker in two groups, and in one group from epoch to epoch, are independent."""
+    structure = Structure("two", ((0, 1), (0, 2)), 3)
+    run = Training(build("dp-ogl", 200, period=1, rate=0.5), workers(structure))
+    drawn = np.array([["w0" in run.sampled[e, f"group {g}"] for e in range(1, 201)] for g in (0, 1)])
+    for coins in (drawn[0], drawn[1], drawn[0] == drawn[1], drawn[0, 1:] == drawn[0, :-1]):
+        assert stats.binomtest(int(coins.sum()), len(coins), 0.5).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("name", ["dp-ogl", "dp-ogl-plus"])
+def test_a_worker_keeps_nothing_from_one_epoch_to_the_next(name):
+    """An engine that has seen nothing before answers a late epoch with the same bits."""
+    run = Training(build(name, 6, period=2, rate=0.6), workers(STRUCTURE))
+    late = {key: request for key, request in run.jobs.items() if key[0] in (4, 6)}
+    assert len(late) == 6
+    for (epoch, release), request in late.items():
+        with engine_for(run.plan, workers(STRUCTURE)) as (fresh, _):
+            sums = fresh.answer(Sum(fresh.answer(request, epoch)), epoch)
+        assert sums.rows.value.tobytes() == run.sums[epoch, release].value.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "period", "limit"), [("dp-ogl", 1, CLIP), ("dp-ogl-plus", 4, math.sqrt(4) * CLIP)]
+)
+def test_other_records_of_one_worker_move_each_of_its_sums_by_two_clips_at_most(name, period, limit):
+    """Loud records, large steps, the same coins and noise: in the first release nothing else differs."""
+    algorithm = build(name, period, period=period, lr=50.0)
+    usual = Training(algorithm, workers(STRUCTURE)).sums
+    for target in range(5):
+        other = Training(algorithm, workers(STRUCTURE, changed=target, scale=100.0)).sums
+        for group, members in enumerate(STRUCTURE.groups):
+            key = period, f"group {group}"
+            moved = float(np.linalg.norm(usual[key].value - other[key].value))
+            assert (moved > 0) == (target in members)
+            assert moved <= 2 * limit * (1 + 1e-9)
+
+
+def test_noise_has_the_planned_size_and_is_another_in_every_group_and_epoch():
+    # Steps so small that the sums are their noise.
+    run = Training(build("dp-ogl", 40, period=2, noise=3.0, lr=1e-9), workers(ring(8, 4)))
+    noise = np.array([rows.value[0] for rows in run.sums.values()])
+    assert {rows.noise_std for rows in run.sums.values()} == {3.0 * CLIP}
+    assert stats.kstest(noise.ravel() / (3.0 * CLIP), "norm").pvalue > 1e-6
+    assert len(np.unique(noise[:, 0])) == len(noise)
+
+
+def test_the_sum_is_not_divided_by_who_came():
+    """With a rate below one, the divisor is the expected number, whatever the sample."""
+    algorithm = build("dp-ogl", 3, period=1, rate=0.5)
+    run = Training(algorithm, workers(STRUCTURE))
+    for (epoch, release), rows in run.sums.items():
+        group = int(release.split()[1])
+        before, after = run.states[epoch - 1].models[group], run.states[epoch].models[group]
+        step = rows.value[0] / (0.5 * len(STRUCTURE.groups[group]))
+        assert after == pytest.approx(before + step, rel=1e-5, abs=1e-6)
