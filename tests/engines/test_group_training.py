@@ -9,6 +9,7 @@ from scipy import stats
 
 from coterie.algorithms.protocol import Sum
 from coterie.groups import Structure, ring
+from coterie.training.local_sgd import LocalSGD, _train_stacked
 
 STRUCTURE = Structure("mine", ((0, 1), (1, 2, 3), (3, 4)), 5)
 
@@ -80,3 +81,35 @@ def test_the_sum_is_not_divided_by_who_came():
         before, after = run.states[epoch - 1].models[group], run.states[epoch].models[group]
         step = rows.value[0] / (0.5 * len(STRUCTURE.groups[group]))
         assert after == pytest.approx(before + step, rel=1e-5, abs=1e-6)
+
+
+def test_the_workers_of_all_groups_train_as_one_program_where_a_gpu_does_it(monkeypatch):
+    """Stacked on a CPU here: one program an epoch, of a size that does not tell who came."""
+    algorithm = build("dp-ogl", 4, period=2, rate=0.4, iterations=5)
+    one_by_one = Training(algorithm, workers(STRUCTURE))
+    waves = []
+
+    def stacked(learner, starts, records, batches, rule, wave):
+        waves.append((len(starts), wave))
+        return _train_stacked(learner, starts, records, batches, rule, wave)
+
+    monkeypatch.setattr("coterie.engines.cohorts.stacks", lambda learner: True)
+    monkeypatch.setattr("coterie.training.local_sgd.stacks", lambda learner: True)
+    monkeypatch.setattr("coterie.training.local_sgd._train_stacked", stacked)
+    together = Training(algorithm, workers(STRUCTURE))
+    assert len(waves) == 4
+    assert len({members for members, _ in waves}) > 1
+    assert len({wave for _, wave in waves}) == 1
+    assert together.sampled[1, "group 1"] == one_by_one.sampled[1, "group 1"]
+    for group in range(3):
+        key = 1, f"group {group}"
+        assert together.sums[key].value == pytest.approx(one_by_one.sums[key].value, abs=1e-5)
+
+
+def test_local_steps_are_counted_not_passes():
+    rule = LocalSGD(epochs=1, batch=3, lr=0.1, iterations=5)
+    batches = rule.batches(7, seed=0)
+    assert batches.shape == (5, 3)
+    first_pass = batches[:3]
+    assert sorted(first_pass[first_pass >= 0].tolist()) == list(range(7))
+    assert len(LocalSGD(epochs=2, batch=3, lr=0.1).batches(7, seed=0)) == 6

@@ -49,7 +49,7 @@ from coterie.privacy import (
 )
 from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch, Learner, on_device
-from coterie.training.local_sgd import LocalSGD, train_locally
+from coterie.training.local_sgd import LocalSGD, stacks, train_locally
 from coterie.training.scoring import join, score_sums, select_lowest
 
 CohortMechanism: TypeAlias = SampledSum | RoutedSums | RebalancedSums
@@ -71,6 +71,8 @@ class _OpenCohort:
     choices: NDArray[np.int64]
     """The row that each sampled member chose, or was told."""
     counted: bool = False
+    updates: Tensor | None = None
+    """What the sampled members learnt, once they have."""
 
     @property
     def chooses(self) -> bool:
@@ -141,8 +143,8 @@ class Cohorts:
         """The planned noisy sums; the cohort is closed by it."""
         cohort = self._find(request.cohort)
         goes_to, sizes = self._destinations(cohort, request)
-        del self._open[request.cohort.number]
         updates = self._updates(cohort)
+        del self._open[request.cohort.number]
         job, mechanism = cohort.job, cohort.mechanism
         shared, personal = _masks(job.parts, self._learner.layout.size, updates.device)
         clipped = clip_rows(updates[:, ~personal].to(torch.float64), mechanism.clip)
@@ -269,7 +271,9 @@ class Cohorts:
             losses = self._losses(members, stacked, parts, alone=cohort is not None)
             return np.array([select_lowest(own) for own in losses], dtype=np.int64)
         middle = stacked.mean(dim=0)
-        trained = self._train(members, middle.expand(len(members), -1), training, cohort)
+        each = [(member, cohort) for member in members]
+        wave = self._wave(cohort, len(members))
+        trained = self._train(each, middle.expand(len(members), -1), training, wave)
         return nearest(trained, stacked - middle)
 
     def _losses(
@@ -296,30 +300,54 @@ class Cohorts:
 
     # --- updates --------------------------------------------------------------------------------------
 
-    def _updates(self, cohort: _OpenCohort) -> Tensor:
-        """What every sampled member learnt; its personal part stays with it."""
+    def _updates(self, asked: _OpenCohort) -> Tensor:
+        """What every sampled member of a cohort learnt.
+
+        A GPU trains the members of all open cohorts that learn alike in one program: the groups of an epoch.
+        """
+        if asked.updates is None:
+            cohorts = [asked]
+            if stacks(self._learner):
+                waiting = (cohort for cohort in self._open.values() if cohort.updates is None)
+                cohorts = [cohort for cohort in waiting if cohort.job.training == asked.job.training]
+            starts = [self._starts(cohort) for cohort in cohorts]
+            members = [(member, cohort) for cohort in cohorts for member in cohort.sampled]
+            # Also for a group that nobody was sampled of: the shape must not tell.
+            wave = sum(self._wave(cohort, len(cohort.sampled)) for cohort in cohorts)
+            updates = self._train(members, torch.cat(starts), asked.job.training, wave)
+            parts = torch.split(updates, [len(own) for own in starts])
+            for cohort, own, learnt in zip(cohorts, starts, parts, strict=True):
+                cohort.updates = learnt
+                self._keep_personal(cohort, own + learnt)
+        assert asked.updates is not None
+        return asked.updates
+
+    def _starts(self, cohort: _OpenCohort) -> Tensor:
+        """Where each sampled member starts, (members, parameters)."""
+        models = on_device(cohort.job.models, self._learner.device)
+        starts = [
+            self._with_personal(member, models[row], cohort.job.parts)
+            for member, row in zip(cohort.sampled, cohort.choices.tolist(), strict=True)
+        ]
+        return torch.stack(starts) if starts else models.new_zeros(0, models.shape[1])
+
+    def _keep_personal(self, cohort: _OpenCohort, learnt: Tensor) -> None:
+        """Personal parts stay with their members."""
         job = cohort.job
-        models = on_device(job.models, self._learner.device)
-        if not cohort.sampled:
-            return models.new_zeros(0, models.shape[1])
-        starts = torch.stack(
-            [
-                self._with_personal(member, models[row], job.parts)
-                for member, row in zip(cohort.sampled, cohort.choices.tolist(), strict=True)
-            ]
-        )
-        updates = self._train(cohort.sampled, starts, job.training, cohort)
         if job.parts is not None and bool(job.parts.personal.any()):
-            personal = torch.from_numpy(job.parts.personal).to(updates.device)
-            learnt = (starts + updates)[:, personal]
-            for member, part in zip(cohort.sampled, learnt, strict=True):
+            personal = torch.from_numpy(job.parts.personal).to(learnt.device)
+            for member, part in zip(cohort.sampled, learnt[:, personal], strict=True):
                 if bool(torch.isfinite(part).all()):
                     self._personal[member] = part.clone()
-        return updates
 
     def _train(
-        self, members: Sequence[str], starts: Tensor, training: LocalTraining, cohort: _OpenCohort | None
+        self,
+        members: Sequence[tuple[str, _OpenCohort | None]],
+        starts: Tensor,
+        training: LocalTraining,
+        wave: int,
     ) -> Tensor:
+        """The update of every member, each in the cohort that it was sampled for."""
         rule = LocalSGD(
             training.epochs,
             training.batch,
@@ -328,15 +356,13 @@ class Cohorts:
             training.proximal,
             training.iterations,
         )
-        records = [self._records[member] for member in members]
+        records = [self._records[member] for member, _ in members]
         batches = [
             rule.batches(len(own), self._shuffle_seed(member, cohort))
-            for member, own in zip(members, records, strict=True)
+            for (member, cohort), own in zip(members, records, strict=True)
         ]
         with one_thread():
-            return train_locally(
-                self._learner, starts, records, batches, rule, wave=self._wave(cohort, len(members))
-            )
+            return train_locally(self._learner, starts, records, batches, rule, wave=wave)
 
     def _shuffle_seed(self, member: str, cohort: _OpenCohort | None) -> int:
         """Of the order in which a member goes through its records; nothing rests on it being secret."""

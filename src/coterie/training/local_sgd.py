@@ -53,6 +53,11 @@ class LocalSGD:
         return order.reshape(passes * per_pass, self.batch)[:steps]
 
 
+def stacks(learner: Learner) -> bool:
+    """Does this learner train many clients as one program?"""
+    return learner.device.type == "cuda" and learner.book is not None
+
+
 def train_locally(
     learner: Learner,
     starts: Tensor,
@@ -71,7 +76,7 @@ def train_locally(
         wave: clients that a GPU computes at a time. A public number: shapes, and with them rounding, must not
             tell how many were sampled.
     """
-    if learner.device.type == "cuda" and learner.book is not None:
+    if stacks(learner):
         return _train_stacked(learner, starts, records, batches, rule, wave)
     updates = [
         train_one(learner, start, own, order, rule)
