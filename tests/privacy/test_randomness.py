@@ -6,11 +6,12 @@ correct generator under a new seed would fail anywhere in this file about once i
 
 import hashlib
 import itertools
-import statistics
+import math
 import struct
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
@@ -26,7 +27,7 @@ from coterie.privacy.randomness import (
 )
 
 P_THRESHOLD = 1e-6
-GOLDEN = [0.18345522023074262, -0.04670883483253514, 1.0888300506732518]
+GOLDEN = [2.260516508674525, 0.4793701903401107, -0.18705104978607495]
 Z_THRESHOLD = float(stats.norm.isf(P_THRESHOLD / 2))
 KEY = SecretKey.from_seed(20240607)
 NAMES = {"purpose": "noise", "subject": "client 0", "round": 1, "release": "training", "input_hash": "00"}
@@ -146,17 +147,33 @@ def test_the_same_names_repeat_the_same_noise():
     assert stream().normal((3, 4)).tolist() == stream().normal((3, 4)).tolist()
 
 
-def test_the_keystream_is_shake_256_of_the_encoded_names_and_a_counter():
+def keystream_by_blocks(material: bytes, size: int) -> bytes:
+    """Counter mode spelled out: the counter, encrypted block by block."""
+    cipher = Cipher(algorithms.AES(hashlib.shake_256(material).digest(32)), modes.ECB()).encryptor()
+    return b"".join(cipher.update(block.to_bytes(16, "big")) for block in range(size // 16))
+
+
+def box_muller(distance_word: int, direction_word: int) -> tuple[float, float]:
+    """A point with normal coordinates, by the textbook."""
+    distance = math.sqrt(-2.0 * math.log((distance_word + 0.5) / 2**64))
+    signed = direction_word - 2**64 if direction_word >= 2**63 else direction_word
+    angle = 2.0 * math.pi * (signed + 0.5) / 2**64
+    return distance * math.cos(angle), distance * math.sin(angle)
+
+
+def test_the_keystream_is_aes_256_under_a_hash_of_the_encoded_names():
     key = SecretKey.from_hex("0b" * 32)
     fields = [b"coterie stream", b"\x0b" * 32, b"noise", b"client 0", b"1", b"training", b"00"]
     material = struct.pack("<Q", 7) + b"".join(struct.pack("<Q", len(field)) + field for field in fields)
-    keystream = b"".join(hashlib.shake_256(material + struct.pack("<Q", i)).digest(2176) for i in range(3))
-    got = stream(key).integers(8 * 3 * 2176)
-    assert got == int.from_bytes(keystream, "little")
-    tails = [(int.from_bytes(keystream[i : i + 8], "little", signed=True) + 0.5) / 2**64 for i in (0, 8)]
-    normal = statistics.NormalDist()
-    expected = sum(-normal.inv_cdf(t) if t > 0 else normal.inv_cdf(-t) for t in tails) / 2**0.5
-    assert stream(key).normal(1)[0] == pytest.approx(expected, rel=1e-12)
+    expected = keystream_by_blocks(material, 16 * 1024)
+    assert stream(key).integers(8 * 16 * 1024).to_bytes(16 * 1024, "little") == expected
+    drawn = np.frombuffer(expected, dtype="<u8").reshape(4, 512)
+    normals = stream(key).normal(1024)
+    for column in (0, 1, 511):
+        near_1, near_2, towards_1, towards_2 = (int(word) for word in drawn[:, column])
+        first, second = box_muller(near_1, towards_1), box_muller(near_2, towards_2)
+        assert normals[column] == pytest.approx((first[0] + second[0]) / 2**0.5, rel=1e-12, abs=1e-14)
+        assert normals[512 + column] == pytest.approx((first[1] + second[1]) / 2**0.5, rel=1e-12, abs=1e-14)
 
 
 def test_a_resumed_run_of_any_later_version_repeats_this_noise():
@@ -228,23 +245,32 @@ def test_uniforms_never_reach_zero_or_one():
     assert 1.0 > highest == 1.0 - 2.0**-53
 
 
-def test_normals_stay_finite_and_symmetric_at_the_ends_of_both_tails():
-    top, bottom = 0, 2**64 - 1  # the words whose tail probability is smallest
-    highest, lowest, cancelled = standard_normals(words(top, top, bottom, bottom, top, bottom))
-    extreme = statistics.NormalDist().inv_cdf(2.0**-65) * -(2**0.5)
-    assert highest == pytest.approx(extreme, rel=1e-12)
-    assert lowest == -highest
-    assert cancelled == 0.0
-    assert standard_normals(words(2**63, 2**63 - 1)).tolist() == [0.0]
+def points(*columns: tuple[int, int, int, int]) -> np.ndarray:
+    return standard_normals(words(*(word for column in columns for word in column)).reshape(-1, 4).T)
 
 
-def test_each_tail_of_a_normal_follows_the_quantile_function():
-    ranks = np.array([0, 1, 2, 1000, 2**20, 2**40, 2**52, 2**60, 2**62], dtype="<u8")
-    # Paired with the word of value zero, so that the other half of the sum adds nothing.
-    paired = np.column_stack([ranks, np.full_like(ranks, 2**63 - 1)]).ravel()
-    expected = [-statistics.NormalDist().inv_cdf((int(rank) + 0.5) / 2**64) / 2**0.5 for rank in ranks]
-    assert standard_normals(paired) == pytest.approx(expected, rel=1e-11)
-    assert standard_normals(~paired) == pytest.approx([-value for value in expected], rel=1e-11)
+def test_normals_stay_finite_at_the_ends_of_the_keystream():
+    top, middle = 2**64 - 1, 2**63
+    for column in itertools.product((0, 1, middle - 1, middle, top - 1, top), repeat=4):
+        assert np.isfinite(points(column)).all()
+    farthest = 2.0 * math.sqrt(65 * math.log(2.0))
+    assert points((0, 0, 0, top)) == pytest.approx(np.array([[farthest], [0.0]]), abs=1e-12)
+    assert points((0, 0, middle, middle - 1)) == pytest.approx(np.array([[-farthest], [0.0]]), abs=1e-12)
+    quarter = 2**62
+    assert points((0, 0, quarter, quarter)) == pytest.approx(np.array([[0.0], [farthest]]), abs=1e-12)
+    # Two points opposite each other cancel.
+    assert points((5, 5, quarter, 2**64 - 1 - quarter)) == pytest.approx(np.zeros((2, 1)), abs=1e-12)
+
+
+WORD = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 100), st.integers(2**64 - 100, 2**64 - 1))
+
+
+@given(st.tuples(WORD, WORD, WORD, WORD))
+def test_normals_are_the_coordinates_of_two_points_added(column):
+    first, second = (box_muller(column[k], column[2 + k]) for k in (0, 1))
+    for got, one, other in zip(points(column)[:, 0], first, second, strict=True):
+        # A distance near zero has few digits: 1 - u is known to 2^-53.
+        assert got == pytest.approx((one + other) / 2**0.5, rel=1e-10, abs=5e-8)
 
 
 def test_gumbels_stay_finite_and_reach_far_up():
@@ -367,7 +393,10 @@ def test_the_sum_over_many_clients_has_the_sum_of_their_variances():
     assert stats.chi2.sf(squares, 20_000) > P_THRESHOLD
 
 
-@pytest.mark.parametrize("lag", [1, 2, 3, 136, 272, 2048])
+@pytest.mark.parametrize("lag", [1, 2, 3, 511, 512, 513, 1024, 8192])
 def test_values_of_one_stream_are_independent_at_every_lag(lag):
+    """At 512 stands the other coordinate of the same two points."""
     draws = stream(round=8).normal(100_000)
     assert correlation_score(draws[:-lag], draws[lag:]) < Z_THRESHOLD
+    squares = (draws**2 - 1) / np.sqrt(2)
+    assert correlation_score(squares[:-lag], squares[lag:]) < Z_THRESHOLD

@@ -86,6 +86,21 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         numbers(2, 90),
     ),
     "conv": (lambda: images(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)), IMAGE),
+    "convs in whole blocks": (
+        lambda: images(
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 16, (3, 2), dilation=(1, 2)),
+        ),
+        numbers(16, 7, 8),
+    ),
+    "a sequence in a sequence": (
+        lambda: images(
+            nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()), nn.MaxPool2d((3, 2)), nn.Tanh()
+        ),
+        IMAGE,
+    ),
     "conv on many channels": (lambda: images(nn.Conv2d(16, 4, 3, padding=1), nn.ReLU()), WIDE),
     "stride": (
         lambda: images(nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.Conv2d(5, 9, (2, 3), (2, 1))),
@@ -186,6 +201,39 @@ def test_rows_equal_single_backward_passes(name: str, form: str) -> None:
     book = Bookkeeping(model, Layout.of(model), losses)
     expected = one_at_a_time(model, features, targets)
     torch.testing.assert_close(book.rows(flat(model), features, targets), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_maximum_that_occurs_twice_gets_the_gradient_that_autograd_gives_it() -> None:
+    """Blank images: all positions of a window are equal."""
+    for name in ("conv", "convs in whole blocks"):
+        model, features = build(name)
+        features = torch.where(features > 1.0, 1.0, 0.0).double()
+        features[0] = 0.0
+        targets = torch.arange(RECORDS) % CLASSES
+        book = Bookkeeping(model, Layout.of(model), losses)
+        rows = book.rows(flat(model), features, targets)
+        torch.testing.assert_close(rows, one_at_a_time(model, features, targets), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [1, 2], ids=["ReLU", "pool"])
+def test_a_hook_on_a_layer_without_parameters_still_takes_part(layer: int) -> None:
+    model, features = build("conv")
+    model[layer].register_forward_hook(lambda module, inputs, outputs: 2.0 * outputs)  # type: ignore[operator, union-attr]
+    targets = torch.arange(RECORDS) % CLASSES
+    book = Bookkeeping(model, Layout.of(model), losses)
+    expected = one_at_a_time(model, features, targets)
+    torch.testing.assert_close(book.rows(flat(model), features, targets), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["conv", "convs in whole blocks", "wide linear", "no bias"])
+def test_a_chain_without_autograd_is_used_and_gives_what_autograd_gives(name: str) -> None:
+    model, features = build(name)
+    targets = torch.arange(RECORDS) % CLASSES
+    book = Bookkeeping(model, Layout.of(model), losses)
+    found = book.rows(flat(model), features, targets)
+    assert (book._chain is None) == (name == "wide linear")  # its mean over positions is a layer of its own
+    book._chain = None
+    torch.testing.assert_close(found, book.rows(flat(model), features, targets), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -153,3 +153,12 @@ def test_parts_of_a_batch_are_even_and_none_is_lost() -> None:
         assert torch.equal(torch.cat([part.features for part in parts]), batch.features)
     assert [len(part) for part in batch.split(48)] == [25, 25]
     assert list(random_batch(VECTORS, 0).split(5)) == []
+
+
+@pytest.mark.parametrize("task", [VECTORS, NUMBERS], ids=["classes", "numbers"])
+def test_the_formula_for_the_gradient_at_the_outputs_is_that_of_the_losses(task: Task) -> None:
+    learner = Learner(nn.Linear(6, max(1, task.classes)), task, CPU)
+    batch = random_batch(task, 5)
+    outputs = torch.randn(5, max(1, task.classes), requires_grad=True)
+    (expected,) = torch.autograd.grad(learner.output_losses(outputs, batch.targets).sum(), outputs)
+    torch.testing.assert_close(learner.output_gradients(outputs.detach(), batch.targets), expected)

@@ -67,7 +67,7 @@ def test_every_planned_step_is_taken_and_no_more(
 ) -> None:
     sizes: list[int] = []
     once = dpsgd.noisy_mean
-    monkeypatch.setattr(dpsgd, "noisy_mean", lambda *a: (sizes.append(len(a[2])), once(*a))[1])
+    monkeypatch.setattr(dpsgd, "noisy_mean", lambda *a, **k: (sizes.append(len(a[2])), once(*a, **k))[1])
     train_privately(learner, start, records, poisson(epochs=3), 0.1, **streams())  # type: ignore[arg-type]
     assert len(sizes) == 3 * math.ceil(50 / 8)
     sizes.clear()

@@ -10,14 +10,16 @@ all clients.
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from coterie.training import kernels
+from coterie.training.chain import Chain, Flatten, MaxPool, Relu, Stage, flat_sequence, hooked
 from coterie.training.contributions import Contribution
-from coterie.training.layers import LayerRule, LinearRule, UnsupportedLayer, Weights, find_rule
+from coterie.training.layers import ConvRule, LayerRule, LinearRule, UnsupportedLayer, Weights, find_rule
 from coterie.training.parameters import Layout
 from coterie.training.tiles import Tiles
 
@@ -29,8 +31,14 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 class Bookkeeping:
     """A model's twin that notes what its layers saw."""
 
-    def __init__(self, model: nn.Module, layout: Layout, losses: Losses) -> None:
-        """Raises `UnsupportedLayer` when some layer has no rule."""
+    def __init__(
+        self, model: nn.Module, layout: Layout, losses: Losses, gradients: Losses | None = None
+    ) -> None:
+        """Raises `UnsupportedLayer` when some layer has no rule.
+
+        Args:
+            gradients: of the losses' sum at the outputs, where a formula is known.
+        """
         self.layout = layout
         self._losses = losses
         self._notes = _Notes()
@@ -38,6 +46,7 @@ class Bookkeeping:
         self._layers = list(_record_layers(holder, self._notes))
         _replace_pools(holder, self._notes)
         self._model = holder["model"]
+        self._chain = _chain_of(self._model, gradients or partial(_differentiate, losses))
         missing = layout.shapes.keys() - {name for layer in self._layers for name in layer.trained.values()}
         if missing:
             raise UnsupportedLayer(f"parameter {min(missing)} belongs to no layer that has a rule")
@@ -56,9 +65,12 @@ class Bookkeeping:
         notes = self._notes
         notes.begin(self.layout.split_stacked(stacked), tiles)
         try:
-            with torch.enable_grad():
-                losses = self._losses(self._model(features), targets)
-                torch.autograd.grad(losses.sum(), notes.anchor, allow_unused=True)
+            if self._chain is not None and tiles.single and features.device.type == "cpu":
+                self._chain.run(features, targets)
+            else:
+                with torch.enable_grad():
+                    losses = self._losses(self._model(features), targets)
+                    torch.autograd.grad(losses.sum(), notes.anchor, allow_unused=True)
             found: dict[str, Contribution] = {}
             for layer in self._layers:
                 found |= layer.contributions()
@@ -107,15 +119,16 @@ class _Notes:
         self._weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
         self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.formed: dict[str, Mapping[str, Contribution]] = {}
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
 
     def begin(self, weights: Mapping[str, Tensor], tiles: Tiles) -> None:
         self._weights, self._tiles = weights, tiles
-        self.uses = {}
+        self.uses, self.formed = {}, {}
 
     def end(self) -> None:
-        self._weights, self._tiles, self.uses = {}, None, {}
+        self._weights, self._tiles, self.uses, self.formed = {}, None, {}, {}
 
     @property
     def tiles(self) -> Tiles:
@@ -147,10 +160,13 @@ class RecordingLayer(nn.Module):
         }
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if len(inputs) != self.notes.tiles.records:
-            raise UnsupportedLayer(f"layer {self.where} does not count records in its first dimension")
+        self.check(inputs)
         outputs: Tensor = _Record.apply(self.notes.anchor, self.rule.before(inputs), self)  # type: ignore[no-untyped-call]
         return outputs
+
+    def check(self, inputs: Tensor) -> None:
+        if len(inputs) != self.notes.tiles.records:
+            raise UnsupportedLayer(f"layer {self.where} does not count records in its first dimension")
 
     def weights(self) -> Weights:
         weights = self.notes.weights(self.trained)
@@ -160,12 +176,23 @@ class RecordingLayer(nn.Module):
                 weights[name] = value.to(some.device).expand(len(some), *value.shape[1:])
         return weights
 
+    def note(self, inputs: Tensor, gradient: Tensor) -> None:
+        self.notes.uses.setdefault(self.where, []).append((inputs, gradient))
+
+    def note_formed(self, found: Mapping[str, Contribution], *kept: Tensor) -> None:
+        """Contributions that are there already, and what was kept to form them."""
+        self.notes.formed[self.where] = found
+        numbers = sum(part.numbers for part in found.values()) + sum(values.numel() for values in kept)
+        self.notes.numbers += 3 * numbers
+
     def contributions(self) -> dict[str, Contribution]:
         """From the notes of the pass that just ended; a layer that no output depends on adds nothing."""
-        uses = self.notes.uses.pop(self.where, [])
-        if not uses:
-            return {}
-        found = self._contributions(uses)
+        found = self.notes.formed.pop(self.where, None)
+        if found is None:
+            uses = self.notes.uses.pop(self.where, [])
+            if not uses:
+                return {}
+            found = self._contributions(uses)
         return {name: found[local] for local, name in self.trained.items()}
 
     def _contributions(self, uses: list[tuple[Tensor, Tensor]]) -> Mapping[str, Contribution]:
@@ -187,6 +214,78 @@ class RecordingLayer(nn.Module):
         return found
 
 
+class _Recording(Stage):
+    """A recording layer as part of a chain."""
+
+    def __init__(self, layer: RecordingLayer) -> None:
+        self._layer = layer
+        self._inputs: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        layer = self._layer
+        layer.check(values)
+        self._inputs = values
+        return layer.rule.forward(values, layer.weights(), layer.notes.tiles)
+
+    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
+        layer, inputs, self._inputs = self._layer, self._inputs, None
+        assert inputs is not None
+        layer.note(inputs, gradient)
+        if not needed:
+            return gradient
+        return layer.rule.backward(inputs, gradient, layer.weights(), layer.notes.tiles)
+
+
+class _FirstConvolution(Stage):
+    """A convolution of the records themselves: its patches serve forwards and for its own gradient."""
+
+    def __init__(self, layer: RecordingLayer, rule: ConvRule) -> None:
+        self._layer = layer
+        self._rule = rule
+        self._patches: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        self._layer.check(values)
+        self._patches = self._rule.unfolded(values)
+        return self._rule.forward_from_patches(self._patches, values, self._layer.weights())
+
+    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
+        patches, self._patches = self._patches, None
+        assert patches is not None
+        assert not needed
+        self._layer.note_formed(self._rule.contributions_from_patches(patches, gradient), patches, gradient)
+        return gradient
+
+
+def _differentiate(losses: Losses, outputs: Tensor, targets: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaves = outputs.detach().requires_grad_()
+        return torch.autograd.grad(losses(leaves, targets).sum(), leaves)[0]
+
+
+def _chain_of(model: nn.Module, gradients: Losses) -> Chain | None:
+    """The twin as a chain, if it is a plain sequence of layers that have a stage."""
+    stages: list[Stage] = []
+    for layer in flat_sequence(model):
+        if hooked(layer):
+            return None
+        if isinstance(layer, RecordingLayer) and type(layer.rule).before is LayerRule.before:
+            rule = layer.rule
+            if isinstance(rule, ConvRule) and rule.suits_patches and not stages:
+                stages.append(_FirstConvolution(layer, rule))
+            else:
+                stages.append(_Recording(layer))
+        elif isinstance(layer, PoolingLayer):
+            stages.append(MaxPool(layer.window, relu=layer.relu))
+        elif type(layer) is nn.ReLU:
+            stages.append(Relu())
+        elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+            stages.append(Flatten())
+        elif type(layer) is not nn.Identity:
+            return None
+    return Chain(stages, gradients)
+
+
 class _Record(torch.autograd.Function):
     """A layer whose weights are constants: backward hands on the gradient at the inputs and notes the rest.
 
@@ -204,7 +303,7 @@ class _Record(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
         layer: RecordingLayer = ctx.layer
         (inputs,), (gradient,) = ctx.saved_tensors, gradients
-        layer.notes.uses.setdefault(layer.where, []).append((inputs, gradient))
+        layer.note(inputs, gradient)
         if not ctx.needs_input_grad[1]:
             return None, None, None
         return None, layer.rule.backward(inputs, gradient, layer.weights(), layer.notes.tiles), None
@@ -330,7 +429,7 @@ def _in_channels_last_order(gradient: Tensor) -> Tensor:
 def _replace_pools(holder: nn.ModuleDict, notes: _Notes) -> None:
     """Max pools whose windows neither overlap nor reach over the edge have a kernel."""
     for name, layer in list(holder.named_modules()):
-        if type(layer) is not nn.MaxPool2d or layer.return_indices or layer.ceil_mode:
+        if type(layer) is not nn.MaxPool2d or layer.return_indices or layer.ceil_mode or hooked(layer):
             continue
         window, stride, padding, dilation = (
             (value, value) if isinstance(value, int) else (value[0], value[1])
@@ -354,12 +453,6 @@ def _take_relu_before(owner: nn.Module, child: str) -> bool:
         return False
     setattr(owner, before, nn.Identity())
     return True
-
-
-def hooked(layer: nn.Module) -> bool:
-    """Whether somebody looks at, or changes, what the layer computes."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks)
 
 
 def _check_untouched(layer: nn.Module) -> None:

@@ -7,7 +7,7 @@ contribution becomes zero, or another's, in the same place of the same batch: th
 untouched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor
 
 from coterie.training import kernels
 from coterie.training.bookkeeping import Bookkeeping
+from coterie.training.contributions import Contribution, Rows
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 
 MARGIN = 1.0 - 2.0**-16
+_SMALL = 1024
 
 
 def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
@@ -58,14 +60,28 @@ def stacked_clipped_sum(
     found = book.contributions(stacked, batch.features, batch.targets, views)
     if copies > 1:
         found = {name: part.averaged(copies) for name, part in found.items()}
-    scales, usable = _scales([part.squared_norms() for part in found.values()], clip, present, tiles)
-    sums = []
+    parts = _joined(found) if tiles.single else {(name,): part for name, part in found.items()}
+    scales, usable = _scales([part.squared_norms() for part in parts.values()], clip, present, tiles)
+    sums: dict[str, Tensor] = {}
+    for names, part in parts.items():
+        total = part.client_sums(scales, usable, tiles, len(stacked))
+        widths = [book.layout.shapes[name].numel() for name in names]
+        sums |= zip(names, torch.split(total, widths, dim=1), strict=True)
     for name, shape in book.layout.shapes.items():
-        if name in found:
-            sums.append(found[name].client_sums(scales, usable, tiles, len(stacked)))
-        else:  # no output depends on it
-            sums.append(scales.new_zeros(len(stacked), shape.numel()))
-    return torch.cat(sums, dim=1)
+        if name not in sums:  # no output depends on it
+            sums[name] = scales.new_zeros(len(stacked), shape.numel())
+    return torch.cat([sums[name] for name in book.layout.shapes], dim=1)
+
+
+def _joined(found: Mapping[str, Contribution]) -> dict[tuple[str, ...], Contribution]:
+    """Small parts as one: a vector of biases takes the same few calls as a million numbers."""
+    small = {name: part for name, part in found.items() if isinstance(part, Rows) and part.width <= _SMALL}
+    joined: dict[tuple[str, ...], Contribution] = {
+        (name,): part for name, part in found.items() if name not in small
+    }
+    if small:
+        joined[tuple(small)] = Rows(torch.cat([part.rows() for part in small.values()], dim=1))
+    return joined
 
 
 def _scales(

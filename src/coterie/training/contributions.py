@@ -16,6 +16,7 @@ gradients are float32:
   of the margin of 2^-16 by which the clip is shrunk. Gram matrices are off by far less than (2^-12 A)^2.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,6 +134,11 @@ class Rows(Contribution):
     @property
     def numbers(self) -> int:
         return self.gradients.numel()
+
+    @property
+    def width(self) -> int:
+        """Numbers of one record."""
+        return math.prod(self.gradients.shape[1:])
 
     def _ordered(self, flat: Tensor) -> Tensor:
         if self.order is None:

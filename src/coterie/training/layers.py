@@ -151,6 +151,8 @@ def linear_rule(layer: nn.Linear) -> LayerRule:
 
 
 _MANY_CHANNELS = 8
+_BLOCK = 16
+_LARGEST_GROUP = 2**17
 
 
 @rule_for(nn.Conv1d, nn.Conv2d)
@@ -245,13 +247,76 @@ class ConvRule(LayerRule):
             return {"weight": Rows(formed, (0, 3, 1, 2), squares), "bias": Rows(bias_rows, squares=counted)}
         if not tiles.single:
             return None
+        if not self._by_channel(tiles):
+            return self.contributions_from_patches(self.unfolded(images), gradient)
+        if self._suits_groups(outer):
+            formed, planes = self._rows_by_group(images, gradient)
+            return {"weight": Rows(formed), "bias": Rows(planes.sum(dim=2))}
         right = gradient.flatten(2)
-        bias = Rows(right.sum(dim=2))
-        if self._by_channel(tiles):
-            return {"weight": Rows(self._rows_by_line(images, right), (0, 3, 1, 2)), "bias": bias}
-        formed = self._patches(images, channels_last=False).mT @ right.mT
-        shaped = formed.view(-1, self.channels, *self.kernel, outer)
-        return {"weight": Rows(shaped, (3, 0, 1, 2)), "bias": bias}
+        weight = Rows(self._rows_by_line(images, right), (0, 3, 1, 2))
+        return {"weight": weight, "bias": Rows(right.sum(dim=2))}
+
+    # A convolution of few channels may keep its patches from the way forwards for its own gradient.
+
+    @property
+    def suits_patches(self) -> bool:
+        """Whether products with patches are as fast as a convolution: where channels are few."""
+        return self.groups == 1 and self.channels < _MANY_CHANNELS
+
+    def unfolded(self, inputs: Tensor) -> Tensor:
+        """Every patch that a kernel sees, in lines of pixels: (records, channels x kernel, positions)."""
+        return self._patches(self._images(inputs), channels_last=False).mT
+
+    def forward_from_patches(self, patches: Tensor, inputs: Tensor, weights: Weights) -> Tensor:
+        """One client's outputs, from the patches of its inputs."""
+        records = len(patches)
+        matrix = weights["weight"][0].flatten(1).mT.expand(records, -1, -1)
+        if self.biased:
+            product = torch.baddbmm(weights["bias"][0], patches.mT, matrix)
+        else:
+            product = torch.bmm(patches.mT, matrix)
+        height, width = self.geometry.output_size(*self._images(inputs).shape[2:])
+        return self._plain(product.view(records, height, width, -1).permute(0, 3, 1, 2))
+
+    def contributions_from_patches(self, patches: Tensor, gradient: Tensor) -> Mapping[str, Contribution]:
+        """What each record adds to the gradients, from the patches of the inputs."""
+        gradient = self._images(gradient)
+        outer = gradient.shape[1]
+        right = gradient.permute(0, 2, 3, 1).reshape(len(patches), -1, outer)
+        if products_are_cheaper(patches.shape[2], patches.shape[1], outer, patches.device):
+            return product_contributions(patches.mT, right)
+        formed = (patches @ right).view(-1, self.channels, *self.kernel, outer)
+        return {"weight": Rows(formed, (3, 0, 1, 2)), "bias": Rows(right.sum(dim=1))}
+
+    # Many channels.
+
+    def _suits_groups(self, outer: int) -> bool:
+        """Whether torch's convolution by groups is the fastest: whole blocks of channels, small gradients."""
+        numbers = self.channels * outer * math.prod(self.kernel)
+        whole = self.channels % _BLOCK == 0 and outer % _BLOCK == 0
+        return whole and self.stride == (1, 1) and self.kernel != (1, 1) and numbers <= _LARGEST_GROUP
+
+    def _rows_by_group(self, images: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Every record's gradient, as that of one image's convolution in which each record is a group.
+
+        Returns rows, (records, parameters), and the planes of the gradient, (records, outer, positions).
+        """
+        records, outer = gradient.shape[:2]
+        planes = gradient.contiguous()
+        formed: Tensor = torch.ops.aten.convolution_backward(
+            planes.view(1, records * outer, *gradient.shape[2:]),
+            images.contiguous().view(1, -1, *images.shape[2:]),
+            images.new_empty(records * outer, self.channels, *self.kernel),  # its values do not matter
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            (0, 0),
+            records,
+            (False, True, False),
+        )[1]
+        return formed.view(records, -1), planes.flatten(2)
 
     def _rows_by_line(self, images: Tensor, right: Tensor) -> Tensor:
         """Every record's gradient, a line of the kernel at a time: (records, outer, *kernel, channels).

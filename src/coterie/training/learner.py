@@ -122,7 +122,7 @@ class Learner:
         """The same learner in another process, on its processor."""
         learner = cls(model, task, torch.device("cpu"), fast=False)
         if shape.fast:
-            learner.book = Bookkeeping(learner.model, learner.layout, learner.output_losses)
+            learner.book = learner._new_book()
         learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
         learner.bytes_per_record = shape.bytes_per_record
         return learner
@@ -183,12 +183,21 @@ class Learner:
             return functional.cross_entropy(outputs, targets, reduction="none")
         return 0.5 * (outputs.squeeze(-1) - targets).square()
 
+    def output_gradients(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of the losses' sum at the outputs."""
+        if self.task.kind == "classification":
+            gradient = torch.softmax(outputs, dim=1)
+            return gradient.scatter_add_(
+                1, targets[:, None], gradient.new_full((1, 1), -1.0).expand(len(targets), 1)
+            )
+        return (outputs.squeeze(-1) - targets).view(outputs.shape)
+
     # --- how gradients are found ----------------------------------------------------------------------
 
     def _bookkeeping(self) -> Bookkeeping | None:
         """The model's twin of layer rules, if it gives the gradients that torch.func gives."""
         try:
-            book = Bookkeeping(self.model, self.layout, self.output_losses)
+            book = self._new_book()
             # Two sizes: a model that keeps some other dimension first cannot pass for both.
             with precision(tf32=False):
                 for records in (3, 5):
@@ -199,6 +208,9 @@ class Learner:
             return None
         log.info("per-record gradients by layer rules")
         return book
+
+    def _new_book(self) -> Bookkeeping:
+        return Bookkeeping(self.model, self.layout, self.output_losses, self.output_gradients)
 
     def _affordable(self, bytes_each: int) -> int:
         liked, allowed = (limits[self.device.type] // bytes_each for limits in (WORKING_BYTES, MOST_BYTES))
