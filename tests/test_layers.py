@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "coterie"
 
-# The rooms that each room may use. `errors` and `settings` are open to all but privacy.
+# The rooms that each room may use. `errors`, `settings` and `files` are open to all but privacy.
 DOORS: dict[str, set[str]] = {
     "privacy": set(),
     "clustering": {"privacy"},
@@ -18,7 +18,7 @@ DOORS: dict[str, set[str]] = {
     "models": {"data", "errors", "settings"},
     "training": {"data", "models", "privacy"},
     "algorithms": {"clustering", "groups", "privacy", "errors", "settings"},
-    "engines": {"algorithms", "training", "data", "models", "privacy", "errors"},
+    "engines": {"algorithms", "training", "data", "models", "privacy", "errors", "settings", "files"},
     "experiment": {
         "engines",
         "algorithms",
@@ -29,12 +29,14 @@ DOORS: dict[str, set[str]] = {
         "privacy",
         "errors",
         "settings",
+        "files",
     },
     "report": {"experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
     "api": {"experiment", "report"},
     "cli": {"api", "experiment", "report", "groups", "privacy", "errors"},
     "errors": {"privacy"},
     "settings": set(),
+    "files": {"errors"},
 }
 
 

@@ -1,5 +1,6 @@
 """What clients compute from their records: in the engine's own process, or in a worker's."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie import __version__
 from coterie.algorithms.protocol import TrainJob, Vector
-from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream, SecretKey
+from coterie.models import ModelSettings
+from coterie.privacy import (
+    FullBatchSketch,
+    FullBatchSteps,
+    PoissonSteps,
+    PrivacyPlan,
+    RandomStream,
+    SecretKey,
+)
 from coterie.training.augmentation import Augmentation
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner, on_device
@@ -123,3 +133,22 @@ class Clients:
                 self.learner.layout.size, dimensions, self.facts.public_seed, self.learner.device
             )
         return self._projections[dimensions]
+
+
+def noise_in_release(job: TrainJob, mechanism: Trainable, lr: float) -> float:
+    """Standard deviation of the noise in what is released, public like all it is computed from."""
+    each_step = mechanism.noise_std / mechanism.denominator
+    if isinstance(mechanism, FullBatchSketch):
+        return each_step
+    # A pull towards the anchor shrinks, in each step, the noise of the steps before.
+    kept = 1.0 - lr * job.anchor_weight
+    growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
+    return each_step * lr * math.sqrt(growth)
+
+
+def behaviour(
+    model: ModelSettings, lr: float, augmentation: Augmentation | None, plan: PrivacyPlan, learner: Learner
+) -> str:
+    """What decides, beside the message and the data, what a client computes: noise is bound to all of it."""
+    versions = f"{__version__} {torch.__version__} {learner.device.type}"
+    return f"{model!r} {lr!r} {augmentation!r} {plan.digest()} {learner.fingerprint()} {versions}"

@@ -10,7 +10,6 @@ matter of speed: it changes neither what is charged nor what is clipped, sampled
 
 import hashlib
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,14 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.data import Federation
-from coterie.engines.clients import ClientFacts, Clients, Occasion, Trainable, one_thread
+from coterie.engines.clients import (
+    ClientFacts,
+    Clients,
+    Occasion,
+    Trainable,
+    noise_in_release,
+    one_thread,
+)
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
@@ -268,14 +274,7 @@ class LocalEngine:
         return self._trainer
 
     def _noise_std(self, job: TrainJob, mechanism: Trainable) -> float:
-        """Standard deviation of the noise in what is released."""
-        each_step = mechanism.noise_std / mechanism.denominator
-        if isinstance(mechanism, FullBatchSketch):
-            return each_step
-        # A pull towards the anchor shrinks, in each step, the noise of the steps before.
-        kept = 1.0 - self._facts.lr * job.anchor_weight
-        growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
-        return each_step * self._facts.lr * math.sqrt(growth)
+        return noise_in_release(job, mechanism, self._facts.lr)
 
     # --- selection ----------------------------------------------------------------------------------
 

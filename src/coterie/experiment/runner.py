@@ -14,6 +14,7 @@ from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State, Vector
 from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
+from coterie.engines.clients import behaviour
 from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.errors import InputError
@@ -429,12 +430,11 @@ class Run:
         }
 
     def _context(self) -> str:
-        """What decides, beside the message and the data, what a client computes."""
         prepared, experiment = self.prepared, self.prepared.experiment
-        behaviour = prepared.learner.fingerprint()
-        versions = f"{__version__} {torch.__version__} {prepared.learner.device.type}"
-        step = f"{experiment.schedule.lr!r} {prepared.augmentation!r}"
-        return f"{experiment.model!r} {step} {prepared.plan.digest()} {behaviour} {versions}"
+        schedule = experiment.schedule
+        return behaviour(
+            experiment.model, schedule.lr, prepared.augmentation, prepared.plan, prepared.learner
+        )
 
     # --- rounds -------------------------------------------------------------------------------------
 

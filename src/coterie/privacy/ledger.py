@@ -84,6 +84,7 @@ class _History:
         self.hashes: list[str] = []
         self.size = 0
         self.counts = {unit.subject: {r.name: 0 for r in unit.releases} for unit in plan.units}
+        self.rounds = dict.fromkeys(self.counts, 0)
         self._known: set[Charge] = set()
 
     @property
@@ -105,10 +106,14 @@ class _History:
                 )
         return fresh
 
+    def knows(self, charge: Charge) -> bool:
+        return charge in self._known
+
     def record(self, fresh: Iterable[Charge], line: bytes, digest: str) -> None:
         for charge in fresh:
             self._known.add(charge)
             self.counts[charge.subject][charge.release] += 1
+            self.rounds[charge.subject] = max(self.rounds[charge.subject], charge.round)
         self.hashes.append(digest)
         self.size += len(line)
 
@@ -189,6 +194,15 @@ class Ledger:
         """How often each planned release of a subject was charged."""
         self._history.plan.for_subject(subject)
         return dict(self._history.counts[subject])
+
+    def latest_round(self, subject: str) -> int:
+        """The latest round in which a subject was charged; 0 before the first charge."""
+        self._history.plan.for_subject(subject)
+        return self._history.rounds[subject]
+
+    def knows(self, charge: Charge) -> bool:
+        """Whether this very release, on this very input, was charged before."""
+        return self._history.knows(charge)
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """Write releases that are about to happen; when this returns, they survive any crash.

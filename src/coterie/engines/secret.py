@@ -1,0 +1,39 @@
+"""The noise key of a run, and what it is for."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.errors import InputError
+from coterie.files import read_json
+from coterie.privacy import SecretKey
+
+
+@dataclass(frozen=True)
+class RunSecret:
+    """What must not leave the machine while a run can still be resumed: its noise key, and what it is for.
+
+    The same noise on other data, or at another scale, would cancel in the difference: a run resumes on the
+    same data and under the same plan, or never.
+    """
+
+    key: SecretKey
+    data: str
+    plan: str
+
+    def save(self, path: Path) -> None:
+        content = json.dumps({"key": self.key.to_hex(), "data": self.data, "plan": self.plan})
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: Path) -> "RunSecret":
+        if not path.exists():
+            raise InputError(f"{path}: the noise key is gone, so the run cannot be resumed; start a new one")
+        content = read_json(path)
+        key = SecretKey.from_hex(str(content.get("key")))
+        return cls(key, str(content.get("data")), str(content.get("plan")))
