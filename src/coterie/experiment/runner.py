@@ -191,7 +191,7 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     # break the sensitivity; one record per pass of torch.func cannot.
     ours = ":" not in experiment.model.name
     learner = Learner(model, federation.task, _device(experiment), fast=ours)
-    algorithm = _build_algorithm(experiment, federation)
+    algorithm = build_algorithm(experiment, truth_of(federation))
 
     def initialise(seed: int) -> Vector:
         return flatten(build_model(experiment.model, federation.task, seed, additive=additive))
@@ -209,13 +209,13 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     budgets = {
         unit.subject: Budget(
             privacy.epsilon_of(unit.subject),
-            privacy.delta_of(unit.subject) or _default_delta(_protected(draft, unit.subject, facts)),
+            privacy.delta_of(unit.subject) or default_delta(_protected(draft, unit.subject, facts)),
         )
         for unit in draft.units
     }
     caveats = list(_caveats(experiment, federation, learner, budgets))
     promise = make_promise(algorithm, facts, draft, budgets, privacy, caveats)
-    augmentation = _augmentation(experiment, federation)
+    augmentation = augmentation_of(experiment, federation.task)
     return Prepared(experiment, federation, learner, algorithm, facts, promise, augmentation)
 
 
@@ -488,10 +488,7 @@ class Run:
     # --- the result ---------------------------------------------------------------------------------
 
     def _truth(self) -> dict[str, int] | None:
-        federation = self.prepared.federation
-        if federation.truth is None:
-            return None
-        return {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
+        return truth_of(self.prepared.federation)
 
     def _result(self, state: State, ledger: Ledger) -> RunResult:
         prepared = self.prepared
@@ -560,22 +557,23 @@ def sample_gradients(prepared: Prepared, ledger: Ledger) -> int:
     return total
 
 
-def _build_algorithm(experiment: Experiment, federation: Federation) -> AnyAlgorithm:
+def build_algorithm(experiment: Experiment, truth: Mapping[str, int] | None) -> AnyAlgorithm:
+    """The algorithm with its settings; one that needs the true clusters is handed them."""
     algorithm = find_algorithm(experiment.privacy.unit, experiment.algorithm.name)
     arguments = (experiment.algorithm, experiment.schedule, experiment.privacy)
     if not algorithm.needs_truth:
         return algorithm(*arguments)
-    if federation.truth is None:
+    if truth is None:
         raise InputError(
             f"algorithm.name: '{experiment.algorithm.name}' needs the true clusters, which this federation "
             "does not know; allowed here: algorithms that find them"
         )
-    truth = {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
     return algorithm(*arguments, truth=truth)  # type: ignore[call-arg]
 
 
-def _augmentation(experiment: Experiment, federation: Federation) -> Augmentation | None:
-    wanted, shape = experiment.schedule.augmentation, federation.task.shape
+def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:
+    """The views of a record that the experiment asks for, if these records can have any."""
+    wanted, shape = experiment.schedule.augmentation, task.shape
     if wanted is None:
         return None
     if experiment.privacy.unit is not Unit.RECORD:
@@ -583,7 +581,7 @@ def _augmentation(experiment: Experiment, federation: Federation) -> Augmentatio
             f"schedule.augmentation: with unit {experiment.privacy.unit} no record's gradient is clipped, so "
             "nothing is averaged before a clip; allowed with unit record"
         )
-    if federation.task.vocabulary is not None or len(shape) != 3:
+    if task.vocabulary is not None or len(shape) != 3:
         raise InputError(
             f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; "
             "views are made of images, [channels, height, width]; allowed here: null"
@@ -597,6 +595,13 @@ def _augmentation(experiment: Experiment, federation: Federation) -> Augmentatio
     return Augmentation(wanted.copies, shift, "flip" in wanted.kinds)
 
 
+def truth_of(federation: Federation) -> dict[str, int] | None:
+    """The true cluster of each client, where it is known."""
+    if federation.truth is None:
+        return None
+    return {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
+
+
 def _device(experiment: Experiment) -> torch.device:
     wanted = experiment.engine.device
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -604,7 +609,7 @@ def _device(experiment: Experiment) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _default_delta(records: int) -> float:
+def default_delta(records: int) -> float:
     """A tenth of one over the number of units, rounded down to one digit."""
     exact = 0.1 / records
     digit = 10.0 ** math.floor(math.log10(exact))

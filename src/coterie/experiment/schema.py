@@ -39,6 +39,9 @@ class EvaluationSettings(Settings):
     references: bool | Literal["auto"] = Field(
         "auto", description="train a central model per cluster for the fairness figures (auto: if quick)"
     )
+    ask_sites: bool = Field(
+        False, description="over Flower: ask sites how accurate models are on their held-out records"
+    )
 
 
 class Experiment(Settings):

@@ -1,0 +1,378 @@
+"""What travels between server and sites, and nothing else.
+
+Every message is a Flower `RecordDict` with one record of plain values, `coterie`, and where a model travels
+an `arrays` record of float32 arrays. Reading is strict on both sides: a field too many, too few or of another
+type, an array of another shape or with a value that is not finite makes the message garbage
+(`GarbageError`, whose text never repeats what was in it).
+
+| message type | to a site | back |
+|---|---|---|
+| `query.facts` | how records are split | name, number of records, task |
+| `query.offer` | the contract | accepted or why not |
+| `train` | contract, round, release, start model (and anchor) | one released vector |
+| `query.select` | contract, round, release, k models | one released index |
+| `evaluate` | contract, round, model | accuracy and loss on held-out records; only where the site allows it |
+| `query.finished` | contract | nothing: the site may close its books |
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self, TypeAlias, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from coterie.algorithms.protocol import Vector
+from coterie.data.records import Task
+from coterie.errors import CoterieError
+
+FORMAT = 1
+PLAIN = "coterie"
+ARRAYS = "arrays"
+
+FACTS = "query.facts"
+OFFER = "query.offer"
+TRAIN = "train"
+SELECT = "query.select"
+EVALUATE = "evaluate"
+FINISHED = "query.finished"
+
+REFUSALS = {
+    "no contract": "it has approved no plan yet",
+    "other contract": "the message does not belong to the plan that it approved",
+    "not planned": "its plan has no such release",
+    "over budget": "its plan has no such release left",
+    "passed": "the round is over",
+    "late": "the message came after its time",
+    "garbage": "the message is not one of ours",
+    "not allowed": "its operator does not allow it",
+    "failed": "something went wrong there; its own log says what",
+    "other experiment": "its ledger belongs to another experiment",
+    "too much": "the plan would spend more than its operator allows",
+    "other data": "the plan does not describe its records",
+    "model code": "its operator has not allowed the model's code",
+    "closed": "its books are closed",
+}
+"""Everything a site may say when it does not answer. Fixed words: an error text could carry data."""
+
+Scalar: TypeAlias = str | int | float | bool
+Values: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
+"""What a site releases: a vector, or an index as an array of one."""
+T = TypeVar("T")
+
+
+class GarbageError(CoterieError):
+    """A message that is not what it should be."""
+
+
+class RefusedError(CoterieError):
+    """A site does not answer; the reason is a key of `REFUSALS`."""
+
+    def __init__(self, reason: str) -> None:
+        assert reason in REFUSALS
+        self.reason = reason
+        super().__init__(REFUSALS[reason])
+
+
+# --- records ----------------------------------------------------------------------------------------
+
+
+def pack(plain: Mapping[str, Scalar], arrays: Mapping[str, NDArray[np.float32]] | None = None) -> RecordDict:
+    """A message's content."""
+    content = RecordDict({PLAIN: ConfigRecord({"format": FORMAT, **plain})})
+    if arrays:
+        content[ARRAYS] = ArrayRecord(
+            {name: Array(np.ascontiguousarray(array, dtype=np.float32)) for name, array in arrays.items()}
+        )
+    return content
+
+
+def plain_of(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
+    """The plain values of a message, exactly these, exactly of these types."""
+    record = content.config_records.get(PLAIN)
+    if record is None or set(content) - {PLAIN, ARRAYS}:
+        raise GarbageError("records other than ours")
+    found = dict(record)
+    if found.pop("format", None) != FORMAT:
+        raise GarbageError("another format")
+    if found.keys() != fields.keys():
+        raise GarbageError("fields missing or unknown")
+    for name, kind in fields.items():
+        if type(found[name]) is not kind or (kind is float and not math.isfinite(found[name])):
+            raise GarbageError(f"{name} is not of its type")
+    return found
+
+
+def arrays_of(content: RecordDict, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, Vector]:
+    """The arrays of a message: exactly these, float32, finite, of these shapes (None: any length)."""
+    record = content.array_records.get(ARRAYS, {})
+    if set(record) != set(shapes):
+        raise GarbageError("arrays missing or unknown")
+    return {name: _array(record[name], shape) for name, shape in shapes.items()}
+
+
+def _array(array: Array, shape: Sequence[int | None]) -> Vector:
+    stated = tuple(array.shape)
+    if array.dtype != "float32" or not _fits(stated, shape):
+        raise GarbageError("an array of another type or shape")
+    # What the header says is checked before numpy allocates for it, what numpy found after.
+    if not 0 <= len(array.data) - 4 * math.prod(stated) <= 256:
+        raise GarbageError("an array whose bytes do not match its shape")
+    try:
+        values = array.numpy()
+    except Exception:
+        raise GarbageError("an array that cannot be read") from None
+    if values.dtype != np.float32 or values.shape != stated:
+        raise GarbageError("an array that is not what it says")
+    if not np.isfinite(values).all():
+        raise GarbageError("values that are not finite")
+    return np.ascontiguousarray(values)
+
+
+def _fits(found: tuple[int, ...], wanted: Sequence[int | None]) -> bool:
+    return len(found) == len(wanted) and all(
+        have >= 1 if want is None else have == want for have, want in zip(found, wanted, strict=True)
+    )
+
+
+def is_refusal(content: RecordDict) -> str | None:
+    """The reason, if the content is a refusal."""
+    record = content.config_records.get(PLAIN, {})
+    reason = record.get("refused")
+    return reason if isinstance(reason, str) and reason in REFUSALS else None
+
+
+def refusal(reason: str) -> RecordDict:
+    assert reason in REFUSALS
+    return pack({"refused": reason})
+
+
+# --- asking for facts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a site divides its records into training and held-out ones, as a simulation of all would."""
+
+    seed: int
+    position: int
+    test_share: float
+    validation_share: float
+
+    def to_content(self) -> RecordDict:
+        return pack(asdict(self))
+
+    @classmethod
+    def from_content(cls, content: RecordDict) -> Self:
+        kinds = {"seed": int, "position": int, "test_share": float, "validation_share": float}
+        return cls.from_json(plain_of(content, kinds))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        try:
+            found = cls(
+                int(data["seed"]),
+                int(data["position"]),
+                float(data["test_share"]),
+                float(data["validation_share"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise GarbageError("a split that is none") from None
+        if (
+            found.seed < 0
+            or found.position < 0
+            or not 0 < found.test_share < 1
+            or not 0 <= found.validation_share < 1
+        ):
+            raise GarbageError("a split that is none")
+        return found
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site makes public before anything else: its name, its number of records, its task."""
+
+    name: str
+    records: int
+    task: Task
+    simulation: bool
+    """Whether its noise comes from a seed."""
+
+    def to_content(self) -> RecordDict:
+        return pack(
+            {
+                "name": self.name,
+                "records": self.records,
+                "task": json.dumps(asdict(self.task)),
+                "simulation": self.simulation,
+            }
+        )
+
+    @classmethod
+    def from_content(cls, content: RecordDict) -> Self:
+        found = plain_of(content, {"name": str, "records": int, "task": str, "simulation": bool})
+        if not 1 <= len(found["name"]) <= 200 or found["records"] < 1:
+            raise GarbageError("facts that are none")
+        try:
+            task = task_from_json(json.loads(found["task"]))
+        except (ValueError, RecursionError):
+            raise GarbageError("a task that is none") from None
+        return cls(found["name"], found["records"], task, found["simulation"])
+
+
+def task_from_json(data: Any) -> Task:
+    """The task that `dataclasses.asdict` wrote."""
+    try:
+        shape = tuple(int(size) for size in data["shape"])
+        task = Task(
+            data["kind"],
+            shape,
+            int(data["classes"]),
+            vocabulary=data["vocabulary"],
+            error_cap=data["error_cap"],
+        )
+        sound = (
+            data.keys() == asdict(task).keys()
+            and task.kind in ("classification", "regression")
+            and all(size >= 1 for size in shape)
+            and (task.vocabulary is None or (type(task.vocabulary) is int and task.vocabulary >= 1))
+            and (task.error_cap is None or (type(task.error_cap) is float and 0 < task.error_cap < math.inf))
+            and (task.classes >= 2) == (task.kind == "classification")
+        )
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise GarbageError("a task that is none") from None
+    if not sound:
+        raise GarbageError("a task that is none")
+    return task
+
+
+# --- requests of a round ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which release of which round, under which contract."""
+
+    contract: str
+    round: int
+    release: str
+
+    def plain(self) -> dict[str, Scalar]:
+        return {"contract": self.contract, "round": self.round, "release": self.release}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        if plain["round"] < 1:
+            raise GarbageError("a round that is none")
+        return cls(plain["contract"], plain["round"], plain["release"])
+
+
+_ASKED: dict[str, type] = {"contract": str, "round": int, "release": str}
+
+
+@dataclass(frozen=True)
+class TrainMessage:
+    """Learn from this start model, release what the plan says."""
+
+    asked: Asked
+    start: Vector
+    anchor: Vector | None
+    anchor_weight: float
+
+    def to_content(self) -> RecordDict:
+        arrays = {"start": self.start}
+        if self.anchor is not None:
+            arrays["anchor"] = self.anchor
+        return pack({**self.asked.plain(), "anchor_weight": float(self.anchor_weight)}, arrays)
+
+    @classmethod
+    def from_content(cls, content: RecordDict, parameters: int) -> Self:
+        plain = plain_of(content, {**_ASKED, "anchor_weight": float})
+        weight = plain["anchor_weight"]
+        if weight < 0:
+            raise GarbageError("an anchor weight below 0")
+        names = ("start", "anchor") if weight else ("start",)
+        arrays = arrays_of(content, dict.fromkeys(names, (parameters,)))
+        return cls(Asked.of(plain), arrays["start"], arrays.get("anchor"), weight)
+
+
+@dataclass(frozen=True)
+class SelectMessage:
+    """Choose one of these models."""
+
+    asked: Asked
+    models: NDArray[np.float32]
+
+    def to_content(self) -> RecordDict:
+        return pack(self.asked.plain(), {"models": self.models})
+
+    @classmethod
+    def from_content(cls, content: RecordDict, parameters: int) -> Self:
+        plain = plain_of(content, _ASKED)
+        return cls(Asked.of(plain), arrays_of(content, {"models": (None, parameters)})["models"])
+
+
+@dataclass(frozen=True)
+class EvaluateMessage:
+    """Say how well this model does on held-out records."""
+
+    asked: Asked
+    model: Vector
+
+    def to_content(self) -> RecordDict:
+        return pack(self.asked.plain(), {"model": self.model})
+
+    @classmethod
+    def from_content(cls, content: RecordDict, parameters: int) -> Self:
+        plain = plain_of(content, _ASKED)
+        return cls(Asked.of(plain), arrays_of(content, {"model": (parameters,)})["model"])
+
+
+# --- answers of a round -----------------------------------------------------------------------------
+
+
+def answer_with_vector(asked: Asked, value: Vector) -> RecordDict:
+    return pack(asked.plain(), {"value": value})
+
+
+def vector_in(content: RecordDict, asked: Asked, length: int) -> Vector:
+    """The released vector in an answer to exactly this request."""
+    _check_answers(plain_of(content, _ASKED), asked)
+    return arrays_of(content, {"value": (length,)})["value"]
+
+
+def answer_with_index(asked: Asked, value: int) -> RecordDict:
+    return pack({**asked.plain(), "value": value})
+
+
+def index_in(content: RecordDict, asked: Asked, choices: int) -> int:
+    """The released index in an answer to exactly this request."""
+    plain = plain_of(content, {**_ASKED, "value": int})
+    _check_answers(plain, asked)
+    value: int = plain["value"]
+    if not 0 <= value < choices:
+        raise GarbageError("an index out of range")
+    return value
+
+
+def answer_with_score(asked: Asked, accuracy: float, loss: float) -> RecordDict:
+    # A diverged model's loss may be infinite: a number all the same.
+    bounded = min(float(loss), 1e30) if not math.isnan(loss) else 1e30
+    return pack({**asked.plain(), "accuracy": float(accuracy), "loss": bounded})
+
+
+def score_in(content: RecordDict, asked: Asked) -> tuple[float, float]:
+    """Accuracy and loss in an answer to exactly this request."""
+    plain = plain_of(content, {**_ASKED, "accuracy": float, "loss": float})
+    _check_answers(plain, asked)
+    if plain["accuracy"] > 1:
+        raise GarbageError("an accuracy above 1")
+    return plain["accuracy"], plain["loss"]
+
+
+def _check_answers(plain: Mapping[str, Any], asked: Asked) -> None:
+    if {name: plain[name] for name in _ASKED} != asked.plain():
+        raise GarbageError("an answer to something else")

@@ -1,0 +1,409 @@
+"""A site: its records, its books, and how it answers.
+
+Its folder holds everything that must survive a restart: the contract it approved, the noise key (mode 0600),
+the ledger, and the answers of the latest rounds. A message that comes again is answered from there, bit for
+bit and at no further cost; one of a round that is over, or past its time, is not executed.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates, Vector
+from coterie.data import Client, Federation
+from coterie.engines.clients import behaviour
+from coterie.engines.flower import messages
+from coterie.engines.flower.contract import Contract, Limits, approve, cost
+from coterie.engines.flower.messages import (
+    Asked,
+    EvaluateMessage,
+    GarbageError,
+    RefusedError,
+    SelectMessage,
+    SiteFacts,
+    Split,
+    TrainMessage,
+    Values,
+)
+from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
+from coterie.engines.secret import RunSecret
+from coterie.errors import BudgetError, InputError, PlanError
+from coterie.files import read_json, write_json
+from coterie.models import build_model, check_model
+from coterie.privacy import Budget, Charge, Guarantee, Ledger, SecretKey, guarantee
+from coterie.privacy.units import number_from_json, number_to_json
+from coterie.training.learner import Batch, Learner
+from coterie.training.scoring import evaluate
+
+log = logging.getLogger(__name__)
+
+SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
+REPORTED = "accuracy on held-out records is reported to the server, outside the guarantee"
+
+Records = Callable[[Split], tuple[Client, Federation]]
+"""How a site reads its own records under a split: the client, and the federation of it alone."""
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """Paths inside a site's folder."""
+
+    path: Path
+
+    @property
+    def contract(self) -> Path:
+        return self.path / "contract.json"
+
+    @property
+    def secret(self) -> Path:
+        return self.path / "noise.key"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def answers(self) -> Path:
+        return self.path / "answers"
+
+    @property
+    def finished(self) -> Path:
+        return self.path / "finished.json"
+
+
+class Site:
+    """Answers messages, one at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        records: Records,
+        folder: Path,
+        limits: Limits,
+        *,
+        noise_seed: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Args:
+        name: the site's own name, by which its operator is known to the server's.
+        records: reads the records under a given split.
+        folder: its books; created when missing.
+        limits: what its operator allows.
+        noise_seed: makes the noise repeatable and the whole a simulation; the server is told.
+        """
+        self.name = name
+        self.limits = limits
+        self.files = SiteFolder(folder)
+        self._records = records
+        self._seed = noise_seed
+        self._clock = clock
+        self._books: Books | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.files.contract.exists() and not self.files.finished.exists():
+            self._books = self._reopen()
+
+    @property
+    def finished(self) -> bool:
+        return self.files.finished.exists()
+
+    @property
+    def books(self) -> "Books | None":
+        """The open books, once a contract was approved."""
+        return self._books
+
+    def close(self) -> None:
+        if self._books is not None:
+            self._books.close()
+            self._books = None
+
+    def handle(self, message: Message) -> RecordDict:
+        """The answer to a message: what the contract allows, or a refusal in fixed words.
+
+        Nothing that goes wrong in here can leave the site as text.
+        """
+        kind = str(message.metadata.message_type)
+        try:
+            if not message.has_content():
+                raise GarbageError("a message without content")
+            return self._answer(kind, message)
+        except RefusedError as refused:
+            log.warning("refused a message of type %s: %s", kind, refused.reason)
+            return messages.refusal(refused.reason)
+        except GarbageError:
+            log.warning("refused a message of type %s: garbage", kind)
+            return messages.refusal("garbage")
+        except BudgetError:
+            log.warning("refused a message of type %s: over budget", kind)
+            return messages.refusal("over budget")
+        except PlanError:
+            log.warning("refused a message of type %s: not planned", kind)
+            return messages.refusal("not planned")
+        except Exception as mistake:  # whatever it is, its text stays here
+            log.error("a message of type %s failed: %s", kind, _where(mistake))
+            return messages.refusal("failed")
+
+    def _answer(self, kind: str, message: Message) -> RecordDict:
+        content = message.content
+        if kind == messages.FACTS:
+            return self._facts(Split.from_content(content)).to_content()
+        if kind == messages.OFFER:
+            return self._consider(Contract.from_content(content))
+        books = self._books
+        if books is None:
+            raise RefusedError("closed" if self.finished else "no contract")
+        if kind == messages.FINISHED:
+            return self._finish(str(messages.plain_of(content, {"contract": str})["contract"]))
+        expires = float(message.metadata.created_at) + float(message.metadata.ttl)
+        if self._clock() > expires:
+            raise RefusedError("late")
+        if kind == messages.TRAIN:
+            return books.train(TrainMessage.from_content(content, books.parameters))
+        if kind == messages.SELECT:
+            return books.select(SelectMessage.from_content(content, books.parameters))
+        if kind == messages.EVALUATE:
+            if not self.limits.evaluate:
+                raise RefusedError("not allowed")
+            return books.evaluate(EvaluateMessage.from_content(content, books.parameters))
+        raise GarbageError("a type of message that is none")
+
+    # --- before the first release -------------------------------------------------------------------
+
+    def _facts(self, split: Split) -> SiteFacts:
+        client, alone = self._records(split)
+        return SiteFacts(self.name, len(client.train), alone.task, self._seed is not None)
+
+    def _consider(self, contract: Contract) -> RecordDict:
+        if self.finished:
+            raise RefusedError("closed")
+        if self._books is None:
+            client, alone = self._records(contract.split)
+            approve(contract, self.limits, name=self.name, records=len(client.train), task=alone.task)
+            self._books = self._open(contract)
+        elif contract != self._books.contract:
+            raise RefusedError("other experiment")
+        return messages.pack({"accepted": contract.digest()})
+
+    def _open(self, contract: Contract) -> "Books":
+        """Put the contract into the folder: from then on it binds, whatever happens to this process."""
+        _client, alone = self._records(contract.split)
+        key = SecretKey.from_os() if self._seed is None else SecretKey.from_seed(self._seed)
+        self.files.secret.unlink(missing_ok=True)  # of an approval cut short: nothing was released
+        RunSecret(key, alone.fingerprint(), contract.plan.digest()).save(self.files.secret)
+        write_json(
+            self.files.contract,
+            {
+                "contract": contract.to_json(),
+                "epsilon": number_to_json(self.limits.budget.epsilon),
+                "delta": self.limits.budget.delta,
+            },
+        )
+        books = self._reopen()
+        log.info("approved %s", books.guarantee)
+        return books
+
+    def _reopen(self) -> "Books":
+        """The books as they are on disk; an error where records, limits or files no longer fit them."""
+        stored = read_json(self.files.contract)
+        try:
+            contract = Contract.from_json(stored["contract"])
+            budget = Budget(number_from_json(stored["epsilon"]), float(stored["delta"]))
+        except (KeyError, TypeError, ValueError, GarbageError):
+            raise InputError(f"{self.files.contract}: not a contract of this version") from None
+        secret = RunSecret.load(self.files.secret)
+        client, alone = self._records(contract.split)
+        if (contract.client, secret.data) != (self.name, alone.fingerprint()):
+            raise InputError(
+                f"{self.files.path}: its ledger belongs to other records, where the same noise would cancel; "
+                "--state names another folder"
+            )
+        if (secret.plan, secret.key.simulation) != (contract.plan.digest(), self._seed is not None):
+            raise InputError(f"{self.files.path}: its noise key belongs to another plan or --noise-seed")
+        limit = self.limits.budget
+        if cost(contract, limit.delta) > limit.epsilon:
+            raise InputError(
+                f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than what was approved in "
+                f"{self.files.contract}; allowed: at least that, or another --state"
+            )
+        return Books(self.files, contract, budget, secret.key, client, alone)
+
+    def _finish(self, contract: str) -> RecordDict:
+        """Close the books: the key is deleted, the ledger stays."""
+        assert self._books is not None
+        if contract != self._books.digest:
+            raise RefusedError("other contract")
+        spent = self._books.spent
+        self.close()
+        write_json(self.files.finished, {"contract": contract, "epsilon": number_to_json(spent)})
+        self.files.secret.unlink(missing_ok=True)
+        return messages.pack({"closed": contract})
+
+
+class Books:
+    """An approved contract with its ledger, its noise and the engine that works under both."""
+
+    def __init__(
+        self,
+        files: SiteFolder,
+        contract: Contract,
+        budget: Budget,
+        key: SecretKey,
+        client: Client,
+        alone: Federation,
+    ) -> None:
+        self.contract = contract
+        self.digest = contract.digest()
+        self._files = files
+        self._subject = contract.client
+        model = build_model(contract.model, contract.task, contract.public_seed)
+        check_model(model, contract.task)
+        self._learner = Learner(
+            model, contract.task, torch.device("cpu"), fast=":" not in contract.model.name
+        )
+        self._test = Batch.of(client.test, self._learner.device)
+        self._context = behaviour(contract.model, contract.lr, contract.plan, self._learner)
+        caveats = [*([SEEDED] if key.simulation else []), *([REPORTED] if contract.evaluate else [])]
+        self.guarantee: Guarantee = guarantee(
+            contract.own_plan, delta=contract.delta, accountant=contract.accountant, caveats=caveats
+        )
+        self._ledger = Ledger.open(
+            files.ledger, contract.own_plan, budget=budget, accountant=contract.accountant
+        )
+        self._engine = LocalEngine(
+            alone,
+            self._learner,
+            contract.lr,
+            contract.own_plan,
+            self._ledger,
+            noise_key=key,
+            coin_key=coin_key(key, contract.public_seed),
+            public_seed=contract.public_seed,
+            context=self._context,
+            workers=1,
+        )
+        files.answers.mkdir(exist_ok=True)
+
+    @property
+    def parameters(self) -> int:
+        return self._learner.layout.size
+
+    @property
+    def spent(self) -> float:
+        return self._ledger.spent(self._subject)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    def close(self) -> None:
+        self._engine.close()
+        self._ledger.close()
+
+    def train(self, message: TrainMessage) -> RecordDict:
+        """One released vector."""
+        job = TrainJob(self._subject, message.start, message.anchor, message.anchor_weight)
+
+        def compute() -> Vector:
+            reply = self._engine.answer(Train(message.asked.release, (job,)), message.asked.round)
+            assert isinstance(reply, Updates)
+            return reply.by_client[self._subject].value
+
+        value = self._once(message.asked, job_hash(self._context, job), compute)
+        return messages.answer_with_vector(message.asked, value.astype(np.float32, copy=False))
+
+    def select(self, message: SelectMessage) -> RecordDict:
+        """One released index."""
+
+        def compute() -> NDArray[np.int64]:
+            request = Select(message.asked.release, (self._subject,), message.models)
+            reply = self._engine.answer(request, message.asked.round)
+            assert isinstance(reply, Choices)
+            return np.array([reply.by_client[self._subject].value], dtype=np.int64)
+
+        value = self._once(message.asked, input_hash(self._context, message.models), compute)
+        return messages.answer_with_index(message.asked, int(value[0]))
+
+    def evaluate(self, message: EvaluateMessage) -> RecordDict:
+        """Accuracy and loss on held-out records, outside the guarantee; nothing is charged for it."""
+        if message.asked.contract != self.digest:
+            raise RefusedError("other contract")
+        if not self.contract.evaluate:
+            raise RefusedError("not allowed")
+        score = evaluate(self._learner, torch.from_numpy(message.model), self._test)
+        return messages.answer_with_score(message.asked, score.accuracy, score.loss)
+
+    def _once(self, asked: Asked, hashed: str, compute: Callable[[], Values]) -> Values:
+        """The answer to a request: as it was given before, or computed, charged and kept."""
+        if asked.contract != self.digest:
+            raise RefusedError("other contract")
+        if asked.round > self.contract.rounds:
+            raise RefusedError("not planned")
+        self.contract.own.release(asked.release)
+        charge = Charge(self._subject, asked.round, asked.release, hashed)
+        again = self._ledger.knows(charge)
+        if not again and asked.round < self._ledger.latest_round(self._subject):
+            raise RefusedError("passed")
+        path = self._files.answers / f"{asked.round:06d}-{hashed}.safetensors"
+        value = _load(path) if again else None
+        if value is None:
+            began = time.perf_counter()
+            value = compute()
+            _save(path, value)
+            seconds = time.perf_counter() - began
+            log.info(
+                "round %d of %d, %s: released in %.1f s, spent epsilon %.3f",
+                *(asked.round, self.contract.rounds, asked.release, seconds, self.spent),
+            )
+            self._forget(before=asked.round - 1)
+        else:
+            log.info("round %d, %s: the answer given before", asked.round, asked.release)
+        return value
+
+    def _forget(self, before: int) -> None:
+        for path in self._files.answers.glob("*.safetensors"):
+            if int(path.name[:6]) < before:
+                path.unlink()
+
+
+def _save(path: Path, value: Values) -> None:
+    scratch = path.with_name(f".{path.name}")
+    save_file({"value": np.ascontiguousarray(value)}, scratch)
+    os.replace(scratch, path)
+
+
+def _load(path: Path) -> Values | None:
+    """What was kept; None where a crash came before it was, and it is computed again with the same noise."""
+    try:
+        value: Values = load_file(path)["value"]
+        return value
+    except (OSError, KeyError, SafetensorError):
+        return None
+
+
+def _where(mistake: BaseException) -> str:
+    """The kind of a mistake and its place; not its text, which may repeat a value."""
+    trace = mistake.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    return f"{type(mistake).__name__}{place}"
+
+
+def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:
+    """A client of a federation, alone."""
+    for client in federation.clients:
+        if client.name == name:
+            return client, Federation((client,), federation.task)
+    raise InputError(f"no client is called {name!r}")
+
+
+__all__ = ["Books", "Site", "SiteFolder", "one_client"]
