@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from coterie import __version__
-from coterie.algorithms.protocol import PublicFacts, State, Vector
+from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
 from coterie.data import NaturalFederation
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour
@@ -317,6 +317,12 @@ class ServedRun:
         state: State = self.algorithm.start(self.facts, rng)
         return state
 
+    def _assignment(self, state: State) -> Assignment:
+        """The model of each site; record-level algorithms assign one to everybody."""
+        assignment = self.algorithm.models(state)
+        assert isinstance(assignment, Assignment)
+        return assignment
+
     @property
     def _participation_file(self) -> Path:
         return self.files.path / "participation.jsonl"
@@ -338,7 +344,7 @@ class ServedRun:
         last = state.round == self.experiment.schedule.rounds
         if not settings.ask_sites or (state.round % settings.every and not last):
             return None
-        assignment = self.algorithm.models(state)
+        assignment = self._assignment(state)
         models = {client: assignment.model_of(client) for client in self.contracts}
         found = server.evaluate(self.post, self.contracts, models, state.round)
         return {name: Score(*score) for name, score in found.by_client.items()} or None
@@ -348,7 +354,7 @@ class ServedRun:
             "round": state.round,
             "accuracy": asdict(accuracy(scores)) if scores else None,
             "loss": asdict(loss(scores)) if scores else None,
-            "clusters": dict(self.algorithm.models(state).cluster_of),
+            "clusters": dict(self._assignment(state).cluster_of),
             "epsilon": number_to_json(ledger.spent()),
         }
         folder.append_line(self.files.metrics, line)
@@ -393,7 +399,7 @@ class ServedRun:
         }
 
     def _result(self, state: State, ledger: Ledger) -> ServedResult:
-        assignment = self.algorithm.models(state)
+        assignment = self._assignment(state)
         lines = list(folder.read_lines(self.files.metrics))
         last = lines[-1] if lines else {}
         found = None

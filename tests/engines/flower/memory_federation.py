@@ -1,0 +1,75 @@
+"""A whole federation in memory: real sites with real ledgers, a real algorithm, no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memory_grid import MemoryGrid
+
+from coterie.engines.flower.contract import Limits
+from coterie.engines.flower.server import Patience, Post
+from coterie.engines.flower.site import Site, one_client
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import load_federation, truth_of
+from coterie.experiment.schema import Experiment
+from coterie.experiment.serving import ServedResult, ServedRun, Watcher
+from coterie.privacy import Budget
+
+BASE: dict[str, Any] = {
+    "federation": {"kind": "clusters", "sizes": [2, 2], "shift": "rotation", "records_per_client": 60},
+    "schedule": {"rounds": 5, "batch": 20},
+    "privacy": {"epsilon": 8, "delta": 1e-3},
+    "seeds": {"simulation": 3, "noise": 5},
+    "evaluation": {"every": 5, "references": False},
+}
+LIMITS = Limits(Budget(8.0, 1e-3))
+QUICK = Patience(answer=60.0, rejoin=0.0, poll=0.001)
+
+
+def experiment(**sections: Any) -> Experiment:
+    return Experiment.model_validate({**BASE, **sections})
+
+
+@dataclass
+class MemoryFederation:
+    """Sites of an experiment's own federation, in folders of their own."""
+
+    experiment: Experiment
+    folder: Path
+    limits: Limits = LIMITS
+    noise_seed: int | None = 5
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.federation = load_federation(self.experiment)
+        for client in self.federation.clients:
+            self.start(client.name)
+        self.nodes = {name: number for number, name in enumerate(self.sites, start=100)}
+        self.grid = MemoryGrid({node: self._handler(name) for name, node in self.nodes.items()})
+
+    def start(self, name: str) -> Site:
+        """Start a site, or start it again from what is on its disk."""
+        if name in self.sites:
+            self.sites[name].close()
+        self.sites[name] = Site(
+            name,
+            lambda split: one_client(name, self.federation),
+            self.folder / name,
+            self.limits,
+            noise_seed=self.noise_seed,
+        )
+        return self.sites[name]
+
+    def _handler(self, name: str) -> Any:
+        return lambda message: self.sites[name].handle(message)
+
+    def serve(self, out: Path, *, watch: Watcher | None = None) -> ServedResult:
+        post = Post(self.grid, self.nodes, QUICK)
+        truth = truth_of(self.federation)
+        return ServedRun(self.experiment, RunFolder(out), post, truth=truth, watch=watch).finish()
+
+    def close(self) -> None:
+        for site in self.sites.values():
+            site.close()
