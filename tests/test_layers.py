@@ -33,7 +33,7 @@ DOORS: dict[str, set[str]] = {
     },
     "report": {"experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
     "api": {"experiment", "report"},
-    "cli": {"api", "experiment", "report", "groups", "privacy", "errors"},
+    "cli": {"api", "experiment", "engines", "report", "groups", "privacy", "errors"},
     "errors": {"privacy"},
     "settings": set(),
     "files": {"errors"},

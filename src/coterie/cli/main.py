@@ -11,7 +11,7 @@ import typer
 from coterie import __version__
 from coterie.cli.leakage import leakage
 from coterie.cli.plan import plan_app
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, InputError
 
 app = typer.Typer(
     name="coterie",
@@ -152,6 +152,132 @@ def report(
     from coterie.cli import report as command
 
     command.report(folder, show=show)
+
+
+@app.command()
+def serve(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (YAML); data are the sites' own.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. schedule.rounds=40."),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="Folder with ca.crt, server.crt, server.key, sites/*.pub."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Where sites come in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 9443,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds until all sites must be there.")] = 600.0,
+    answer: Annotated[
+        float, typer.Option("--answer", help="Seconds for an answer; then the site is missing.")
+    ] = 600.0,
+    rejoin: Annotated[
+        float, typer.Option("--rejoin", help="Seconds to wait for a site that was there and is gone.")
+    ] = 120.0,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="JSON file with the true cluster of each site, for oracle.")
+    ] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS and no keys: for a trial, on loopback only.")
+    ] = False,
+    sites: Annotated[int, typer.Option("--sites", help="With --plaintext: how many to wait for.")] = 0,
+    resume: Resume = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Serve an experiment to sites that keep their records, ledgers and noise to themselves (over Flower)."""
+    from coterie.engines.flower import require_flower
+
+    require_flower()
+    from coterie.cli import flower as command
+
+    command.serve(
+        experiment,
+        overrides or [],
+        keys=keys,
+        plaintext=plaintext,
+        host=host,
+        port=port,
+        sites=sites,
+        wait=wait,
+        answer=answer,
+        rejoin=rejoin,
+        truth=truth,
+        resume=resume,
+        folder=out,
+        json=json,
+    )
+
+
+@app.command()
+def join(
+    data: Annotated[Path, typer.Option("--data", help="Folder with federation.yaml and one data file.")],
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where the server listens.")],
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The most that may be spent of these records.")],
+    delta: Annotated[
+        float | None, typer.Option("--delta", help="By default a fifth of one over the number of records.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="Certificate of the authority that signed the server's.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="This site's private key.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="By default that of the file.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="Ledger, noise key, contract; by default with the data."),
+    ] = None,
+    allow_model: Annotated[
+        list[str] | None,
+        typer.Option("--allow-model", metavar="MODULE:FUNCTION", help="A model whose code may run here."),
+    ] = None,
+    report_accuracy: Annotated[
+        bool,
+        typer.Option("--report-accuracy", help="Allow reports on held-out records: a caveat."),
+    ] = False,
+    noise_seed: Annotated[
+        int | None, typer.Option("--noise-seed", help="For tests: repeatable noise, private against nobody.")
+    ] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS and no key: for a trial, on loopback only.")
+    ] = False,
+) -> None:
+    """Take part with the records of one folder, spending at most what is allowed here (over Flower)."""
+    from coterie.engines.flower import require_flower
+
+    require_flower()
+    from coterie.cli import flower as command
+    from coterie.engines.flower.joining import Joining
+    from coterie.engines.flower.node import Connection
+
+    if plaintext != (ca is None and key is None):
+        raise InputError("--ca and --key: needed, unless --plaintext asks for a trial without any")
+    joining = Joining(
+        data, epsilon, delta, name, state, tuple(allow_model or ()), report_accuracy, noise_seed
+    )
+    command.join(joining, Connection(server, ca, key))
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address of the server, for its certificate.")
+    ] = None,
+    sites: Annotated[
+        str, typer.Option("--sites", help="Names of sites to make keys for, with commas; for trials.")
+    ] = "",
+    site: Annotated[
+        str | None, typer.Option("--site", help="Make this site's own key pair and nothing else.")
+    ] = None,
+) -> None:
+    """Make a test authority, the server's certificate and sites' keys, or one site's own pair."""
+    from coterie.engines.flower import require_flower
+
+    require_flower()
+    from coterie.cli import flower as command
+
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    command.keys(folder, hosts=host or [], sites=names, site=site)
 
 
 def _version(wanted: bool) -> None:

@@ -48,15 +48,13 @@ def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> F
     test_positions = None if owners.test is None else _positions(owners.test, count)
     parts: list[tuple[Array, Array, Array]] = []
     for index in range(count):
-        # A client's split depends on the seed and its own place only, not on who else is drawn.
-        mine = stream(seed, 1, index).permutation(positions[index])
         if test_positions is None:
-            tested = min(len(mine), max(1, round(settings.test_share * len(mine))))
-            test, mine = mine[:tested], mine[tested:]
+            train, apart, test = split_records(positions[index], settings, seed, index)
         else:
+            shares = settings.model_copy(update={"test_share": 0.0})
+            train, apart, _ = split_records(positions[index], shares, seed, index)
             test = test_positions[index]
-        apart = round(settings.validation_share * len(mine))
-        parts.append((mine[apart:], mine[:apart], test))
+        parts.append((train, apart, test))
     test_pool = dataset.train if dataset.test is None else dataset.test
     return Federation(
         tuple(
@@ -70,6 +68,21 @@ def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> F
         ),
         dataset.task,
     )
+
+
+def split_records(
+    positions: Array, settings: NaturalFederation, seed: int, index: int
+) -> tuple[Array, Array, Array]:
+    """An owner's records as training, validation and test.
+
+    It depends on the seed and the owner's own place only, not on who else is there: a site that has no
+    records but its own divides them as a simulation of all sites would.
+    """
+    mine = stream(seed, 1, index).permutation(positions)
+    tested = min(len(mine), max(1, round(settings.test_share * len(mine)))) if settings.test_share else 0
+    test, mine = mine[:tested], mine[tested:]
+    apart = round(settings.validation_share * len(mine))
+    return mine[apart:], mine[:apart], test
 
 
 def _positions(owner: Array, count: int) -> list[Array]:

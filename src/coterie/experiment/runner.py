@@ -292,7 +292,7 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
             raise InputError(
                 f"{target}: holds a run already; --resume continues it, --out names another folder"
             )
-        _check_same_experiment(files, experiment)
+        check_same_experiment(files, experiment)
         if files.finished:
             files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
             return RunResult.load(target)
@@ -626,7 +626,7 @@ def _folder_for(experiment: Experiment, resume: bool) -> Path:
     return folder.next_free(base, name)
 
 
-def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
+def check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
     stored = read_experiment(files.experiment)
     if stored == experiment:
         return

@@ -187,6 +187,23 @@ def gather_facts(post: Post, splits: Mapping[str, Split]) -> Answers[SiteFacts]:
     return post.ask(messages.FACTS, contents, read)
 
 
+def names_of(grid: Grid, nodes: Sequence[int], patience: Patience) -> dict[str, int]:
+    """The names that nodes give themselves, where no keys say who they are."""
+    post = Post(grid, {str(node): node for node in nodes}, patience)
+    split = Split(0, 0, 0.5, 0.0).to_content()
+    found = post.ask(
+        messages.FACTS,
+        dict.fromkeys(post.nodes, split),
+        lambda node, content: SiteFacts.from_content(content),
+    )
+    for node, reason in found.missing.items():
+        raise CoterieError(f"node {node}: no facts ({reason})")
+    names = {facts.name: post.nodes[node] for node, facts in found.by_client.items()}
+    if len(names) < len(nodes):
+        raise CoterieError("two nodes give themselves the same name")
+    return names
+
+
 def offer(post: Post, contracts: Mapping[str, Contract]) -> Answers[str]:
     """Propose its contract to every site."""
 

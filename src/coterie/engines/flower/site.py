@@ -204,7 +204,6 @@ class Site:
             {
                 "contract": contract.to_json(),
                 "epsilon": number_to_json(self.limits.budget.epsilon),
-                "delta": self.limits.budget.delta,
             },
         )
         books = self._reopen()
@@ -216,7 +215,7 @@ class Site:
         stored = read_json(self.files.contract)
         try:
             contract = Contract.from_json(stored["contract"])
-            budget = Budget(number_from_json(stored["epsilon"]), float(stored["delta"]))
+            budget = Budget(number_from_json(stored["epsilon"]), contract.delta)
         except (KeyError, TypeError, ValueError, GarbageError):
             raise InputError(f"{self.files.contract}: not a contract of this version") from None
         secret = RunSecret.load(self.files.secret)

@@ -1,0 +1,175 @@
+"""`coterie serve`, `coterie join`, `coterie keys`: a federation of processes that do not trust each other."""
+
+import json as jsonlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.engines.flower.joining import Joining, open_site
+from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key
+from coterie.engines.flower.messages import SiteFacts
+from coterie.engines.flower.node import Connection, attend
+from coterie.engines.flower.server import Patience
+from coterie.errors import InputError
+from coterie.experiment.deployment import Serving
+from coterie.experiment.deployment import serve as serve_experiment
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import finite, next_free
+from coterie.experiment.serving import ServedResult, ServedRound, Watcher
+
+
+def _log_to_stderr() -> None:
+    """Progress of both sides: who, which round, how much. Never a value that came from a record."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("coterie")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+# --- serve ------------------------------------------------------------------------------------------
+
+
+def serve(
+    experiment: Path,
+    overrides: list[str],
+    *,
+    keys: Path | None,
+    plaintext: bool,
+    host: str,
+    port: int,
+    sites: int,
+    wait: float,
+    answer: float,
+    rejoin: float,
+    truth: Path | None,
+    resume: bool,
+    folder: Path | None,
+    json: bool,
+) -> None:
+    if (keys is None) != plaintext:
+        raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
+    chosen = read_experiment(experiment, overrides)
+    target = folder or next_free(Path("runs"), f"{chosen.algorithm.name}-served")
+    _log_to_stderr()
+    with Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
+        serving = Serving(
+            out=target,
+            keys=KeyFolder(keys) if keys is not None else None,
+            host=host,
+            port=port,
+            sites=sites,
+            wait=wait,
+            patience=Patience(answer=answer, rejoin=rejoin),
+            truth=_read_truth(truth),
+            resume=resume,
+            opened=lambda found, names: _opened(host, found, names),
+        )
+        watcher = Watcher(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
+        result = serve_experiment(chosen, serving, watcher)
+    if json:
+        print_json(finite(result.to_json()))
+    else:
+        show(result)
+
+
+def _opened(host: str, port: int, names: Sequence[str]) -> None:
+    whom = f" for {', '.join(names)}" if names else ""
+    print(f"serving on {host}:{port}{whom}", file=sys.stderr, flush=True)
+
+
+def _joined(sites: Mapping[str, SiteFacts]) -> None:
+    told = ", ".join(f"{name} ({facts.records} records)" for name, facts in sites.items())
+    print(f"joined: {told}", file=sys.stderr, flush=True)
+
+
+def _agreed(guarantee: str) -> None:
+    print(f"agreed: {guarantee}", file=sys.stderr, flush=True)
+
+
+def _round(report: ServedRound, progress: Watch) -> None:
+    left = ", ".join(f"{name} {report.budget[name] - spent:.2f}" for name, spent in report.epsilon.items())
+    missing = "".join(f"; {name} missing ({why})" for name, why in report.missing.items())
+    accuracy = f", accuracy {report.accuracy:.1%}" if report.accuracy is not None else ""
+    line = f"round {report.round} of {report.rounds}{accuracy}, epsilon left: {left}{missing}"
+    if err.is_terminal:
+        progress.update(report.round, line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _read_truth(path: Path | None) -> dict[str, int] | None:
+    if path is None:
+        return None
+    try:
+        content = jsonlib.loads(path.read_text(encoding="utf-8"))
+        return {str(name): int(cluster) for name, cluster in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise InputError(f"--truth: {path} is not a JSON object of cluster numbers by client") from None
+
+
+def show(result: ServedResult) -> None:
+    """The result as a person wants to read it."""
+    rows = [
+        (
+            name,
+            str(cluster),
+            f"{result.participation.get(name, {}).get('answered', 0)}",
+            f"{result.participation.get(name, {}).get('missed', 0)}",
+            f"{result.asked[name]:.2f}",
+            "" if result.accuracy is None else f"{result.accuracy.per_client.get(name, float('nan')):.1%}",
+        )
+        for name, cluster in result.clusters.items()
+    ]
+    headings = ["site", "cluster", "answered", "missed", "epsilon asked", "accuracy"]
+    print_table(headings, rows, title=f"{result.algorithm}, {result.rounds} rounds over Flower")
+    for warning in result.warnings:
+        err.print(f"warning: {warning}", style="yellow", markup=False)
+    out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"run folder: {result.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+# --- join -------------------------------------------------------------------------------------------
+
+
+def join(joining: Joining, connection: Connection) -> None:
+    _log_to_stderr()
+    connection.check()
+    site = open_site(joining)
+    if site.finished:
+        raise InputError(
+            f"{site.files.path}: these books are closed; another experiment needs another --state, and what "
+            "it spends adds to what was spent"
+        )
+    try:
+        attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
+    finally:
+        site.close()
+    out.print(f"finished: {site.files.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+# --- keys -------------------------------------------------------------------------------------------
+
+
+def keys(folder: Path, *, hosts: list[str], sites: list[str], site: str | None) -> None:
+    if site is not None:
+        if hosts or sites:
+            raise InputError("--site: makes one site's own pair; --host and --sites are for the server's set")
+        path = make_site_key(folder, site)
+        out.print(
+            f"{path} stays here; {path.with_suffix('.pub')} goes to the server's operator",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    files = make_keys(folder, hosts, sites)
+    made = ", ".join(files.site_names()) or "none"
+    out.print(
+        f"authority {files.authority}, server {files.certificate}, sites: {made}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,183 @@
+"""Certificates and keys: an authority for one federation, the server's certificate, a key for each site.
+
+A site's private key should be made where it is used (`coterie keys DIR --site NAME`) and never travel; only
+the `.pub` file goes to the server's operator. Making all of them in one place is for tests and trials.
+"""
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coterie.errors import InputError
+
+DAYS = 365
+ALWAYS = ("localhost", "127.0.0.1", "::1")
+"""Names that the server's certificate always has: the link itself listens on loopback only."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class KeyFolder:
+    """Paths inside the server's folder of keys."""
+
+    path: Path
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that everybody gets; it opens nothing."""
+        return self.path / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        return self.path / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        return self.path / "server.key"
+
+    @property
+    def sites(self) -> Path:
+        """Public keys of the sites that may join, NAME.pub each."""
+        return self.path / "sites"
+
+    def site_names(self) -> list[str]:
+        return sorted(path.stem for path in self.sites.glob("*.pub"))
+
+    def check(self) -> None:
+        """Refuse a folder from which no server can start."""
+        for path in (self.authority, self.certificate, self.key):
+            if not path.is_file():
+                raise InputError(f"{path}: no such file; coterie keys {self.path} makes a set for trials")
+        if not self.site_names():
+            raise InputError(f"{self.sites}: no public keys (NAME.pub) of sites that may join")
+
+
+def check_site_name(name: str) -> None:
+    """Refuse a name that is no file name everywhere."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"site: {name!r}; allowed: letters, digits, '.', '_' and '-', at most 100")
+
+
+def make_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> KeyFolder:
+    """A certificate authority, a server certificate for the hosts and a key pair for each site."""
+    files = KeyFolder(folder)
+    if files.authority.exists():
+        raise InputError(f"{files.authority}: exists; keys are never overwritten")
+    for name in sites:
+        check_site_name(name)
+    files.sites.mkdir(parents=True, exist_ok=True)
+    authority_key = ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Coterie test authority")])
+    authority = (
+        _certificate(issuer, issuer, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign=True), critical=True)
+        .sign(authority_key, hashes.SHA384())
+    )
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0] if hosts else "localhost")])
+    names = [_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
+    certificate = (
+        _certificate(subject, issuer, server_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign=False), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    pem = serialization.Encoding.PEM
+    _write(files.authority, authority.public_bytes(pem), 0o644)
+    _write(files.certificate, certificate.public_bytes(pem), 0o644)
+    for path, key in ((files.authority_key, authority_key), (files.key, server_key)):
+        plain = serialization.NoEncryption()
+        _write(path, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), 0o600)
+    for name in sites:
+        make_site_key(files.sites, name)
+    return files
+
+
+def make_site_key(folder: Path, name: str) -> Path:
+    """A site's key pair: NAME (private, stays there) and NAME.pub (for the server's operator)."""
+    check_site_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(folder / f"{name}.key", private, 0o600)
+    _write(folder / f"{name}.pub", public + b"\n", 0o644)
+    return folder / f"{name}.key"
+
+
+def public_key_bytes(path: Path) -> bytes:
+    """A site's public key, in the encoding that the link compares."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as mistake:
+        raise InputError(f"{path}: not a public key in OpenSSH format ({type(mistake).__name__})") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InputError(f"{path}: {type(key).__name__}; allowed: an elliptic-curve key (P-384)")
+    encoded: bytes = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return encoded
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    )
+
+
+def _usage(*, sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A new file, never an old one, with its mode from the start."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise InputError(f"{path}: exists; keys are never overwritten") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)

@@ -1,0 +1,120 @@
+"""A site's side of the network: Flower's node as a child, and our own code in place of Flower's app."""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+
+from coterie.engines.flower import runtime
+from coterie.engines.flower.link import is_loopback
+from coterie.engines.flower.processes import Child, ChildEnded, free_port, wait_until_healthy
+from coterie.errors import InputError
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+AGAIN_SECONDS = 3.0
+"""Between two attempts to reach the server. After a crash the link refuses, for up to a minute, a key that it
+still takes for online."""
+LAST_WORDS_SECONDS = 2.0
+"""For the node to pass on our last answer before it is stopped; it looks every half second."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach the server, and how to prove who we are.
+
+    Args:
+        server: HOST:PORT.
+        authority: certificate of the authority that signed the server's; None is the plaintext mode.
+        key: the site's private key, in OpenSSH format.
+    """
+
+    server: str
+    authority: Path | None
+    key: Path | None
+
+    def check(self) -> None:
+        host, _, port = self.server.rpartition(":")
+        if not host or not port.isdigit():
+            raise InputError(f"--server: {self.server!r}; allowed: HOST:PORT")
+        if self.authority is None and not is_loopback(host.strip("[]")):
+            raise InputError(f"--plaintext: only on loopback, and --server is {self.server}")
+        if (self.authority is None) != (self.key is None):
+            raise InputError("--ca and --key belong together: the server proves who it is, and so do you")
+        for option, path in (("--ca", self.authority), ("--key", self.key)):
+            if path is not None and not path.is_file():
+                raise InputError(f"{option}: {path} is no file")
+
+    def arguments(self) -> list[str]:
+        if self.authority is None:
+            return ["--superlink", self.server, "--insecure"]
+        return [
+            *("--superlink", self.server),
+            *("--root-certificates", str(self.authority)),
+            *("--auth-supernode-private-key", str(self.key)),
+        ]
+
+
+def attend(
+    connection: Connection,
+    folder: Path,
+    handle: Callable[[Message], RecordDict],
+    done: Callable[[], bool],
+) -> None:
+    """Answer messages until there is nothing more to answer, through restarts of either side."""
+    connection.check()
+    folder.mkdir(parents=True, exist_ok=True)
+    told = False
+    while not done():
+        node = _Node(connection, folder)
+        try:
+            node.attend(handle, done)
+        except (ChildEnded, runtime.Unreachable):
+            if not told:
+                log.warning("no connection to %s, trying on; %s says more", connection.server, node.log)
+            told = True
+            time.sleep(AGAIN_SECONDS)
+        finally:
+            node.stop()
+
+
+class _Node:
+    """One life of Flower's node."""
+
+    def __init__(self, connection: Connection, folder: Path) -> None:
+        self.log = folder / "node.log"
+        self._secret = secrets.token_bytes(32)
+        path = folder / "task.secret"
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(self._secret)
+        port = str(free_port())
+        self._address = f"127.0.0.1:{port}"
+        arguments = [
+            *connection.arguments(),
+            *("--host", "127.0.0.1", "--port", port),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(path)),
+        ]
+        self._child = Child("flower-supernode", arguments, folder / "flwr", self.log)
+
+    def attend(self, handle: Callable[[Message], RecordDict], done: Callable[[], bool]) -> None:
+        wait_until_healthy(self._child, f"http://{self._address}", None)
+        desk = runtime.client_desk(self._address, self._secret)
+        try:
+            while not done():
+                if self._child.ended:
+                    raise ChildEnded(f"the node ended; see {self.log}")
+                if not runtime.answer_next(desk, handle):
+                    time.sleep(POLL_SECONDS)
+            time.sleep(LAST_WORDS_SECONDS)
+        finally:
+            desk.close()
+
+    def stop(self) -> None:
+        self._child.stop()

@@ -1,0 +1,107 @@
+"""Flower's own programs as children of ours: started alike, watched, and never left behind."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from coterie.errors import CoterieError
+
+# Dies with its parent, also when that is killed: the kernel tells it. Elsewhere than on Linux it is only told
+# when we end in good order.
+_LEASH = (
+    "import ctypes, os, sys\n"
+    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, 15)\n"
+    "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+STOP_SECONDS = 10.0
+
+
+class ChildEnded(CoterieError):
+    """A program of Flower's ended by itself."""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Settings for every program of Flower's: it calls nobody, installs nothing, has a home of its own."""
+    ours = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_HOME": str(home),
+        "PATH": f"{ours}{os.pathsep}{os.environ.get('PATH', '')}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+class Child:
+    """One program, its log in a file; it ends with this process whatever happens."""
+
+    def __init__(self, program: str, arguments: Sequence[str], home: Path, log: Path) -> None:
+        settings = environment(home)
+        found = shutil.which(program, path=settings["PATH"])
+        if found is None:
+            raise CoterieError(f"{program}: not found; pip install 'coterie[flower]' brings it")
+        home.mkdir(parents=True, exist_ok=True)
+        self.program, self.log = program, log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _LEASH, str(os.getpid()), found, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=settings,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def stop(self) -> None:
+        """Ask it to end, wait, and insist; with whatever it started itself."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            self.process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_healthy(child: Child, url: str, authority: Path | None, seconds: float = 120.0) -> None:
+    """Return once the program answers; an error that names its log if it ends or takes too long."""
+    context = ssl.create_default_context(cafile=str(authority)) if authority else None
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if child.ended:
+            raise ChildEnded(f"{child.program} ended at its start; see {child.log}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5, context=context) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.2)
+    raise ChildEnded(f"{child.program} does not answer; see {child.log}")

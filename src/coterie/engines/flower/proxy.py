@@ -1,0 +1,209 @@
+"""The door to the link: passes what sites need, and nothing else.
+
+Flower's link serves three kinds of callers on one port: sites, operators and the server's own task. Only
+sites prove who they are. So the link listens on loopback, and this proxy in front of it passes exactly the
+paths that a registered site uses, by name; whatever else there is, or a later release adds, stays inside.
+Uvicorn and httpx, which come with Flower, do the work.
+"""
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import uvicorn
+
+from coterie.errors import CoterieError
+
+log = logging.getLogger(__name__)
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+ALLOWED = frozenset(
+    [("GET", b"/health")]
+    + [
+        ("POST", b"/v1/fleet/" + name)
+        for name in (
+            b"activate-node",
+            b"deactivate-node",
+            b"send-node-heartbeat",
+            b"pull-messages",
+            b"push-messages",
+            b"get-run",
+            b"get-fab",
+            b"pull-object",
+            b"push-object",
+            b"confirm-message-received",
+        )
+    ]
+)
+SELF_REGISTRATION = frozenset({("POST", b"/v1/fleet/register-node"), ("POST", b"/v1/fleet/unregister-node")})
+"""Needed where nodes have no keys, in the plaintext mode; else the operator registers a site's key."""
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
+    b"host content-length".split()
+)
+LARGEST_BODY = 16 * 2**20
+"""Flower cuts arrays into pieces of 5 MiB."""
+MOST_CONNECTIONS = 512
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where the link listens, and the authority that signed its certificate (None: plaintext)."""
+
+    address: str
+    authority: Path | None
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.authority is None else 'https'}://{self.address}"
+
+
+class Door:
+    """The proxy as an ASGI application."""
+
+    def __init__(self, upstream: Upstream, *, self_registration: bool = False) -> None:
+        self._upstream = upstream
+        self._allowed = ALLOWED | (SELF_REGISTRATION if self_registration else frozenset())
+        self._client: httpx.AsyncClient | None = None
+        self.bytes_in: Counter[str] = Counter()
+        self.bytes_out: Counter[str] = Counter()
+        self.refused = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._pass(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        verify = (
+            ssl.create_default_context(cafile=str(self._upstream.authority))
+            if self._upstream.authority
+            else False
+        )
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        async with httpx.AsyncClient(verify=verify, timeout=SECONDS, limits=limits) as self._client:
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The raw path, compared as a whole: nothing is decoded, joined or normalised on the way.
+        wanted = (scope["method"], scope["raw_path"])
+        if wanted not in self._allowed or scope["query_string"]:
+            self.refused += 1
+            await _reply(send, 404)
+            return
+        body = await _body(receive)
+        if body is None:
+            self.refused += 1
+            await _reply(send, 413)
+            return
+        path = scope["raw_path"].decode()
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in HOP_BY_HOP]
+        assert self._client is not None
+        try:
+            answer = await self._client.request(
+                scope["method"], f"{self._upstream.url}{path}", headers=headers, content=body
+            )
+        except httpx.HTTPError:
+            await _reply(send, 502)
+            return
+        self.bytes_in[path] += len(body)
+        self.bytes_out[path] += len(answer.content)
+        kept = [
+            (name, value)
+            for name, value in answer.headers.raw
+            if name.lower() not in HOP_BY_HOP and name.lower() != b"content-encoding"
+        ]
+        await _reply(send, answer.status_code, kept, answer.content)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body, or None where it is too long."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            return b"".join(parts)
+        part = event.get("body", b"")
+        size += len(part)
+        if size > LARGEST_BODY:
+            return None
+        parts.append(part)
+        if not event.get("more_body"):
+            return b"".join(parts)
+
+
+async def _reply(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b""
+) -> None:
+    length = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*(headers or []), *length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class OpenDoor:
+    """The proxy, listening in a thread of this process."""
+
+    def __init__(self, door: Door, host: str, port: int, certificate: Path | None, key: Path | None) -> None:
+        self.door = door
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as trouble:
+            self._socket.close()
+            raise CoterieError(f"{host}:{port}: cannot listen there ({trouble.strerror})") from None
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                door,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                ssl_certfile=None if certificate is None else str(certificate),
+                ssl_keyfile=None if key is None else str(key),
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=3,
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="door", daemon=True
+        )
+
+    def __enter__(self) -> "OpenDoor":
+        self._thread.start()
+        until = time.monotonic() + 30
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > until:
+                raise CoterieError("the proxy in front of the link did not start")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        with contextlib.suppress(OSError):
+            self._socket.close()

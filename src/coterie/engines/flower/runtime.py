@@ -1,0 +1,214 @@
+"""The one module that touches Flower's internals, written against the release that the extra pins.
+
+Flower runs an app by fetching its code from the link and starting a process for every message. A site must
+never run code that a server ships, and need not pay seconds for every message. So our process takes the place
+of that one: it acquires the tasks (with the secret that only it and its own node or link share), pulls a
+task's message, answers with its own installed code, and pushes the reply. The code that the link offers is
+not even opened.
+"""
+
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import SubStatus
+from flwr.common.serde import context_from_proto, context_to_proto, fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+
+from coterie.errors import CoterieError
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 10.0
+LINK_SECONDS = 60.0
+"""How long the server tries to reach its own link, on its own machine, before it gives up."""
+_ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+
+
+class Unreachable(CoterieError):
+    """Flower's program on this machine does not answer any more."""
+
+
+# --- tasks ------------------------------------------------------------------------------------------
+
+
+class TaskDesk:
+    """Where a node or a link hands out its tasks, to whoever knows the secret."""
+
+    def __init__(self, address: str, secret: bytes, authority: bytes | None, kind: Any) -> None:
+        self.address, self.authority = address, authority
+        self._kind = kind
+        self._client = self._connect(
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE),
+        )
+
+    def acquire(self) -> str | None:
+        """The token of the next task, if there is one."""
+        try:
+            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+        except httpx.HTTPError as trouble:
+            raise Unreachable(f"{self.address}: {type(trouble).__name__}") from None
+        return str(found.token) if found.HasField("task") and found.token else None
+
+    def connect(self, token: str, component: str) -> Any:
+        """A client that acts for one task."""
+        return self._connect(
+            RuntimeVersionHttpInterceptor(component_name=component), RuntimeTokenHttpInterceptor(token)
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _connect(self, *interceptors: Any) -> Any:
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=self.authority is None,
+            root_certificates=self.authority,
+            interceptors=list(interceptors),
+        )
+
+
+@contextlib.contextmanager
+def _heartbeats(client: Any) -> Iterator[None]:
+    """Tell Flower that the task is alive; the answer may take longer than its patience."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(httpx.HTTPError):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    with contextlib.suppress(httpx.HTTPError):
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=5)
+
+
+def answer_next(desk: TaskDesk, handle: Callable[[Message], RecordDict]) -> bool:
+    """Answer the next message, if there is one, with our own code."""
+    token = desk.acquire()
+    if token is None:
+        return False
+    client = desk.connect(token, "flwr-clientapp")
+    try:
+        with _heartbeats(client):
+            message, context, _run, _code = pull_task_input(client)
+            reply = Message(handle(message), reply_to=message)
+            push_message(client, reply, context)
+            client.PushTaskOutput(
+                PushTaskOutputRequest(context=context_to_proto(context), sub_status=SubStatus.COMPLETED)
+            )
+    except httpx.HTTPError as trouble:
+        raise Unreachable(f"{desk.address}: {type(trouble).__name__}") from None
+    finally:
+        client.close()
+    return True
+
+
+def client_desk(address: str, secret: bytes) -> TaskDesk:
+    """The desk of this machine's own node, on loopback."""
+    return TaskDesk(address, secret, None, TaskType.CLIENT_APP)
+
+
+@contextlib.contextmanager
+def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[HttpGrid]:
+    """The grid of the run that was started, in place of Flower's own server process."""
+    desk = TaskDesk(address, secret, authority, TaskType.SERVER_APP)
+    try:
+        token = desk.acquire()
+        if token is None:
+            raise CoterieError("the link has no task for the run that was started")
+        client = desk.connect(token, "flwr-serverapp")
+        try:
+            with _heartbeats(client):
+                yield from _server_task(desk, client, token)
+        finally:
+            client.close()
+    finally:
+        desk.close()
+
+
+def _server_task(desk: TaskDesk, client: Any, token: str) -> Iterator[HttpGrid]:
+    found = client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id = found.task_id
+    TaskIdentity.run_id = found.run.run_id
+    TaskIdentity.node_id = found.context.node_id
+    context = context_from_proto(found.context)
+    grid = HttpGrid(desk.address, desk.authority is None, desk.authority, token=token)
+    grid.set_run(run_from_proto(found.run))
+    grid._retry_invoker.max_time = LINK_SECONDS
+    status = SubStatus.FAILED
+    try:
+        yield grid
+        status = SubStatus.COMPLETED
+    finally:
+        with contextlib.suppress(httpx.HTTPError):
+            client.PushTaskOutput(PushTaskOutputRequest(context=context_to_proto(context), sub_status=status))
+        grid.close()
+
+
+# --- what only the operator may do ------------------------------------------------------------------
+
+
+class Control:
+    """The link's control API, which listens on this machine alone."""
+
+    def __init__(self, address: str, authority: bytes | None) -> None:
+        self._client = ControlHttpClient.from_server_address(
+            server_address=address,
+            insecure=authority is None,
+            root_certificates=authority,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def register(self, name: str, public_key: bytes) -> int:
+        """Let the holder of this key join; the node's number."""
+        known = self.nodes()
+        if public_key in known:
+            return known[public_key]
+        return int(self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name)).node_id)
+
+    def nodes(self) -> dict[bytes, int]:
+        """Registered keys and the numbers of their nodes."""
+        found = self._client.ListNodes(ListNodesRequest())
+        return {bytes(node.public_key): int(node.node_id) for node in found.nodes_info}
+
+    def start_run(self, app: Path) -> int:
+        """Start a run of an app; neither side ever loads its code."""
+        code = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(code).hexdigest(), code, {})
+        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id)
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,106 @@
+"""Serving an experiment to real sites: the link, its sites, the run, and going on after a crash."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from coterie.engines.flower import server
+from coterie.engines.flower.keys import KeyFolder
+from coterie.engines.flower.link import open_link
+from coterie.engines.flower.server import Patience, Post
+from coterie.errors import InputError
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.runner import check_same_experiment
+from coterie.experiment.schema import Experiment
+from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable
+
+log = logging.getLogger(__name__)
+
+APP = Path(__file__).parent / "flower_app"
+"""The Flower app under whose name runs go; for `flwr run`, also its code: two imports."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How to serve.
+
+    Args:
+        out: the run folder; the link's own state lies beside, in `link/`.
+        keys: certificates and the sites' public keys; None is the plaintext mode, on loopback only.
+        sites: how many sites to wait for where no keys name them.
+        wait: seconds until all sites must be there.
+        truth: the true clusters, for `oracle`; its guarantee says that it was told.
+        opened: is told the port that sites can come to.
+    """
+
+    out: Path
+    keys: KeyFolder | None
+    host: str = "127.0.0.1"
+    port: int = 0
+    sites: int = 0
+    wait: float = 600.0
+    patience: Patience = field(default_factory=Patience)
+    truth: Mapping[str, int] | None = None
+    resume: bool = False
+    opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
+
+
+def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedResult:
+    """Serve an experiment from its first round, or from where it stopped, to its end."""
+    files = RunFolder(serving.out)
+    check_servable(experiment)
+    if experiment.seeds.noise is not None:
+        raise InputError(
+            "seeds.noise: noise is the sites' own (coterie join --noise-seed); allowed here: null"
+        )
+    if files.exists:
+        if not serving.resume:
+            raise InputError(f"{serving.out}: holds a run; --resume continues it, --out names another")
+        if files.finished:
+            raise InputError(f"{files.result}: the run is finished")
+        check_same_experiment(files, experiment)
+    if serving.keys is None and serving.sites < 1:
+        raise InputError("--sites: how many to wait for is needed where no keys name them")
+    folder = serving.out.with_name(f"{serving.out.name}.link")
+    with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
+        serving.opened(link.door.port, list(link.nodes))
+        with link.grid() as grid:
+            nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.patience)
+            return on_grid(experiment, grid, nodes, serving, watch)
+
+
+def on_grid(
+    experiment: Experiment, grid: Grid, nodes: Mapping[str, int], serving: Serving, watch: Watcher
+) -> ServedResult:
+    """The run itself, once the sites' nodes are known."""
+    post = Post(grid, nodes, serving.patience)
+    files = RunFolder(serving.out)
+    wait_for(post, serving.wait, everyone=not files.exists)
+    return ServedRun(experiment, files, post, truth=serving.truth, watch=watch).finish()
+
+
+def wait_for(post: Post, seconds: float, *, everyone: bool) -> None:
+    """Wait for all sites (or, in a run that goes on, for as many as come in time)."""
+    until = time.monotonic() + seconds
+    while missing := set(post.nodes) - post.online():
+        if time.monotonic() >= until:
+            if everyone or missing == set(post.nodes):
+                raise InputError(
+                    f"--wait: after {seconds:g} seconds {', '.join(sorted(missing))} did not join"
+                )
+            return
+        time.sleep(post.patience.poll)
+
+
+def discover(grid: Grid, sites: int, seconds: float, patience: Patience) -> dict[str, int]:
+    """Nodes by the names that they give themselves, where no keys say who they are."""
+    until = time.monotonic() + seconds
+    while len(nodes := list(grid.get_node_ids())) < sites:
+        if time.monotonic() >= until:
+            raise InputError(f"--wait: after {seconds:g} seconds {len(nodes)} of {sites} sites have joined")
+        time.sleep(patience.poll)
+    return server.names_of(grid, nodes, patience)
