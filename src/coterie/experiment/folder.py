@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.secret import RunSecret as RunSecret
+from coterie.files import Json as Json
 from coterie.files import append_line as append_line
 from coterie.files import finite as finite
 from coterie.files import read_json as read_json

@@ -14,6 +14,7 @@ from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State, Vector
 from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
+from coterie.data.records import Task
 from coterie.engines.clients import behaviour
 from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat

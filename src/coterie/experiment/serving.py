@@ -31,7 +31,7 @@ from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread, accuracy, loss, same_partition
-from coterie.experiment.runner import SEEDED, build_algorithm, default_delta
+from coterie.experiment.runner import SEEDED, augmentation_of, build_algorithm, default_delta
 from coterie.experiment.schema import Experiment
 from coterie.models import build_model, check_model
 from coterie.privacy import Budget, Ledger, Unit, calibrate, guarantee
@@ -223,7 +223,8 @@ class ServedRun:
         self.plan = calibrate(
             self.algorithm.plan(self.facts), self.budgets, accountant=privacy.accountant, mode=privacy.mode
         )
-        self.context = behaviour(experiment.model, experiment.schedule.lr, self.plan, learner)
+        views = augmentation_of(experiment, sites.task)
+        self.context = behaviour(experiment.model, experiment.schedule.lr, views, self.plan, learner)
         caveats = [
             *([SEEDED] if sites.simulation else []),
             *([REPORTED] if experiment.evaluation.ask_sites else []),
@@ -242,6 +243,7 @@ class ServedRun:
                 split=self._split(names, client),
                 model=experiment.model,
                 lr=experiment.schedule.lr,
+                augmentation=views,
                 public_seed=seed,
                 rounds=experiment.schedule.rounds,
                 plan=self.plan,

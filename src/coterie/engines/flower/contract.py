@@ -32,6 +32,7 @@ from coterie.privacy import (
     epsilon_of,
 )
 from coterie.privacy.plan import canonical_json
+from coterie.training.augmentation import Augmentation
 
 _COUNTED = (PoissonSteps, FullBatchSteps, FullBatchSketch)
 _ALLOWED = (*_COUNTED, PrivateSelection)
@@ -58,6 +59,7 @@ class Contract:
     split: Split
     model: ModelSettings
     lr: float
+    augmentation: Augmentation | None
     public_seed: int
     rounds: int
     plan: PrivacyPlan
@@ -86,6 +88,7 @@ class Contract:
             "split": asdict(self.split),
             "model": self.model.model_dump(mode="json"),
             "lr": self.lr,
+            "augmentation": None if self.augmentation is None else asdict(self.augmentation),
             "public_seed": self.public_seed,
             "rounds": self.rounds,
             "plan": self.plan.to_json(),
@@ -106,6 +109,7 @@ class Contract:
                 split=Split.from_json(data["split"]),
                 model=ModelSettings.model_validate(data["model"]),
                 lr=float(data["lr"]),
+                augmentation=None if data["augmentation"] is None else Augmentation(**data["augmentation"]),
                 public_seed=int(data["public_seed"]),
                 rounds=int(data["rounds"]),
                 plan=PrivacyPlan.from_json(data["plan"]),
@@ -180,6 +184,7 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
         and contract.lr > 0
         and contract.rounds >= 1
         and contract.public_seed >= 0
+        and _sound_views(contract)
         and _SMALLEST_DELTA < contract.delta < 1
     )
     if not sound:
@@ -190,3 +195,13 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
         raise RefusedError("too much") from None
     if contract.delta > limits.budget.delta or not spends <= limits.budget.epsilon:
         raise RefusedError("too much")
+
+
+def _sound_views(contract: Contract) -> bool:
+    """Whether the views of a record, if any, can be made of these records."""
+    views, shape = contract.augmentation, contract.task.shape
+    if views is None:
+        return True
+    whole = type(views.copies) is int and type(views.shift) is int and type(views.flip) is bool
+    images = contract.task.vocabulary is None and len(shape) == 3
+    return whole and images and 1 <= views.copies <= 64 and 0 <= views.shift < min(shape[1:])

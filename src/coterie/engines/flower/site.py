@@ -269,7 +269,9 @@ class Books:
             model, contract.task, torch.device("cpu"), fast=":" not in contract.model.name
         )
         self._test = Batch.of(client.test, self._learner.device)
-        self._context = behaviour(contract.model, contract.lr, contract.plan, self._learner)
+        self._context = behaviour(
+            contract.model, contract.lr, contract.augmentation, contract.plan, self._learner
+        )
         caveats = [*([SEEDED] if key.simulation else []), *([REPORTED] if contract.evaluate else [])]
         self.guarantee: Guarantee = guarantee(
             contract.own_plan, delta=contract.delta, accountant=contract.accountant, caveats=caveats
@@ -288,6 +290,7 @@ class Books:
             public_seed=contract.public_seed,
             context=self._context,
             workers=1,
+            augmentation=contract.augmentation,
         )
         files.answers.mkdir(exist_ok=True)
 
