@@ -38,13 +38,13 @@ def workers(structure, *, changed=None, scale=1.0):
     return Federation(tuple(clients), TASK, structure=replace(structure, names=names))
 
 
-def build(name, epochs, *, mode=Mode.SOUND, clip=CLIP, epochs_each=1, lr=0.5, **settings):
+def build(name, epochs, *, mode=Mode.SOUND, clip=CLIP, lr=0.5, batch=3, **settings):
     algorithm = find_algorithm(Unit.WORKER, name)
     privacy = PrivacySettings(unit=Unit.WORKER, epsilon=float("inf"), delta=1e-5, clip=clip, mode=mode)
     options = {"rate": 1.0, "noise": 1.0, **settings}
     return algorithm(
         algorithm.settings_type(name=name, **options),
-        Schedule(rounds=epochs, epochs=epochs_each, batch=3, lr=lr),
+        Schedule(rounds=epochs, batch=batch, lr=lr),
         privacy,
     )
 

@@ -1,15 +1,21 @@
 """What the bound for overlapping groups rests on, held to by the engine that trains them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from group_training import CLIP, Training, build, engine_for, workers
+import torch
+from group_training import CLIP, LEARNER, Training, build, engine_for, workers
 from scipy import stats
 
 from coterie.algorithms.protocol import Sum
+from coterie.data import Records
+from coterie.errors import PlanError
 from coterie.groups import Structure, ring
-from coterie.training.local_sgd import LocalSGD, _train_stacked
+from coterie.privacy import Mode
+from coterie.training.learner import Batch
+from coterie.training.local_sgd import LocalSGD, _train_stacked, train_one
 
 STRUCTURE = Structure("mine", ((0, 1), (1, 2, 3), (3, 4)), 5)
 
@@ -113,3 +119,66 @@ def test_local_steps_are_counted_not_passes():
     first_pass = batches[:3]
     assert sorted(first_pass[first_pass >= 0].tolist()) == list(range(7))
     assert len(LocalSGD(epochs=2, batch=3, lr=0.1).batches(7, seed=0)) == 6
+
+
+def loud_worker(structure, *, silent):
+    """Worker 0 pulls with huge records, or has none that pull at all; the others are like each other."""
+    federation = workers(structure)
+    clients = list(federation.clients)
+    quiet, loud = clients[1].train, clients[0].train
+    features = np.zeros_like(loud.features) if silent else 1e4 * np.abs(loud.features)
+    clients[0] = replace(clients[0], train=Records(features, np.zeros(6, dtype=np.int64)))
+    for number in range(1, structure.workers):
+        clients[number] = replace(clients[number], train=quiet)
+    return replace(federation, clients=tuple(clients))
+
+
+@pytest.mark.parametrize(("mode", "most"), [(Mode.SOUND, 2.0), (Mode.PAPER, math.inf)])
+def test_published_plus_exceeds_its_sensitivity_in_training_and_the_sound_one_does_not(mode, most):
+    """One worker's records move the sum of a block of the published version by many times its two clips."""
+    structure = Structure("one", (tuple(range(8)),), 8)
+    algorithm = build("dp-ogl-plus", 4, period=4, mode=mode, lr=5.0, threat_model=2)
+    one, other = (
+        Training(algorithm, loud_worker(structure, silent=silent)).sums[4, "group 0"].value
+        for silent in (False, True)
+    )
+    moved = float(np.linalg.norm(one - other)) / (math.sqrt(4) * CLIP)
+    if mode is Mode.SOUND:
+        assert moved <= most * (1 + 1e-9)
+    else:
+        assert moved > 4.0
+
+
+def test_published_plus_follows_its_equations():
+    """A slow twin: full batches, everybody there, no noise to speak of, drafts shared as written."""
+    clip, lr, steps = 0.3, 0.5, 2
+    algorithm = build(
+        "dp-ogl-plus", 3, period=3, mode=Mode.PAPER, clip=clip, noise=1e-12, iterations=steps, batch=6
+    )
+    federation = workers(STRUCTURE)
+    run = Training(algorithm, federation)
+    rule = LocalSGD(epochs=1, batch=6, lr=lr, iterations=steps)
+    begun = torch.from_numpy(run.states[0].models[0])
+    for group, members in enumerate(STRUCTURE.groups):
+        draft, totals = begun.clone(), [torch.zeros_like(begun) for _ in members]
+        for _ in range(3):
+            learnt = []
+            for member in members:
+                records = Batch.of(federation.clients[member].train, torch.device("cpu"))
+                learnt.append(train_one(LEARNER, draft, records, rule.batches(6, seed=0), rule))
+            totals = [total + one for total, one in zip(totals, learnt, strict=True)]
+            draft = draft + sum(learnt) / len(members)
+        limit = math.sqrt(3) * clip
+        clipped = [total * min(1.0, limit / float(total.norm())) for total in totals]
+        expected = begun + sum(clipped) / len(members)
+        assert run.states[3].models[group] == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+def test_drafts_are_refused_where_they_were_not_planned():
+    sound = Training(build("dp-ogl-plus", 2, period=2), workers(STRUCTURE))
+    published = Training(build("dp-ogl-plus", 2, period=2, mode=Mode.PAPER), workers(STRUCTURE))
+    for plan, asked in ((sound.plan, published), (published.plan, sound)):
+        with engine_for(plan, workers(STRUCTURE)) as (engine, ledger):
+            with pytest.raises(PlanError, match="drafts"):
+                engine.answer(asked.jobs[2, "group 0"], 2)
+            assert not any(ledger.executed("w0").values())

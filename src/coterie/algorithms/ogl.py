@@ -28,6 +28,7 @@ from coterie.algorithms.protocol import (
     Asking,
     Assignment,
     CohortJob,
+    Drafts,
     LocalTraining,
     PublicFacts,
     State,
@@ -42,6 +43,8 @@ from coterie.groups import Schedule as GroupSchedule
 from coterie.groups.leakage import MASTERS, default_threat
 from coterie.privacy import (
     Adjacency,
+    DraftedSum,
+    Mode,
     NoiseRule,
     PlannedRelease,
     PrivacyPlan,
@@ -158,6 +161,11 @@ class Grouped(Algorithm[GroupedState]):
         )
         return PrivacyPlan(Unit.WORKER, self.privacy.adjacency, WORKERS, units, structure.caveats)
 
+    @property
+    def mechanism(self) -> type[SampledSum]:
+        """What a group releases."""
+        return SampledSum
+
     def _sums(self, groups: int) -> list[SampledSum]:
         """The mechanism of every group."""
         settings = self.settings
@@ -167,7 +175,7 @@ class Grouped(Algorithm[GroupedState]):
         if settings.noise is not None:
             noises = _each("algorithm.noise", settings.noise, groups)
         return [
-            SampledSum(self.clip_factor * clip, noise, rate, self.privacy.adjacency)
+            self.mechanism(self.clip_factor * clip, noise, rate, self.privacy.adjacency)
             for clip, noise, rate in zip(clips, noises, rates, strict=True)
         ]
 
@@ -205,6 +213,11 @@ class Grouped(Algorithm[GroupedState]):
         merges = state.round % self.period == 0  # line 9, epochs numbered from 1
         return (yield from self._epoch(state, merges, self._training(1)))
 
+    @property
+    def drafts(self) -> int:
+        """How often the members of a group train before a release, sharing drafts without noise."""
+        return 1
+
     def _training(self, epochs: int) -> LocalTraining:
         """So many epochs of a worker in a row."""
         iterations = self.settings.iterations
@@ -225,6 +238,8 @@ class Grouped(Algorithm[GroupedState]):
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
         own = personal_models(state) if merges else None
         cohorts = []
+        rates = _each("algorithm.rate", self.settings.rate, len(state.groups))
+        expected = [rate * len(members) for rate, members in zip(rates, state.groups, strict=True)]
         for group, members in enumerate(state.groups):
             names = tuple(state.clients[member] for member in members)
             if own is None:
@@ -233,13 +248,14 @@ class Grouped(Algorithm[GroupedState]):
                 rows = sorted({own.cluster_of[name] for name in names})
                 start_of = {name: rows.index(own.cluster_of[name]) for name in names}
                 job = CohortJob(names, own.models[rows], training, start_of=start_of)  # line 12
+            if self.drafts > 1:
+                job = replace(job, drafts=Drafts(self.drafts, state.models[group], expected[group]))
             cohorts.append((yield from open_cohort(release_name(group), job)))
         means = np.empty(state.models.shape, dtype=np.float64)
-        rates = _each("algorithm.rate", self.settings.rate, len(state.groups))
-        for group, members in enumerate(state.groups):
+        for group in range(len(state.groups)):
             sums = yield from add_up(cohorts[group])
             # Line 24: by the number of participants to be expected, which is public; never by who came.
-            means[group] = sums.rows.value[0] / (rates[group] * len(members))
+            means[group] = sums.rows.value[0] / expected[group]
         step, first, second = self.settings.master.step(means, state.first_moment, state.second_moment)
         return replace(
             state,
@@ -272,6 +288,9 @@ class DPOGLPlus(DPOGL):
 
     Nothing is exchanged inside a block, so a block is one local training of S times the length, from the
     merged models at its start, with the clip sqrt(S) c. Models change at the end of a block only.
+
+    As published (`privacy.mode: paper` alone) members exchange models inside a block, neither clipped nor
+    noisy: one worker then moves what all of them send. The guarantee of such a run says what that leaves.
     """
 
     name = "dp-ogl-plus"
@@ -295,7 +314,15 @@ class DPOGLPlus(DPOGL):
     def round(self, state: GroupedState) -> Asking[GroupedState]:
         if (state.round + 1) % self.period:
             return replace(state, round=state.round + 1)
-        return (yield from self._epoch(state, True, self._training(self.period)))
+        return (yield from self._epoch(state, True, self._training(self.period // self.drafts)))
+
+    @property
+    def drafts(self) -> int:
+        return self.period if self.privacy.mode is Mode.PAPER else 1
+
+    @property
+    def mechanism(self) -> type[SampledSum]:
+        return DraftedSum if self.drafts > 1 else SampledSum
 
 
 @register

@@ -153,6 +153,20 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """The published DP-OGL+: sampled members train several times, sharing a mean without noise in between.
+
+    After each but the last training all of them go on from the group's model plus the sum of what they just
+    learnt over the divisor. What is clipped, once, is the sum of all that a member learnt. Only a release
+    that is planned as such, and as not private inside the group, may ask for it.
+    """
+
+    trainings: int
+    model: Vector
+    divisor: float
+
+
+@dataclass(frozen=True)
 class CohortJob:
     """Everything that the members of a cohort are sent: the opening of a cohort binds all of it at once.
 
@@ -171,6 +185,7 @@ class CohortJob:
     choice: Choice = Choice.GIVEN
     start_of: Mapping[str, int] | None = None
     parts: Parts | None = None
+    drafts: Drafts | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members) or not self.members:

@@ -26,6 +26,7 @@ from coterie.algorithms.protocol import (
     Cohort,
     CohortJob,
     Count,
+    Drafts,
     Histogram,
     LocalTraining,
     Opened,
@@ -39,6 +40,7 @@ from coterie.engines.clients import ClientFacts, Occasion, one_thread
 from coterie.errors import PlanError
 from coterie.privacy import (
     Charge,
+    DraftedSum,
     Ledger,
     PrivacyPlan,
     RandomStream,
@@ -211,6 +213,9 @@ class Cohorts:
         mechanism = self._plan.release_of(job.members, release)
         if not isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
             raise PlanError(f"release '{release}' is planned as {mechanism.name}: not one of a cohort")
+        if isinstance(mechanism, DraftedSum) != (job.drafts is not None):
+            planned = "plans drafts" if job.drafts is None else "plans no drafts without noise"
+            raise PlanError(f"release '{release}' {planned}; the job is another")
         if isinstance(mechanism, RebalancedSums) and len(job.members) != mechanism.clients:
             raise PlanError(
                 f"release '{release}' is planned for {mechanism.clients} clients, not {len(job.members)}"
@@ -305,11 +310,13 @@ class Cohorts:
 
         A GPU trains the members of all open cohorts that learn alike in one program: the groups of an epoch.
         """
+        if asked.job.drafts is not None:
+            return self._drafted(asked, asked.job.drafts)
         if asked.updates is None:
             cohorts = [asked]
             if stacks(self._learner):
                 waiting = (cohort for cohort in self._open.values() if cohort.updates is None)
-                cohorts = [cohort for cohort in waiting if cohort.job.training == asked.job.training]
+                cohorts = [cohort for cohort in waiting if _alike(cohort.job, asked.job)]
             starts = [self._starts(cohort) for cohort in cohorts]
             members = [(member, cohort) for cohort in cohorts for member in cohort.sampled]
             # Also for a group that nobody was sampled of: the shape must not tell.
@@ -321,6 +328,18 @@ class Cohorts:
                 self._keep_personal(cohort, own + learnt)
         assert asked.updates is not None
         return asked.updates
+
+    def _drafted(self, cohort: _OpenCohort, drafts: Drafts) -> Tensor:
+        """What members learnt in all, each training but the first from a mean of raw updates."""
+        starts, group = self._starts(cohort), on_device(drafts.model, self._learner.device)
+        members, wave = [(member, cohort) for member in cohort.sampled], self._wave(cohort, 0)
+        total = torch.zeros_like(starts)
+        for turn in range(drafts.trainings):
+            learnt = self._train(members, starts, cohort.job.training, wave, turn)
+            total += learnt
+            group = group + learnt.sum(dim=0) / drafts.divisor
+            starts = group.expand(len(starts), -1)
+        return total
 
     def _starts(self, cohort: _OpenCohort) -> Tensor:
         """Where each sampled member starts, (members, parameters)."""
@@ -346,6 +365,7 @@ class Cohorts:
         starts: Tensor,
         training: LocalTraining,
         wave: int,
+        turn: int = 0,
     ) -> Tensor:
         """The update of every member, each in the cohort that it was sampled for."""
         rule = LocalSGD(
@@ -358,17 +378,18 @@ class Cohorts:
         )
         records = [self._records[member] for member, _ in members]
         batches = [
-            rule.batches(len(own), self._shuffle_seed(member, cohort))
+            rule.batches(len(own), self._shuffle_seed(member, cohort, turn))
             for (member, cohort), own in zip(members, records, strict=True)
         ]
         with one_thread():
             return train_locally(self._learner, starts, records, batches, rule, wave=wave)
 
-    def _shuffle_seed(self, member: str, cohort: _OpenCohort | None) -> int:
+    def _shuffle_seed(self, member: str, cohort: _OpenCohort | None, turn: int) -> int:
         """Of the order in which a member goes through its records; nothing rests on it being secret."""
         if cohort is None:
             return 0
-        return self._stream("shuffle", member, cohort, cohort.input_hash).integers(64)
+        hashed = _digest(cohort.input_hash, repr(turn).encode()) if turn else cohort.input_hash
+        return self._stream("shuffle", member, cohort, hashed).integers(64)
 
     def _wave(self, cohort: _OpenCohort | None, members: int) -> int:
         """Clients to compute at once: a function of public numbers, not of how many were sampled."""
@@ -489,7 +510,14 @@ def cohort_hash(context: str, job: CohortJob) -> str:
     starts = sorted(job.start_of.items()) if job.start_of is not None else None
     header = repr((context, job.members, job.training, job.choice, starts, job.models.shape))
     parts = [] if job.parts is None else [_bytes(job.parts.shared), _bytes(job.parts.personal)]
+    if job.drafts is not None:
+        parts += [repr((job.drafts.trainings, job.drafts.divisor)).encode(), _bytes(job.drafts.model)]
     return _digest(header, _bytes(job.models), *parts)
+
+
+def _alike(one: CohortJob, other: CohortJob) -> bool:
+    """May their members train as one program?"""
+    return one.training == other.training and one.drafts is None and other.drafts is None
 
 
 def _digest(first: str, *rest: bytes) -> str:

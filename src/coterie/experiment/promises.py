@@ -16,7 +16,7 @@ from coterie.algorithms.settings import PrivacySettings
 from coterie.errors import BudgetError, InputError
 from coterie.experiment.folder import Json
 from coterie.groups import Leakage, Watched
-from coterie.privacy import Budget, Guarantee, Ledger, PrivacyPlan, calibrate, guarantee
+from coterie.privacy import Budget, Guarantee, Ledger, Mode, PrivacyPlan, calibrate, guarantee
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
 from coterie.privacy.units import short_number
 
@@ -101,11 +101,12 @@ def make_promise(
     """
     free = has_free_noise(draft)
     private = all(budget.is_private for budget in budgets.values())
-    if algorithm.watched(facts, with_shared_noise(draft, 1.0)) is None or (free and not private):
-        plan = calibrate(draft, budgets, accountant=privacy.accountant, mode=privacy.mode)
-        sentence = guarantee(
-            plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
-        )
+    alone = algorithm.watched(facts, with_shared_noise(draft, 1.0)) is None
+    if alone or (free and not private):
+        # Without noise nothing is promised to anyone, and no publication claims it.
+        mode = privacy.mode if alone else Mode.SOUND
+        plan = calibrate(draft, budgets, accountant=privacy.accountant, mode=mode)
+        sentence = guarantee(plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=mode)
         return Promise(plan, budgets, sentence)
     plan = _quiet_enough(algorithm, facts, draft, budgets)
     watched = algorithm.watched(facts, plan)

@@ -10,6 +10,7 @@ from coterie.privacy.guarantee import Guarantee, guarantee
 from coterie.privacy.ledger import Charge, Ledger, LedgerHead, executed_in
 from coterie.privacy.mechanisms import (
     AccuracySelection,
+    DraftedSum,
     FullBatchSketch,
     FullBatchSteps,
     LowestLoss,
@@ -36,6 +37,7 @@ __all__ = [
     "BudgetError",
     "Charge",
     "CoterieError",
+    "DraftedSum",
     "FullBatchSketch",
     "FullBatchSteps",
     "Guarantee",

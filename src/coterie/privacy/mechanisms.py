@@ -376,6 +376,20 @@ class SampledSum(NoisySum):
         return events.poisson_gaussian(self.rate, self.multiplier)
 
 
+@mechanism("drafted-sum")
+@dataclass(frozen=True)
+class DraftedSum(SampledSum):
+    """As published for DP-OGL+: sampled units show each other what they learnt before anything is clipped.
+
+    Each may then react to one unit's presence, so the sum moves by far more than its clip, and whoever shares
+    the drafts sees updates without noise: nothing bounds what that tells.
+    """
+
+    @property
+    def event(self) -> DpEvent:
+        return dp.NonPrivateDpEvent()
+
+
 @mechanism("routed-sums")
 @dataclass(frozen=True)
 class RoutedSums(NoisySum):
