@@ -227,6 +227,38 @@ def test_a_batch_larger_than_a_client_s_records_is_refused() -> None:
         algorithm.plan(facts_of(2))
 
 
+def clustering_by(**settings: object) -> RDPCFL:
+    return RDPCFL(RDPCFLSettings.model_validate(settings), Schedule(rounds=5, batch=20), PRIVACY)
+
+
+def test_round_1_may_be_trained_in_small_batches_at_its_own_cost() -> None:
+    algorithm = clustering_by(first_round_release="update", first_round_batch=25, first_round_noise=3.0)
+    first = algorithm.plan(facts_of(3)).units[0].release("first round")
+    records = facts_of(3).records["client-0"]
+    assert isinstance(first.mechanism, PoissonSteps)
+    assert (first.mechanism.batch, first.mechanism.records, first.times) == (25, records, 1)
+    assert first.mechanism.multiplier == 3.0
+    assert first.mechanism.denominator == 25
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"first_round_batch": 25}, "a sketch sums all records"),
+        ({"first_round_batch": 0, "first_round_release": "update"}, "must be all or at least 1"),
+    ],
+)
+def test_batches_of_round_1_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RDPCFLSettings.model_validate(settings)
+
+
+def test_a_first_batch_larger_than_a_client_s_records_is_refused() -> None:
+    algorithm = clustering_by(first_round_release="update", first_round_batch=10**6)
+    with pytest.raises(InputError, match=r"algorithm.first_round_batch: 1000000 is more than the"):
+        algorithm.plan(facts_of(3))
+
+
 def test_one_round_is_too_few_for_clustering() -> None:
     with pytest.raises(InputError, match=r"schedule.rounds: 1"):
         rdpcfl(1)

@@ -1,6 +1,7 @@
 """Parts of a plan that record-level algorithms share."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from coterie.algorithms.protocol import PublicFacts
 from coterie.algorithms.settings import PrivacySettings, Schedule
@@ -71,10 +72,29 @@ def training(schedule: Schedule, privacy: PrivacySettings, records: int, rounds:
     return PlannedRelease("training", steps, rounds)
 
 
-def full_batch_round(
-    schedule: Schedule, privacy: PrivacySettings, records: int, noise: Multiplier
+def clustering_round(
+    schedule: Schedule,
+    privacy: PrivacySettings,
+    records: int,
+    noise: Multiplier,
+    batch: int | Literal["all"] = "all",
 ) -> PlannedRelease:
-    """One round of full-batch steps whose update is released, to cluster clients by."""
+    """One round whose update is released to cluster clients by: full-batch steps, or Poisson batches."""
+    if batch != "all":
+        if batch > records:
+            raise InputError(
+                f"algorithm.first_round_batch: {batch} is more than the {records} records of a client; "
+                f"allowed: all, or 1 to {records}"
+            )
+        small = PoissonSteps(
+            clip=privacy.clip,
+            noise_multiplier=noise,
+            records=records,
+            batch=batch,
+            epochs=schedule.epochs,
+            adjacency=privacy.adjacency,
+        )
+        return PlannedRelease("first round", small, 1)
     steps = FullBatchSteps(
         clip=privacy.clip,
         noise_multiplier=noise,

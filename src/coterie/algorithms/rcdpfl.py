@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.planning import check_clusters, full_batch_round, record_plan, training
+from coterie.algorithms.planning import check_clusters, clustering_round, record_plan, training
 from coterie.algorithms.protocol import (
     Algorithm,
     Asking,
@@ -90,7 +90,7 @@ class RCDPFL(Algorithm[RCDPFLState]):
             facts,
             self.privacy,
             lambda client, records: [
-                full_batch_round(self.schedule, self.privacy, records, NoiseRule.SHARED),
+                clustering_round(self.schedule, self.privacy, records, NoiseRule.SHARED),
                 training(self.schedule, self.privacy, records, rounds - 1),
                 PlannedRelease("choice", choice, rounds - self.switch_round),
             ],

@@ -16,14 +16,14 @@ Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.planning import check_clusters, full_batch_round, record_plan, selections, training
+from coterie.algorithms.planning import check_clusters, clustering_round, record_plan, selections, training
 from coterie.algorithms.protocol import (
     Algorithm,
     Asking,
@@ -68,9 +68,25 @@ class RDPCFLSettings(AlgorithmSettings):
     first_round_noise: float | Literal["auto", "shared"] = Field(
         "auto", description="auto | shared (the paper's: that of training) | a noise multiplier"
     )
+    first_round_batch: int | Literal["all"] = Field(
+        "all", description="all records in one step (the paper's), or Poisson batches: for update only"
+    )
     selection_share: float = Field(
         0.03, gt=0, lt=1, description="epsilon of one private selection, as a share of privacy.epsilon"
     )
+
+    @field_validator("first_round_batch")
+    @classmethod
+    def _at_least_one(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be all or at least 1")
+        return value
+
+    @model_validator(mode="after")
+    def _only_updates_come_in_batches(self) -> Self:
+        if self.first_round_batch != "all" and self.first_round_release == "sketch":
+            raise ValueError("first_round_batch: a sketch sums all records; allowed with sketch: all")
+        return self
 
     @field_validator("clusters", "sketch_dimensions")
     @classmethod
@@ -238,7 +254,8 @@ class RDPCFL(Algorithm[RDPCFLState]):
             str(self.settings.first_round_noise)
         ) or float(self.settings.first_round_noise)
         if self.settings.first_round_release == "update":
-            return full_batch_round(self.schedule, self.privacy, records, noise)
+            batch = self.settings.first_round_batch
+            return clustering_round(self.schedule, self.privacy, records, noise, batch)
         sketch = FullBatchSketch(
             clip=self.privacy.clip,
             noise_multiplier=noise,

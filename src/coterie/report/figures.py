@@ -143,7 +143,13 @@ def _switch(frame: Frame, run: RunRecord) -> list[Markup]:
 # --- round 1 ----------------------------------------------------------------------------------------
 
 
-def first_round_releases(run: RunRecord, clusters: Clusters, findings: Findings) -> Figure | None:
+def first_round_releases(
+    run: RunRecord,
+    clusters: Clusters,
+    findings: Findings,
+    name: str = "releases",
+    heading: str = "Releases of round 1",
+) -> Figure | None:
     """The releases of round 1 in the plane of their first two principal components."""
     labels = first_round_labels(findings.responsibilities)
     present = [index for index, point in enumerate(findings.points) if _answered(findings, index)]
@@ -205,11 +211,8 @@ def first_round_releases(run: RunRecord, clusters: Clusters, findings: Findings)
         else ""
     )
     return Figure(
-        "Releases of round 1",
-        Markup(
-            drawing("releases", "Releases of round 1", description, frame.width, frame.height, parts)
-            + legend(keys)
-        ),
+        heading,
+        Markup(drawing(name, heading, description, frame.width, frame.height, parts) + legend(keys)),
         f"What the server saw of each client, noise included. {shown}{more}{_moved(run, findings, labels)}",
     )
 

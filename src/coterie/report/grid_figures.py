@@ -1,7 +1,9 @@
 """The figures of a comparison."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from coterie.report import chart, words
 from coterie.report.chart import Axis, Frame, Key, drawing, label, legend, line, marker
@@ -119,20 +121,48 @@ def curves(comparison: Comparison) -> list[Figure]:
     return result
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A figure of a setting: its mean over runs and its standard deviation, None where there is none."""
+
+    name: str
+    of: Callable[[Setting], tuple[float, float | None] | None]
+
+
+def _accuracy(setting: Setting) -> tuple[float, float | None]:
+    return setting.row.accuracy, setting.row.accuracy_std
+
+
+def _minority(setting: Setting) -> tuple[float, float | None] | None:
+    found = [run.result.groups.minority if run.result.groups else None for run in setting.runs]
+    known = [value for value in found if value is not None]
+    if not known or len(known) < len(found):
+        return None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
+
+
 def accuracy_against_epsilon(comparison: Comparison) -> list[Figure]:
     """What privacy costs: one line per value of the leading key, where the grid varies epsilon."""
-    grid = comparison.sweep.grid
-    budgets = sorted({float(value) for value in grid.get(EPSILON, ())})
-    if len(budgets) < 2 or not comparison.settings:
+    return _against_epsilon(comparison, Reading(comparison.measure.name, _accuracy))
+
+
+def minority_against_epsilon(comparison: Comparison) -> list[Figure]:
+    """What privacy costs the clients of the smallest true cluster."""
+    return _against_epsilon(comparison, Reading(f"{comparison.measure.name} of the minority", _minority))
+
+
+def _against_epsilon(comparison: Comparison, reading: Reading) -> list[Figure]:
+    settings = {id(each): value for each in comparison.settings if (value := reading.of(each)) is not None}
+    shown = [each for each in comparison.settings if id(each) in settings]
+    budgets = sorted({float(value) for value in comparison.sweep.grid.get(EPSILON, ())})
+    if len(budgets) < 2 or not shown:
         return []
     measure = comparison.measure
     leading = comparison.leading if comparison.leading != EPSILON else None
-    settings = comparison.settings
     edges = [
-        value
-        for each in settings
-        for spread in [each.row.accuracy_std or 0.0]
-        for value in (each.row.accuracy - spread, each.row.accuracy + spread)
+        edge
+        for mean, spread in settings.values()
+        for edge in (mean - (spread or 0.0), mean + (spread or 0.0))
     ]
     y_axis = value_axis(measure, min(edges), max(edges))
     places = {budget: float(place) for place, budget in enumerate(budgets)}
@@ -141,7 +171,7 @@ def accuracy_against_epsilon(comparison: Comparison) -> list[Figure]:
     )
     frame = Frame(x_axis, y_axis)
     result = []
-    for index, (name, members) in enumerate(_panels(settings, leading, EPSILON)[:MOST_PANELS]):
+    for index, (name, members) in enumerate(_panels(shown, leading, EPSILON)[:MOST_PANELS]):
         parts, keys = frame.axes("epsilon"), []
         for lead, points in itertools.groupby(
             sorted(members, key=lambda each: each.colour if leading else 0),
@@ -149,26 +179,26 @@ def accuracy_against_epsilon(comparison: Comparison) -> list[Figure]:
         ):
             mine = sorted(points, key=lambda each: float(each.values[EPSILON]))
             colour, shape = chart.series(lead), chart.shape_of(lead)
-            spots = [frame.at((places[float(each.values[EPSILON])], each.row.accuracy)) for each in mine]
+            spots = [frame.at((places[float(each.values[EPSILON])], settings[id(each)][0])) for each in mine]
             for each, (x, _) in zip(mine, spots, strict=True):
-                if each.row.accuracy_std:
-                    low, high = (
-                        frame.at_y(each.row.accuracy + way * each.row.accuracy_std) for way in (-1, 1)
-                    )
+                mean, spread = settings[id(each)]
+                if spread:
+                    low, high = (frame.at_y(mean + way * spread) for way in (-1, 1))
                     parts.append(tag("line", class_=f"error {colour}", x1=x, x2=x, y1=low, y2=high))
             parts.append(line(spots, f"line {colour}", lead))
             for each, spot in zip(mine, spots, strict=True):
-                said = f"{words.setting(each.values)}: {measure.text(each.row.accuracy)}"
+                said = f"{words.setting(each.values)}: {measure.text(settings[id(each)][0])}"
                 parts.append(marker(spot, shape, f"mark {colour}", 4.8, said))
-            lead_name = _lead(mine[0], comparison) if leading else measure.name
+            lead_name = _lead(mine[0], comparison) if leading else reading.name
             keys.append(chart.line_key(lead_name, colour, lead, shape))
-        heading = f"{measure.name.capitalize()} against epsilon" + (f": {name}" if name else "")
-        low, high = min(each.row.accuracy for each in members), max(each.row.accuracy for each in members)
+        heading = f"{reading.name.capitalize()} against epsilon" + (f": {name}" if name else "")
+        means = [settings[id(each)][0] for each in members]
         description = (
             f"Budgets from {_budget_label(budgets[0])} to {_budget_label(budgets[-1])}; "
-            f"mean {measure.name} from {measure.text(low)} to {measure.text(high)}."
+            f"mean {reading.name} from {measure.text(min(means))} to {measure.text(max(means))}."
         )
-        picture = drawing(f"epsilon-{index}", heading, description, frame.width, frame.height, parts)
+        slug = "epsilon" if reading.of is _accuracy else "minority-epsilon"
+        picture = drawing(f"{slug}-{index}", heading, description, frame.width, frame.height, parts)
         result.append(
             Figure(
                 heading,

@@ -156,7 +156,7 @@ def read_run(path: Path) -> RunRecord:
         guarantee=Guarantee.from_json(read_json(files.guarantee)),
         budgets=_read_budgets(files.ledger),
         rounds=read_rounds(files.metrics),
-        findings=_read_findings(files.findings),
+        findings=read_findings(files.findings),
         result=RunResult.load(path) if files.finished else None,
     )
 
@@ -181,7 +181,7 @@ def _spread(content: Mapping[str, Any] | None) -> Spread | None:
     return None if content is None else Spread(**content)
 
 
-def _read_findings(path: Path) -> Findings | None:
+def read_findings(path: Path) -> Findings | None:
     if not path.exists():
         return None
     content = read_json(path)
