@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from coterie.algorithms import revival
 from coterie.algorithms.client_level import ClientLevel, ClientLevelSettings, stepped
 from coterie.algorithms.planning import check_clusters
 from coterie.algorithms.protocol import (
@@ -21,7 +22,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.algorithms.rebalancing import RebalanceSettings, Rebalancing, Update
 from coterie.algorithms.starts import Start, cluster_starts
-from coterie.privacy import Mechanism
+from coterie.privacy import Mechanism, Released
 
 
 class ClusteredSettings(ClientLevelSettings):
@@ -32,7 +33,10 @@ class ClusteredSettings(ClientLevelSettings):
         "near", description="near (one initialisation, perturbed) | random (k initialisations)"
     )
     perturbation: float = Field(
-        0.5, gt=0, le=1, description="start near: share of another initialisation in each model"
+        0.5, gt=0, le=1, description="share of another initialisation in each model (start near, revive)"
+    )
+    revive: bool = Field(
+        True, description="split a large cluster where the released histogram (if any) shows a dead one"
     )
 
 
@@ -42,6 +46,12 @@ class ClusteredState(State):
     """Cluster models, one per row."""
     shared: NDArray[np.bool_]
     """Which parameters all models have in common."""
+    scale: NDArray[np.float32]
+    """An initialisation: how far each parameter may be perturbed."""
+    sizes: NDArray[np.float64]
+    """Running mean of the noisy cluster sizes, where they are released."""
+    last_split: int = 0
+    """The round after which a cluster was last split."""
 
     @property
     def parts(self) -> Parts:
@@ -69,7 +79,9 @@ class Clustered(ClientLevel[ClusteredState]):
         seed, models = cluster_starts(facts, rng, settings.clusters, settings.start, settings.perturbation)
         shared = self.shared(facts)
         models[:, shared] = models[0, shared]
-        return ClusteredState(0, facts.clients, seed, models=models, shared=shared)
+        scale = np.where(shared, np.float32(0), facts.initialise(seed))
+        sizes = np.zeros(settings.clusters)
+        return ClusteredState(0, facts.clients, seed, models, shared, scale, sizes)
 
     def shared(self, facts: PublicFacts) -> NDArray[np.bool_]:
         """Which parameters all clusters have in common."""
@@ -80,7 +92,24 @@ class Clustered(ClientLevel[ClusteredState]):
             state.clients, state.models, self.local_training(), choice=self.choice, parts=state.parts
         )
         update = yield from self.ask(job, state.round)
-        return replace(state, round=state.round + 1, models=self.moved(state, update))
+        moved = replace(state, round=state.round + 1, models=self.moved(state, update))
+        if update.histogram is None or not self.settings.revive:
+            return moved
+        return self.revived(moved, update.histogram)
+
+    def revived(self, state: ClusteredState, histogram: Released[NDArray[np.float64]]) -> ClusteredState:
+        """The state after dead clusters were revived, if the histograms so far show any."""
+        fair_share = self.expected(len(state.clients)) / self.settings.clusters
+        sizes = revival.smoothed(state.sizes, histogram, state.round)
+        state = replace(state, sizes=sizes)
+        pairs = revival.splits(sizes, fair_share)
+        clear = revival.is_clear(histogram.noise_std, fair_share)
+        if not (pairs and clear and revival.may_split(state.round, self.schedule.rounds, state.last_split)):
+            return state
+        signs = state.rng().choice(np.array([-1, 1], dtype=np.float32), (len(pairs), state.models.shape[1]))
+        directions = np.float32(self.settings.perturbation) * signs * state.scale
+        models, sizes = revival.split(state.models, sizes, pairs, directions)
+        return replace(state, models=models, sizes=sizes, last_split=state.round)
 
     def moved(self, state: ClusteredState, update: Update) -> NDArray[np.float32]:
         """The models after a step; what is shared is divided by everyone's expected number."""

@@ -48,8 +48,9 @@ class GMFSC(Clustered):
         expected = self.expected(len(job.members))
         least = self.settings.minimum or expected / self.settings.clusters / 2
         cohort = yield from open_cohort(SUMS, job)
-        histogram = (yield from count(cohort)).value
+        released = yield from count(cohort)
+        histogram = released.value
         sums = (yield from add_up(cohort)).rows.value
         small = histogram < least
         rows = np.where(small[:, None], sums.sum(axis=0), sums)
-        return Update(rows, np.where(small, expected, np.maximum(histogram, least)))
+        return Update(rows, np.where(small, expected, np.maximum(histogram, least)), released)

@@ -21,7 +21,7 @@ from coterie.algorithms.client_level import SUMS, cohort_size, sampled_sum
 from coterie.algorithms.protocol import Asking, CohortJob, add_up, count, open_cohort
 from coterie.algorithms.settings import PrivacySettings
 from coterie.errors import InputError
-from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, RoutedSums
+from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, Released, RoutedSums
 from coterie.privacy.reference import routed_denominators, routing_matrix
 from coterie.settings import Settings
 
@@ -63,6 +63,8 @@ class Update:
 
     rows: NDArray[np.float64]
     divisors: NDArray[np.float64]
+    histogram: Released[NDArray[np.float64]] | None = None
+    """Noisy number of clients that chose each cluster, where it was released."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ class Rebalancing:
             sums = yield from add_up(cohort, minimum=least)
             assert sums.sizes is not None
             return Update(sums.rows.value, np.maximum(sums.sizes, least).astype(np.float64))
-        histogram = (yield from count(cohort)).value
-        least_expected = max(self.minimum(round, clients), 1.0)
+        released = yield from count(cohort)
+        histogram, least_expected = released.value, max(self.minimum(round, clients), 1.0)
         route = routing_matrix(histogram, least_expected)
         sums = yield from add_up(cohort, route)
-        return Update(sums.rows.value, routed_denominators(histogram, route, least_expected))
+        return Update(sums.rows.value, routed_denominators(histogram, route, least_expected), released)
