@@ -1,0 +1,339 @@
+"""Algorithms whose unit is a client, against scripted answers: what they plan, ask, divide by and keep."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.algorithms import algorithm_names, find_algorithm, revival
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Assignment,
+    Choice,
+    Cohort,
+    Count,
+    Histogram,
+    Opened,
+    OwnChoice,
+    PublicFacts,
+    Reply,
+    Request,
+    Sum,
+    Sums,
+)
+from coterie.algorithms.settings import PrivacySettings, Schedule
+from coterie.engines.driver import drive
+from coterie.errors import InputError, PlanError
+from coterie.privacy import (
+    POPULATION,
+    Adjacency,
+    Budget,
+    Mode,
+    RebalancedSums,
+    Released,
+    RoutedSums,
+    SampledSum,
+    Unit,
+    calibrate,
+    guarantee,
+)
+from coterie.privacy.reference import routing_matrix
+
+CLIENTS, RATE, SIZE = 40, 0.5, 6
+EXPECTED = CLIENTS * RATE
+SCHEDULE = Schedule(rounds=10, epochs=2, batch=5, lr=0.1)
+
+
+def facts_of(clients: int = CLIENTS) -> PublicFacts:
+    names = tuple(f"client-{index}" for index in range(clients))
+    return PublicFacts(
+        clients=names,
+        records=dict.fromkeys(names, 20),
+        parameters=SIZE,
+        initialise=lambda seed: np.random.default_rng(seed).normal(size=SIZE).astype(np.float32),
+        layout={"body.weight": 3, "head.weight": 2, "head.bias": 1},
+    )
+
+
+def build(name: str, mode: str = "sound", **options: object) -> Algorithm:  # type: ignore[type-arg]
+    algorithm = find_algorithm(Unit.CLIENT, name)
+    chosen = algorithm.settings_type.model_validate({"name": name, "rate": RATE, **options})
+    privacy = PrivacySettings.model_validate({"unit": "client", "epsilon": 4, "clip": 0.5, "mode": mode})
+    return algorithm(chosen, SCHEDULE, privacy)
+
+
+class ScriptedCohorts:
+    """Answers with given sums, histogram and sizes, and remembers what was asked."""
+
+    def __init__(
+        self,
+        rows: Callable[[int], np.ndarray],
+        histogram: Callable[[int], np.ndarray] = lambda round: np.zeros(0),
+        sizes: tuple[int, ...] | None = None,
+        noise: float = 0.1,
+    ) -> None:
+        self.rows, self.histogram, self.sizes, self.noise = rows, histogram, sizes, noise
+        self.asked: list[Request] = []
+
+    def answer(self, request: Request, round: int) -> Reply:
+        self.asked.append(request)
+        if isinstance(request, Cohort):
+            return Opened(request.release, 1)
+        if isinstance(request, Count):
+            return Histogram(Released(self.histogram(round), self.noise))
+        assert isinstance(request, Sum)
+        return Sums(Released(self.rows(round), 0.1), self.sizes)
+
+    def kinds(self) -> list[str]:
+        return [type(request).__name__ for request in self.asked]
+
+    def sums(self) -> list[Sum]:
+        return [request for request in self.asked if isinstance(request, Sum)]
+
+
+def ones(rows: int) -> Callable[[int], np.ndarray]:
+    return lambda round: np.ones((rows, SIZE))
+
+
+def start(algorithm: Algorithm):  # type: ignore[type-arg,no-untyped-def]
+    return algorithm.start(facts_of(), np.random.default_rng(0))
+
+
+def one_round(algorithm: Algorithm, engine: ScriptedCohorts, state=None):  # type: ignore[type-arg,no-untyped-def]
+    state = state or start(algorithm)
+    return drive(algorithm.round(state), engine, state.round + 1)
+
+
+def test_all_of_them_are_registered_for_clients() -> None:
+    wanted = {"dp-fedavg", "dp-fedprox", "dp-fedper", "dp-ifca", "dp-fesem", "dp-fedcam", "gmfsc"}
+    assert wanted <= set(algorithm_names(Unit.CLIENT))
+
+
+# --- plans ----------------------------------------------------------------------------------------------
+
+
+def test_clients_come_and_go_unless_the_file_says_otherwise() -> None:
+    assert PrivacySettings.model_validate({"unit": "client"}).adjacency is Adjacency.ADD_REMOVE
+    kept = PrivacySettings.model_validate({"unit": "client", "adjacency": "zero-out"})
+    assert kept.adjacency is Adjacency.ZERO_OUT
+    assert PrivacySettings().adjacency is Adjacency.ZERO_OUT
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("dp-fedavg", {}, SampledSum),
+        ("dp-fedper", {}, SampledSum),
+        ("dp-ifca", {}, SampledSum),
+        ("dp-ifca", {"rebalance": {"rule": "none", "minimum": 5}}, SampledSum),
+        ("dp-ifca", {"rebalance": {"minimum": 5}}, RoutedSums),
+        ("dp-fesem", {"rebalance": {"minimum": "auto"}}, RoutedSums),
+        ("dp-fedcam", {"rebalance": {"rule": "rebalance", "minimum": 5}}, RebalancedSums),
+        ("gmfsc", {}, RoutedSums),
+    ],
+)
+def test_one_plan_stands_for_the_population(name: str, options: dict[str, object], kind: type) -> None:
+    plan = build(name, **options).plan(facts_of())
+    (unit,) = plan.units
+    (release,) = unit.releases
+    assert (unit.subject, type(release.mechanism), release.times) == (POPULATION, kind, SCHEDULE.rounds)
+    assert release.mechanism.rate == RATE  # type: ignore[attr-defined]
+    assert any("hyper-parameters" in caveat for caveat in plan.caveats)
+
+
+def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit() -> None:
+    """No histogram is planned, asked for or charged, and the same models come out."""
+    base, zero = build("dp-ifca", rebalance={"rule": "none"}), build("dp-ifca", rebalance={"minimum": 0})
+    assert base.plan(facts_of()) == zero.plan(facts_of())
+    engines = [ScriptedCohorts(ones(4)) for _ in range(2)]
+    states = [one_round(algorithm, engine) for algorithm, engine in zip((base, zero), engines, strict=True)]
+    np.testing.assert_array_equal(states[0].models, states[1].models)
+    assert engines[0].kinds() == engines[1].kinds() == ["Cohort", "Sum"]
+    assert engines[1].sums()[0].route is None
+
+
+def test_a_minimum_that_no_round_can_reach_is_refused() -> None:
+    with pytest.raises(InputError, match=r"algorithm.rebalance.minimum: 6; .* allows 0 to 5"):
+        build("dp-ifca", rebalance={"minimum": 6}).plan(facts_of())
+
+
+def test_clients_have_no_budgets_of_their_own() -> None:
+    algorithm = build("dp-fedavg")
+    algorithm.privacy = PrivacySettings.model_validate(
+        {"unit": "client", "budgets": {"client-0": {"epsilon": 1}}}
+    )
+    with pytest.raises(InputError, match=r"privacy\.budgets: client-0"):
+        algorithm.plan(facts_of())
+
+
+def test_only_the_published_rule_has_a_publication_to_account_by() -> None:
+    budget = Budget(20.0, 1e-3)
+    published = build("dp-ifca", "paper", rebalance={"rule": "rebalance", "minimum": 5})
+    plan = calibrate(published.plan(facts_of()), budget, mode=Mode.PAPER)
+    sentence = str(guarantee(plan, delta=1e-3, mode=Mode.PAPER))
+    assert "published eps=" in sentence
+    assert "as published" in sentence
+    with pytest.raises(PlanError, match="mode paper"):
+        calibrate(build("dp-ifca", "paper").plan(facts_of()), budget, mode=Mode.PAPER)
+
+
+# --- rounds ---------------------------------------------------------------------------------------------
+
+
+def test_one_model_moves_by_the_sum_over_the_expected_number() -> None:
+    algorithm, engine = build("dp-fedavg", server_step=0.5, momentum=0.9), ScriptedCohorts(ones(1))
+    before = start(algorithm)
+    after = one_round(algorithm, engine, before)
+    np.testing.assert_allclose(after.models, before.models + 0.5 / EXPECTED, rtol=1e-6)
+    request = engine.asked[0]
+    assert isinstance(request, Cohort)
+    assert (request.job.training.momentum, request.job.training.proximal) == (0.9, 0.0)
+    assert isinstance(algorithm.models(after), Assignment)
+
+
+def test_fedprox_pulls_towards_the_start() -> None:
+    engine = ScriptedCohorts(ones(1))
+    one_round(build("dp-fedprox", proximal=0.3), engine)
+    assert isinstance(engine.asked[0], Cohort)
+    assert engine.asked[0].job.training.proximal == 0.3
+
+
+def test_fedper_keeps_the_last_layer_with_the_client() -> None:
+    algorithm, engine = build("dp-fedper"), ScriptedCohorts(ones(1))
+    state = one_round(algorithm, engine)
+    assert isinstance(engine.asked[0], Cohort)
+    parts = engine.asked[0].job.parts
+    assert parts is not None
+    np.testing.assert_array_equal(parts.personal, [False, False, False, True, True, True])
+    assert isinstance(algorithm.models(state), OwnChoice)
+    whole = replace(facts_of(), layout={"head.weight": 5, "head.bias": 1})
+    with pytest.raises(InputError, match="one layer"):
+        algorithm.start(whole, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("name", "choice"), [("dp-ifca", Choice.LOWEST_LOSS), ("dp-fesem", Choice.NEAREST)])
+def test_without_rebalancing_every_sum_is_divided_by_a_fair_share(name: str, choice: Choice) -> None:
+    algorithm, engine = build(name), ScriptedCohorts(ones(4))
+    before = start(algorithm)
+    after = one_round(algorithm, engine, before)
+    np.testing.assert_allclose(after.models, before.models + 4 / EXPECTED, rtol=1e-6)
+    assert isinstance(engine.asked[0], Cohort)
+    assert engine.asked[0].job.choice is choice
+    served = algorithm.models(after)
+    assert isinstance(served, OwnChoice)
+    assert served.choice is choice
+
+
+def test_route_and_divisors_are_functions_of_the_released_histogram_alone() -> None:
+    histogram = np.array([9.0, 7.5, -1.0, 4.5])
+    engine = ScriptedCohorts(ones(4), lambda round: histogram)
+    algorithm = build("dp-ifca", rebalance={"minimum": 4}, revive=False)
+    before = start(algorithm)
+    after = one_round(algorithm, engine, before)
+    assert engine.kinds() == ["Cohort", "Count", "Sum"]
+    matrix = routing_matrix(histogram, 4.0)
+    np.testing.assert_array_equal(engine.sums()[0].route, matrix)
+    divisors = np.maximum(4.0, matrix.T @ np.maximum(histogram, 0))
+    np.testing.assert_allclose(after.models, before.models + 1 / divisors[:, None], rtol=1e-6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(-20, 60), min_size=2, max_size=6), st.floats(0.5, 20))
+def test_every_cluster_expects_the_minimum_whenever_there_are_enough(
+    sizes: list[float], least: float
+) -> None:
+    histogram = np.array(sizes)
+    matrix = routing_matrix(histogram, least)
+    assert (matrix >= 0).all()
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
+    if np.maximum(histogram, 0).sum() >= len(sizes) * least:
+        assert (matrix.T @ np.maximum(histogram, 0)).min() >= least * (1 - 1e-9)
+
+
+def test_auto_begins_at_half_a_fair_share_and_falls_to_none() -> None:
+    rebalancing = build("dp-ifca", rebalance={"minimum": "auto"}).rebalancing  # type: ignore[attr-defined]
+    assert rebalancing.minimum(0, CLIENTS) == EXPECTED / 4 / 2
+    assert rebalancing.minimum(5, CLIENTS) == EXPECTED / 4 / 4
+    assert rebalancing.minimum(10, CLIENTS) == 0
+
+
+def test_the_published_rule_divides_by_the_sizes_that_its_identifiers_make_public() -> None:
+    engine = ScriptedCohorts(ones(2), sizes=(13, 7))
+    algorithm = build("dp-ifca", clusters=2, rebalance={"rule": "rebalance", "minimum": 5})
+    before = start(algorithm)
+    after = one_round(algorithm, engine, before)
+    assert engine.sums()[0].minimum == 5
+    np.testing.assert_allclose(
+        after.models - before.models, np.array([[1 / 13], [1 / 7]]) + np.zeros(SIZE), 1e-5
+    )
+
+
+def test_fedcam_shares_the_first_model_and_divides_its_sum_by_everyone() -> None:
+    engine = ScriptedCohorts(ones(4))
+    algorithm = build("dp-fedcam")
+    before = start(algorithm)
+    assert (before.models[:, :3] == before.models[0, :3]).all()
+    after = one_round(algorithm, engine, before)
+    np.testing.assert_allclose(after.models[:, :3], before.models[:, :3] + 1 / EXPECTED, rtol=1e-6)
+    np.testing.assert_allclose(after.models[:, 3:], before.models[:, 3:] + 4 / EXPECTED, rtol=1e-6)
+
+
+def test_gmfsc_gives_small_clusters_the_update_of_all() -> None:
+    rows = np.arange(4.0)[:, None] + np.zeros(SIZE)
+    engine = ScriptedCohorts(lambda round: rows, lambda round: np.array([9.0, 6.0, 1.0, 4.0]))
+    algorithm = build("gmfsc", minimum=4, revive=False)
+    before = start(algorithm)
+    after = one_round(algorithm, engine, before)
+    moved = (after.models - before.models)[:, 0]
+    np.testing.assert_allclose(moved, [0, 1 / 6, 6 / EXPECTED, 3 / 4], atol=1e-6)
+
+
+# --- starts and second lives ------------------------------------------------------------------------------
+
+
+def test_models_begin_near_each_other_by_default() -> None:
+    near, apart = start(build("dp-ifca")).models, start(build("dp-ifca", start="random")).models
+    spread = [np.linalg.norm(models - models.mean(axis=0)) for models in (near, apart)]
+    assert 0 < spread[0] < spread[1]
+
+
+def test_a_dead_cluster_takes_half_of_a_large_one_in_opposite_directions() -> None:
+    histogram = np.array([11.0, 4.0, 0.0, 5.0])
+    engine = ScriptedCohorts(lambda round: np.zeros((4, SIZE)), lambda round: histogram)
+    algorithm = build("dp-ifca", rebalance={"minimum": 2})
+    state = first = start(algorithm)
+    for _ in range(3):
+        state = one_round(algorithm, engine, state)
+    assert state.last_split == 3
+    np.testing.assert_allclose((state.models[0] + state.models[2]) / 2, first.models[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.abs(state.models[0] - first.models[0]), 0.5 * np.abs(first.scale), rtol=1e-4
+    )
+    np.testing.assert_array_equal(state.models[[1, 3]], first.models[[1, 3]])
+    assert state.sizes[0] == state.sizes[2] == 5.5
+    again = one_round(algorithm, engine, state)  # the next split waits, whatever the histogram says
+    np.testing.assert_array_equal(again.models, state.models)
+
+
+def test_nothing_is_split_that_noise_may_have_made() -> None:
+    histogram = np.array([11.0, 4.0, 0.0, 5.0])
+    engine = ScriptedCohorts(lambda round: np.zeros((4, SIZE)), lambda round: histogram, noise=5.0)
+    algorithm = build("dp-ifca", rebalance={"minimum": 2})
+    state = first = start(algorithm)
+    for _ in range(5):
+        state = one_round(algorithm, engine, state)
+    np.testing.assert_array_equal(state.models, first.models)
+    assert revival.is_clear(1.0, 5.0)
+    assert not revival.is_clear(5.0, 5.0)
+
+
+def test_fair_clusters_are_left_alone_and_two_dead_ones_are_revived_at_once() -> None:
+    assert revival.splits(np.array([6.0, 4.0, 5.0, 3.0]), 5.0) == []
+    assert revival.splits(np.array([9.0, 0.5, 9.5, 1.0]), 5.0) == [(1, 2), (3, 0)]
+    assert not revival.may_split(2, 50, 0)
+    assert not revival.may_split(36, 50, 0)
+    assert not revival.may_split(10, 50, 8)
+    assert revival.may_split(10, 50, 7)
