@@ -62,7 +62,26 @@ def test_a_part_on_other_data_runs_through_and_prints_one_object(
     assert "R-DPCFL on MNIST" in page
     assert "Changed on the command line: data={name: digits}" in page
     assert "exactly as planned" in page
-    again = coterie(capsys, monkeypatch, "reproduce", "rdpcfl-mnist", "--render", "--out", str(out))
+    document = tmp_path / "notes.md"
+    document.write_text(
+        "before\n<!-- coterie reproduce rdpcfl-mnist --scale quick -->\nold\n<!-- end -->\nafter\n"
+    )
+    render = ("reproduce", "rdpcfl-mnist", "--render", "--out", str(out))
+    again = coterie(capsys, monkeypatch, *render, "--docs", str(document))
     assert again.code == 0
     assert "printed" in again.out
     assert "charged no more than planned" in again.out
+    written = document.read_text()
+    assert written.startswith("before\n<!-- coterie reproduce rdpcfl-mnist --scale quick -->\n")
+    assert written.endswith("<!-- end -->\nafter\n")
+    assert "old" not in written
+    assert "| oracle | 1 |" in written
+    coterie(capsys, monkeypatch, *render, "--docs", str(document))
+    assert document.read_text() == written
+    document.write_text("nothing\n")
+    refused = coterie(capsys, monkeypatch, *render, "--docs", str(document))
+    assert refused.code == 2
+    assert "has no place for this table" in refused.err
+    (out / "report.html").unlink()
+    assert coterie(capsys, monkeypatch, "report", str(out)).code == 0
+    assert (out / "report.html").exists()

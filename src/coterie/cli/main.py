@@ -107,6 +107,9 @@ def reproduce(
         typer.Option("--render", help="Write tables and pages from the runs that are there; run nothing."),
     ] = False,
     out: Out = None,
+    docs: Annotated[
+        Path | None, typer.Option("--docs", help="A document whose table of this reproduction is replaced.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
     ] = None,
@@ -127,6 +130,7 @@ def reproduce(
         resume=resume,
         render=render,
         out=out,
+        docs=docs,
         workers=workers,
         json=json,
     )
@@ -145,10 +149,12 @@ def bench(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder or the folder of a comparison.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A run folder, or the folder of a comparison or reproduction.")
+    ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Write the self-contained HTML report of a finished run or comparison anew."""
+    """Write the self-contained HTML report of a finished run, comparison or reproduction anew."""
     from coterie.cli import report as command
 
     command.report(folder, show=show)

@@ -10,6 +10,7 @@ from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.errors import InputError
 from coterie.experiment.folder import finite
 from coterie.experiment.reproductions import ScaleName, Selection, find, names, sweep_of
+from coterie.experiment.reproductions.docs import write_into
 from coterie.experiment.reproductions.running import Reproduced
 from coterie.experiment.reproductions.table import Line, notes, setting_text
 from coterie.experiment.sweep import ALONE, Progress
@@ -29,6 +30,7 @@ def reproduce(
     resume: bool,
     render: bool,
     out: Path | None,
+    docs: Path | None,
     workers: int | None,
     json: bool,
 ) -> None:
@@ -61,6 +63,8 @@ def reproduce(
                 workers=workers,
                 watch=watch,
             )
+    if docs is not None:
+        write_into(docs, result)
     if json:
         print_json(finite(result.to_json()))
     else:
