@@ -5,8 +5,10 @@ import pytest
 from coterie.experiment.metrics import (
     accuracy,
     cluster_means,
+    clustering_accuracy,
     fairness,
     groups,
+    live_clusters,
     minority_found,
     same_partition,
 )
@@ -76,3 +78,20 @@ def test_clusters_of_one_size_have_no_minority() -> None:
 def test_the_minority_is_found_when_it_is_a_cluster_of_its_own(found: list[int], right: bool) -> None:
     truth = dict(zip("abcde", [0, 0, 1, 1, 1], strict=True))
     assert minority_found(dict(zip("abcde", found, strict=True)), truth) is right
+
+
+def test_clustering_accuracy_is_under_the_best_matching() -> None:
+    truth = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
+    assert clustering_accuracy({"a": 7, "b": 7, "c": 3, "d": 3, "e": 1}, truth) == 1.0
+    assert clustering_accuracy({"a": 1, "b": 1, "c": 1, "d": 0, "e": 2}, truth) == pytest.approx(0.8)
+    # Everyone in one cluster: one true cluster can be matched, the largest.
+    assert clustering_accuracy(dict.fromkeys(truth, 0), truth) == pytest.approx(0.4)
+    # More clusters than there are: the smaller half of a split one counts as wrong.
+    assert clustering_accuracy({"a": 0, "b": 1, "c": 2, "d": 2, "e": 3}, truth) == pytest.approx(0.8)
+
+
+def test_a_cluster_lives_if_one_client_in_a_hundred_uses_it() -> None:
+    used = {str(client): client % 3 for client in range(300)}
+    assert live_clusters(used) == 3
+    assert live_clusters({**used, "stray": 3}) == 3
+    assert live_clusters({"a": 0, "b": 4}) == 2

@@ -1,6 +1,7 @@
 """Datasets and federations: who holds which records, scaled by public constants only."""
 
 from coterie.data.clients import Client, Federation, check_federation
+from coterie.data.clusters import whole_test
 from coterie.data.datasets import DataSettings, dataset_names, load_dataset
 from coterie.data.federation import (
     ClustersFederation,
@@ -29,4 +30,5 @@ __all__ = [
     "check_federation",
     "dataset_names",
     "load_dataset",
+    "whole_test",
 ]

@@ -70,6 +70,11 @@ def build_clusters(dataset: Dataset, settings: ClustersFederation, seed: int) ->
     return Federation(tuple(clients), dataset.task, tuple(truth))
 
 
+def whole_test(dataset: Dataset, settings: ClustersFederation, cluster: int, seed: int) -> Records:
+    """All test records under one cluster's shift."""
+    return _shifted(_pools(dataset, settings, seed)[1], cluster, settings.shift, dataset.task)
+
+
 def _pools(dataset: Dataset, settings: ClustersFederation, seed: int) -> tuple[Records, Records]:
     """Training and test records; one hold-out for all clusters, where the dataset has none."""
     if dataset.test is not None:

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from coterie.training.scoring import Score
 
 Scores = Mapping[str, Score]
+LIVE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,22 @@ def same_partition(found: Sequence[int], truth: Sequence[int]) -> bool:
     """Whether two assignments group the clients alike, whatever the clusters are called."""
     pairs = set(zip(found, truth, strict=True))
     return len(pairs) == len(set(found)) == len(set(truth))
+
+
+def clustering_accuracy(found: Mapping[str, int], truth: Mapping[str, int]) -> float:
+    """Share of clients in the right cluster, under the best matching of found to true clusters."""
+    labels = [sorted(set(names.values())) for names in (truth, found)]
+    counts = np.zeros([len(each) for each in labels])
+    for client, own in truth.items():
+        counts[labels[0].index(own), labels[1].index(found[client])] += 1
+    matched = linear_sum_assignment(counts, maximize=True)
+    return float(counts[matched].sum() / len(truth))
+
+
+def live_clusters(found: Mapping[str, int]) -> int:
+    """Models that at least one client in a hundred uses: the others are as good as never trained."""
+    sizes = Counter(found.values())
+    return sum(size >= LIVE_SHARE * len(found) for size in sizes.values())
 
 
 def minority_clusters(truth: Mapping[str, int]) -> set[int]:

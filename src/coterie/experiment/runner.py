@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,14 @@ import torch
 from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State, Vector
-from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
+from coterie.data import (
+    ClustersFederation,
+    Federation,
+    build_federation,
+    check_federation,
+    load_dataset,
+    whole_test,
+)
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour
 from coterie.engines.driver import Work, asks, finish
@@ -30,8 +38,10 @@ from coterie.experiment.metrics import (
     Spread,
     accuracy,
     cluster_means,
+    clustering_accuracy,
     fairness,
     groups,
+    live_clusters,
     loss,
     minority_found,
     same_partition,
@@ -58,7 +68,7 @@ from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
-from coterie.training.scoring import evaluate_clients
+from coterie.training.scoring import evaluate, evaluate_clients
 
 SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
@@ -103,6 +113,12 @@ class RunResult:
     """Majority, minority and worst client, where the true clusters are known."""
     minority_found: bool | None = None
     """Whether the smallest true cluster was found, where there is one."""
+    clustering_accuracy: float | None = None
+    """Share of clients in the right cluster under the best matching, where the truth is known."""
+    live_clusters: int = 1
+    """Models that at least one client in a hundred uses."""
+    whole_tests: Mapping[str, float] | None = None
+    """Accuracy, on the whole test set under each true cluster's shift, of the model that most of it uses."""
     per_worker: Mapping[str, float | None] | None = None
     """Epsilon of each worker against the one that learns most about it, where workers watch each other."""
 
@@ -522,8 +538,30 @@ class Run:
             warnings=findings.warnings if findings else (),
             groups=groups(scores, truth) if truth else None,
             minority_found=minority_found(assignment.cluster_of, truth) if truth else None,
+            clustering_accuracy=clustering_accuracy(assignment.cluster_of, truth) if truth else None,
+            live_clusters=live_clusters(assignment.cluster_of),
+            whole_tests=self._whole_tests(assignment, truth) if truth else None,
             per_worker=prepared.promise.per_worker(),
         )
+
+    def _whole_tests(self, assignment: Assignment, truth: Mapping[str, int]) -> dict[str, float] | None:
+        """Every true cluster's own model on all test records under that cluster's shift.
+
+        A client of a large federation has few test records, and its cluster together perhaps not all.
+        """
+        experiment, learner = self.prepared.experiment, self.prepared.learner
+        if experiment.privacy.unit is not Unit.CLIENT or not isinstance(
+            experiment.federation, ClustersFederation
+        ):
+            return None
+        dataset = load_dataset(experiment.data, experiment.seeds.simulation)
+        found = {}
+        for cluster in sorted(set(truth.values())):
+            users = Counter(assignment.cluster_of[client] for client, own in truth.items() if own == cluster)
+            records = whole_test(dataset, experiment.federation, cluster, experiment.seeds.simulation)
+            model = torch.from_numpy(assignment.models[users.most_common(1)[0][0]]).to(learner.device)
+            found[str(cluster)] = evaluate(learner, model, Batch.of(records, learner.device)).accuracy
+        return found
 
     def _references(self, cluster_of: Mapping[str, int]) -> Scores | None:
         prepared = self.prepared

@@ -6,7 +6,7 @@ from pathlib import Path
 from coterie import __version__
 from coterie.experiment.folder import write_text
 from coterie.experiment.reproductions.running import Reproduced
-from coterie.experiment.reproductions.table import MEASURES, Comparison, Entry, Line, notes, setting_text
+from coterie.experiment.reproductions.table import Comparison, Entry, Line, notes, setting_text
 from coterie.experiment.sweep import ALONE
 from coterie.report import words
 from coterie.report.grid import Comparison as RunsSideBySide
@@ -67,7 +67,7 @@ def _tables(comparison: Comparison) -> Iterator[Markup]:
     columns = [
         Column("Algorithm"),
         Column("Runs", figures=True),
-        *(Column(measure.heading, figures=True) for measure in MEASURES),
+        *(Column(measure.heading, figures=True) for measure in comparison.measures),
         Column("Clusters found", figures=True),
         Column("Minority found", figures=True),
         Column("Charged of planned", figures=True),
@@ -79,20 +79,20 @@ def _tables(comparison: Comparison) -> Iterator[Markup]:
             table(
                 "Ours, and below it the printed number; accuracies in per cent on held-out records",
                 columns,
-                [_row(line) for line in lines],
+                [_row(line, comparison) for line in lines],
             ),
         )
     yield tag("section", [tag("p", note, class_="intro") for note in notes(comparison)])
 
 
-def _row(line: Line) -> list[Child]:
+def _row(line: Line, comparison: Comparison) -> list[Child]:
     name: Child = line.row
     if line.printed_as is not None:
         name = [tag("div", line.row), tag("div", f"printed: {line.printed_as}", class_="small")]
     return [
         name,
         str(len(line.runs)),
-        *(_cell(entry) for entry in line.entries),
+        *(_cell(entry) for entry in line.entries if entry.measure in comparison.measures),
         line.clusters_found,
         line.minority_found,
         line.charged,

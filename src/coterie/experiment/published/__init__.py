@@ -41,6 +41,8 @@ class Table:
     data: str
     shift: str
     cells: Mapping[str, Mapping[str, tuple[Cell | None, ...]]]
+    epsilons: tuple[float, ...]
+    """Of its columns, in their order."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Publication:
 
     source: str
     epsilons: tuple[float, ...]
+    """Of all tables that say nothing else."""
     algorithms: Mapping[str, str]
     """Our name of each algorithm, and the publication's."""
     figures: Mapping[str, str]
@@ -67,8 +70,8 @@ class Publication:
         """The number with its table, or None if the publication prints none for this."""
         for table in self.tables:
             row = table.cells.get(algorithm, {}).get(figure)
-            if (table.data, table.shift) == (data, shift) and row is not None and epsilon in self.epsilons:
-                return Printed(row[self.epsilons.index(epsilon)], table.number)
+            if (table.data, table.shift) == (data, shift) and row is not None and epsilon in table.epsilons:
+                return Printed(row[table.epsilons.index(epsilon)], table.number)
         return None
 
 
@@ -87,19 +90,17 @@ def read(name: str) -> Publication:
         epsilons=epsilons,
         algorithms=content["algorithms"],
         figures=content["figures"],
-        tables=tuple(
-            Table(
-                number=table["number"],
-                data=table["data"],
-                shift=table["shift"],
-                cells={
-                    algorithm: {figure: _row(row, len(epsilons)) for figure, row in figures.items()}
-                    for algorithm, figures in table["cells"].items()
-                },
-            )
-            for table in content["tables"]
-        ),
+        tables=tuple(_table(table, epsilons) for table in content["tables"]),
     )
+
+
+def _table(content: Mapping[str, Any], common: tuple[float, ...]) -> Table:
+    epsilons = tuple(float(epsilon) for epsilon in content.get("epsilons", common))
+    cells = {
+        algorithm: {figure: _row(row, len(epsilons)) for figure, row in figures.items()}
+        for algorithm, figures in content["cells"].items()
+    }
+    return Table(content["number"], content["data"], content["shift"], cells, epsilons)
 
 
 def _row(row: Sequence[Any], length: int) -> tuple[Cell | None, ...]:

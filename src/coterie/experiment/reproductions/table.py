@@ -17,7 +17,7 @@ from coterie.experiment.published import Printed, Publication
 from coterie.experiment.reproductions import ALGORITHM, SEED, Reproduction, Source, central
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import ALONE, LABEL, Cell, Sweep
-from coterie.privacy import PrivacyPlan, executed_in
+from coterie.privacy import PrivacyPlan, Unit, executed_in
 from coterie.privacy.units import number_from_json
 from coterie.training.scoring import Score
 
@@ -81,7 +81,34 @@ MEASURES = (
     Measure("disparity", "disparity", lambda run: run.fairness.disparity, more_is_better=False),
     Measure("f_acc", "F_acc", lambda run: run.fairness.f_acc, more_is_better=False),
     Measure("f_loss", "F_loss", lambda run: run.fairness.f_loss, more_is_better=False, scale=1.0, digits=2),
+    Measure("max", "best client", lambda run: _of_clients(run, run.result.accuracy.max), more_is_better=True),
+    Measure("worst_cluster", "worst cluster, whole test set", lambda run: _worst(run), more_is_better=True),
+    Measure(
+        "clustering",
+        "clustered right",
+        lambda run: _of_clients(run, run.result.clustering_accuracy),
+        more_is_better=True,
+    ),
+    Measure(
+        "live",
+        "live clusters",
+        lambda run: _of_clients(run, run.result.live_clusters),
+        more_is_better=True,
+        scale=1.0,
+    ),
 )
+
+
+_CLIENT_LEVEL = {"max", "worst_cluster", "clustering", "live"}
+
+
+def _of_clients(run: Run, value: float | None) -> float | None:
+    """A figure that only papers on client-level privacy print."""
+    return value if run.cell.experiment.privacy.unit is Unit.CLIENT else None
+
+
+def _worst(run: Run) -> float | None:
+    return min(run.result.whole_tests.values()) if run.result.whole_tests else None
 
 
 def _group(run: Run, name: str) -> float | None:
@@ -188,6 +215,17 @@ class Comparison:
     def runs(self) -> list[Run]:
         return [run for line in self.lines for run in line.runs]
 
+    @property
+    def measures(self) -> list[Measure]:
+        """Those that any run has, or the publication; what only client-level papers print elsewhere not."""
+        shown = {
+            entry.measure.key
+            for line in self.lines
+            for entry in line.entries
+            if entry.ours is not None or entry.printed is not None
+        }
+        return [measure for measure in MEASURES if measure.key in shown or measure.key not in _CLIENT_LEVEL]
+
 
 def compare_with_published(reproduction: Reproduction, sweep: Sweep, out: Path) -> Comparison:
     """Read the finished runs under `out` and set them beside the publication."""
@@ -290,13 +328,19 @@ def setting_text(setting: Mapping[str, Any]) -> str:
 def markdown(comparison: Comparison) -> str:
     """One table for each setting: ours, and after the stroke what is printed, with the verdict in words."""
     parts = []
-    headings = ["algorithm", "runs", *(m.heading for m in MEASURES), "clusters found", "charged of planned"]
+    headings = [
+        "algorithm",
+        "runs",
+        *(m.heading for m in comparison.measures),
+        "clusters found",
+        "charged of planned",
+    ]
     for setting in comparison.settings:
         rows = [
             [
                 line.row,
                 str(len(line.runs)),
-                *(_both(entry) for entry in line.entries),
+                *(_both(entry) for entry in line.entries if entry.measure in comparison.measures),
                 line.clusters_found,
                 line.charged,
             ]
