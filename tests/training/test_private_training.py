@@ -82,7 +82,9 @@ def test_batches_are_poisson(
     """Sizes are binomial and records enter independently (three tests at 1e-6 each)."""
     drawn: list[np.ndarray] = []
 
-    def record(_learner: object, parameters: torch.Tensor, batch: Batch, *rest: object) -> torch.Tensor:
+    def record(
+        _learner: object, parameters: torch.Tensor, batch: Batch, *_: object, **__: object
+    ) -> torch.Tensor:
         present = (batch.features[:, None] == records.features[None]).all(-1).any(0)
         drawn.append(present.numpy())
         return torch.zeros_like(parameters, dtype=torch.float64)

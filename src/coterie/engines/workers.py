@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, current_process
@@ -96,26 +97,34 @@ class WorkerPool:
 
     def run(self, calls: Mapping[str, Call]) -> dict[str, Any]:
         """Answers to named calls; the names are the clients', for messages."""
-        waiting = list(calls.items())
-        free = list(range(len(self._links)))
-        busy: dict[int, str] = {}
+        waiting = deque(calls.items())
+        under_way: list[deque[str]] = [deque() for _ in self._links]
         answers: dict[str, Any] = {}
         try:
-            while waiting or busy:
-                while waiting and free:
-                    position = free.pop()
-                    name, call = waiting.pop(0)
-                    busy[position] = name
-                    self._links[position].send(call)
-                for link in connection.wait([self._links[position] for position in busy]):
+            while len(answers) < len(calls):
+                self._hand_out(waiting, under_way)
+                busy = [link for link, names in zip(self._links, under_way, strict=True) if names]
+                for link in connection.wait(busy):
                     position = self._links.index(link)  # type: ignore[arg-type]
-                    answers[busy[position]] = self._receive(position, f"client {busy[position]}")
-                    del busy[position]
-                    free.append(position)
+                    name = under_way[position][0]
+                    answers[name] = self._receive(position, f"client {name}")
+                    under_way[position].popleft()
         except BaseException:
             self.close()  # answers still under way would be taken for those of the next calls
             raise
         return answers
+
+    def _hand_out(self, waiting: deque[tuple[str, Call]], under_way: Sequence[deque[str]]) -> None:
+        """A call for every worker that has none; then one more for each, so that none waits for the next.
+
+        The last calls go to whoever is free, or one worker would have two left while another is done.
+        """
+        for ahead in (0, 1):
+            for link, names in zip(self._links, under_way, strict=True):
+                if len(names) == ahead and len(waiting) > ahead * len(self._links):
+                    name, call = waiting.popleft()
+                    names.append(name)
+                    link.send(call)
 
     def _start(self, memory: int) -> None:
         ours, theirs = socketpair()

@@ -43,8 +43,10 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 
 LR, CLIP, NOISE = 0.1, 1.0, 1.0
-WARM_UP = 2
+WARM_UP = 4
 """Rounds before those that are timed: kernels are made for every size of batch that comes up."""
+PAUSE = 0.2
+"""Seconds of rest before each turn: threads of the one before stop spinning."""
 ROUNDS = 100_000
 """Rounds that are planned: the engine decides as for a long run; only a few are timed."""
 
@@ -183,6 +185,7 @@ def _compare(work: Work, device: torch.device, repeats: int, watch: Callable[[st
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> float:
+    time.sleep(PAUSE)
     began = time.perf_counter()
     run()
     if device.type == "cuda":

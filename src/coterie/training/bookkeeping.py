@@ -78,6 +78,24 @@ class Bookkeeping:
         finally:
             notes.end()
 
+    @property
+    def chained(self) -> bool:
+        """Whether the model is a plain sequence, for which `total_gradient` needs no graph."""
+        return self._chain is not None
+
+    def total_gradient(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of the sum of the losses of one client's records, flat; of a chained model only."""
+        assert self._chain is not None, "a model that is no plain sequence needs autograd"
+        self._notes.begin(self.layout.split_stacked(parameters[None]), Tiles(1, len(features)))
+        try:
+            self._chain.run(features, targets)
+            found: dict[str, Tensor] = {}
+            for layer in self._layers:
+                found |= layer.totals()
+        finally:
+            self._notes.end()
+        return torch.cat([found[name].flatten() for name in self.layout.shapes])
+
     def footprint(self, parameters: Tensor, features: Tensor, targets: Tensor) -> tuple[int, int]:
         """Bytes of memory that one record takes in a pass, and the most positions in one product."""
         records = len(features)
@@ -119,16 +137,16 @@ class _Notes:
         self._weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
         self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        self.formed: dict[str, Mapping[str, Contribution]] = {}
+        self.unfolded: dict[str, tuple[Tensor, Tensor]] = {}
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
 
     def begin(self, weights: Mapping[str, Tensor], tiles: Tiles) -> None:
         self._weights, self._tiles = weights, tiles
-        self.uses, self.formed = {}, {}
+        self.uses, self.unfolded = {}, {}
 
     def end(self) -> None:
-        self._weights, self._tiles, self.uses, self.formed = {}, None, {}, {}
+        self._weights, self._tiles, self.uses, self.unfolded = {}, None, {}, {}
 
     @property
     def tiles(self) -> Tiles:
@@ -179,20 +197,33 @@ class RecordingLayer(nn.Module):
     def note(self, inputs: Tensor, gradient: Tensor) -> None:
         self.notes.uses.setdefault(self.where, []).append((inputs, gradient))
 
-    def note_formed(self, found: Mapping[str, Contribution], *kept: Tensor) -> None:
-        """Contributions that are there already, and what was kept to form them."""
-        self.notes.formed[self.where] = found
-        numbers = sum(part.numbers for part in found.values()) + sum(values.numel() for values in kept)
-        self.notes.numbers += 3 * numbers
-
     def contributions(self) -> dict[str, Contribution]:
         """From the notes of the pass that just ended; a layer that no output depends on adds nothing."""
-        found = self.notes.formed.pop(self.where, None)
-        if found is None:
-            uses = self.notes.uses.pop(self.where, [])
+        notes = self.notes
+        if self.where in notes.unfolded:
+            assert isinstance(self.rule, ConvRule)
+            patches, gradient = notes.unfolded.pop(self.where)
+            found = self.rule.contributions_from_patches(patches, gradient)
+            kept = patches.numel() + gradient.numel()
+            notes.numbers += 3 * (kept + sum(part.numbers for part in found.values()))
+        else:
+            uses = notes.uses.pop(self.where, [])
             if not uses:
                 return {}
             found = self._contributions(uses)
+        return {name: found[local] for local, name in self.trained.items()}
+
+    def totals(self) -> dict[str, Tensor]:
+        """The gradient of the sum over records, from the same notes."""
+        if self.where in self.notes.unfolded:
+            assert isinstance(self.rule, ConvRule)
+            found = self.rule.totals_from_patches(*self.notes.unfolded.pop(self.where))
+        else:
+            uses = self.notes.uses.pop(self.where, [])
+            if not uses:
+                return {}
+            ((inputs, gradient),) = uses  # a chain uses every layer once
+            found = self.rule.totals(inputs, gradient, self.notes.tiles)
         return {name: found[local] for local, name in self.trained.items()}
 
     def _contributions(self, uses: list[tuple[Tensor, Tensor]]) -> Mapping[str, Contribution]:
@@ -219,21 +250,23 @@ class _Recording(Stage):
 
     def __init__(self, layer: RecordingLayer) -> None:
         self._layer = layer
-        self._inputs: Tensor | None = None
+        self._seen: tuple[Tensor, Weights] | None = None
 
     def forward(self, values: Tensor) -> Tensor:
         layer = self._layer
         layer.check(values)
-        self._inputs = values
-        return layer.rule.forward(values, layer.weights(), layer.notes.tiles)
+        weights = layer.rule.laid_out(layer.weights())
+        self._seen = values, weights
+        return layer.rule.forward(values, weights, layer.notes.tiles)
 
     def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
-        layer, inputs, self._inputs = self._layer, self._inputs, None
-        assert inputs is not None
+        layer = self._layer
+        assert self._seen is not None
+        (inputs, weights), self._seen = self._seen, None
         layer.note(inputs, gradient)
         if not needed:
             return gradient
-        return layer.rule.backward(inputs, gradient, layer.weights(), layer.notes.tiles)
+        return layer.rule.backward(inputs, gradient, weights, layer.notes.tiles)
 
 
 class _FirstConvolution(Stage):
@@ -253,7 +286,7 @@ class _FirstConvolution(Stage):
         patches, self._patches = self._patches, None
         assert patches is not None
         assert not needed
-        self._layer.note_formed(self._rule.contributions_from_patches(patches, gradient), patches, gradient)
+        self._layer.notes.unfolded[self._layer.where] = patches, gradient
         return gradient
 
 

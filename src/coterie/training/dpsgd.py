@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def noisy_mean(
         total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views.of, views.copies)
     if mechanism.noise_std > 0:
         total += torch.from_numpy(noise.normal(total.shape, mechanism.noise_std)).to(total.device)
-    return total / mechanism.denominator
+    return total.div_(mechanism.denominator)
 
 
 def train_privately(
@@ -81,14 +82,14 @@ def train_privately(
     for step in range(mechanism.steps):
         batch, places = records, everyone
         if isinstance(mechanism, PoissonSteps):
-            drawn = torch.from_numpy(coins.bernoulli(mechanism.rate, (len(records),)))
-            drawn = drawn.to(records.targets.device)
-            batch, places = records.take(drawn), everyone[drawn]
+            drawn = np.flatnonzero(coins.bernoulli(mechanism.rate, (len(records),)))
+            places = torch.from_numpy(drawn).to(records.targets.device)
+            batch = records.take(places)
         views = Views(augmentation, places, step, view_key) if augmentation else None
         gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise, views=views)
         if anchor is not None:
             gradient += anchor_weight * (parameters - anchor.double())
-        parameters = parameters - lr * gradient
+        parameters = parameters.sub(gradient, alpha=lr)
     return parameters - start.double()
 
 

@@ -31,6 +31,10 @@ class LayerRule(ABC):
         """What happens to the inputs ahead of the parameters; differentiated by torch."""
         return inputs
 
+    def laid_out(self, weights: Weights) -> Weights:
+        """One client's weights as `forward` and `backward` like them best, arranged once for both."""
+        return weights
+
     @abstractmethod
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         """The layer's outputs."""
@@ -52,6 +56,11 @@ class LayerRule(ABC):
     ) -> Mapping[str, Contribution] | None:
         """The same from a single use, where a kernel does it without factors; None where there is none."""
         return None
+
+    def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
+        """The ordinary gradient of each parameter: the sum over all records of one client's single use."""
+        found = self.contributions(*self.factors(inputs, gradient, tiles), tiles)
+        return {name: part.rows().sum(dim=0) for name, part in found.items()}
 
 
 class UnsupportedLayer(Exception):
@@ -143,6 +152,10 @@ class LinearRule(LayerRule):
     def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
         return product_contributions(left, right)
 
+    def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        return {"weight": flat.mT @ inputs.reshape(len(flat), -1), "bias": flat.sum(dim=0)}
+
 
 @rule_for(nn.Linear)
 def linear_rule(layer: nn.Linear) -> LayerRule:
@@ -188,6 +201,10 @@ class ConvRule(LayerRule):
                 raise UnsupportedLayer(f"{type(layer).__name__} with uneven padding='same'")
             return (total[0] // 2, total[1] // 2)
         return self._pair(layer.padding, 0)  # type: ignore[arg-type]
+
+    def laid_out(self, weights: Weights) -> Weights:
+        arranged = _channels_last(self._stacked(weights["weight"])[0])
+        return {**weights, "weight": (arranged.squeeze(2) if self.flat else arranged)[None]}
 
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         images = self._images(inputs)
@@ -256,6 +273,24 @@ class ConvRule(LayerRule):
         weight = Rows(self._rows_by_line(images, right), (0, 3, 1, 2))
         return {"weight": weight, "bias": Rows(right.sum(dim=2))}
 
+    def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
+        images, gradient = self._images(inputs), self._images(gradient)
+        outer = gradient.shape[1]
+        _, weight, bias = torch.ops.aten.convolution_backward(
+            gradient,
+            images,
+            images.new_empty(outer, self.channels // self.groups, *self.kernel),  # its values do not matter
+            (outer,),
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            (0, 0),
+            self.groups,
+            (False, True, True),
+        )
+        return {"weight": weight, "bias": bias}
+
     # A convolution of few channels may keep its patches from the way forwards for its own gradient.
 
     @property
@@ -287,6 +322,12 @@ class ConvRule(LayerRule):
             return product_contributions(patches.mT, right)
         formed = (patches @ right).view(-1, self.channels, *self.kernel, outer)
         return {"weight": Rows(formed, (3, 0, 1, 2)), "bias": Rows(right.sum(dim=1))}
+
+    def totals_from_patches(self, patches: Tensor, gradient: Tensor) -> Mapping[str, Tensor]:
+        """The ordinary gradients, from the patches of the inputs."""
+        gradient = self._images(gradient)
+        right = gradient.permute(0, 2, 3, 1).reshape(len(patches), -1, gradient.shape[1])
+        return {"weight": (patches @ right).sum(dim=0).mT, "bias": right.sum(dim=(0, 1))}
 
     # Many channels.
 

@@ -93,12 +93,19 @@ def train_one(
     velocity = torch.zeros_like(parameters)
     for chosen in batches:
         taken = torch.from_numpy(chosen[chosen >= 0]).to(learner.device)
-        moving = parameters.detach().requires_grad_(True)
-        with torch.enable_grad():
-            loss = learner.losses(moving, records.take(taken)).mean()
-        (gradient,) = torch.autograd.grad(loss, moving)
+        gradient = mean_gradient(learner, parameters, records.take(taken))
         parameters, velocity = _moved(parameters, velocity, gradient, start, rule)
     return parameters - start
+
+
+def mean_gradient(learner: Learner, parameters: Tensor, batch: Batch) -> Tensor:
+    """Gradient of the mean loss of a batch."""
+    if learner.book is not None and learner.book.chained and learner.device.type == "cpu":
+        return learner.book.total_gradient(parameters, batch.features, batch.targets).div_(len(batch))
+    moving = parameters.detach().requires_grad_(True)
+    with torch.enable_grad():
+        loss = learner.losses(moving, batch).mean()
+    return torch.autograd.grad(loss, moving)[0]
 
 
 def _moved(

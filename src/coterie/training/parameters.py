@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,20 +24,25 @@ class Layout:
         trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
         return cls({name: parameter.shape for name, parameter in trainable})
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers in each parameter."""
+        return [shape.numel() for shape in self.shapes.values()]
+
     @property
     def size(self) -> int:
-        return sum(shape.numel() for shape in self.shapes.values())
+        return sum(self.sizes)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views into the vector, by parameter name."""
-        pieces = torch.split(vector, [shape.numel() for shape in self.shapes.values()])
+        pieces = torch.split(vector, self.sizes)
         return {
             name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
     def split_stacked(self, stacked: Tensor) -> dict[str, Tensor]:
         """Views into vectors stacked by client, by parameter name: (clients, *shape)."""
-        pieces = torch.split(stacked, [shape.numel() for shape in self.shapes.values()], dim=1)
+        pieces = torch.split(stacked, self.sizes, dim=1)
         return {
             name: piece.view(len(stacked), *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
