@@ -340,11 +340,11 @@ def test_joint_sensitivity_by_adversarial_search(
 def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: Path) -> None:
     with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
         starts = torch.from_numpy(models_of(12))
-        many = engine.cohorts._train(TWELVE, starts, TRAINING, None)
+        everyone = [(member, None) for member in TWELVE]
+        many = engine.cohorts._train(everyone, starts, TRAINING, wave=12)
         for index in (0, 5, 11):
-            alone = engine.cohorts._train(
-                TWELVE[index : index + 1], starts[index : index + 1], TRAINING, None
-            )
+            mine = slice(index, index + 1)
+            alone = engine.cohorts._train(everyone[mine], starts[mine], TRAINING, wave=1)
             torch.testing.assert_close(alone[0], many[index], rtol=0, atol=0)
 
 

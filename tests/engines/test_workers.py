@@ -13,13 +13,29 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates
+from coterie.algorithms.protocol import (
+    Choice,
+    Choices,
+    Cohort,
+    CohortJob,
+    Count,
+    Histogram,
+    LocalTraining,
+    Opened,
+    Select,
+    Sum,
+    Sums,
+    Train,
+    TrainJob,
+    Updates,
+)
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines import local
 from coterie.engines.local import LocalEngine, coin_key
 from coterie.engines.workers import WorkerError
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
+    POPULATION,
     Adjacency,
     Budget,
     FullBatchSketch,
@@ -28,6 +44,7 @@ from coterie.privacy import (
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
+    RoutedSums,
     SecretKey,
     ThreatModel,
     Unit,
@@ -111,6 +128,40 @@ def test_any_number_of_workers_gives_the_same_bits(ledger: Ledger) -> None:
     assert found_choices == choices
     for one, other in zip(vectors, found, strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+def client_level_plan() -> PrivacyPlan:
+    mechanism = RoutedSums(1.0, 1.5, histogram_ratio=2.0, rate=0.9, adjacency=Adjacency.ADD_REMOVE)
+    unit = UnitPlan(POPULATION, (PlannedRelease("sums", mechanism, 3),))
+    threat = ThreatModel("whoever", "everything")
+    return PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, threat, (unit,))
+
+
+def test_any_number_of_workers_gives_the_same_sums_of_a_cohort(tmp_path: Path) -> None:
+    learner, key, planned = (
+        Learner(MODEL, TASK, torch.device("cpu")),
+        SecretKey.from_seed(1),
+        client_level_plan(),
+    )
+    training = LocalTraining(epochs=2, batch=7, lr=0.1, momentum=0.5)
+    job = CohortJob(NAMES, np.stack([START, START + 0.1]), training, Choice.LOWEST_LOSS)
+    found = []
+    for workers in (1, 2):
+        path = tmp_path / f"ledger-{workers}.jsonl"
+        with Ledger.open(path, planned, budget=Budget(500.0, 1e-3), accountant="rdp") as opened:
+            engine = LocalEngine(
+                federation(), learner, 0.1, planned, opened, key, key, public_seed=0, workers=workers
+            )
+            for round in (1, 2):  # before and after the workers are there
+                cohort = engine.answer(Cohort("sums", job), round)
+                assert isinstance(cohort, Opened)
+                counted, added = engine.answer(Count(cohort), round), engine.answer(Sum(cohort), round)
+                assert isinstance(counted, Histogram)
+                assert isinstance(added, Sums)
+                found.append(counted.counts.value.tobytes() + added.rows.value.tobytes())
+            assert (engine._pool is not None) == (workers > 1)
+            engine.close()
+    assert found[:2] == found[2:]
 
 
 def test_a_killed_worker_is_one_clear_line(ledger: Ledger) -> None:

@@ -24,6 +24,7 @@ from coterie.privacy import (
 from coterie.training.augmentation import Augmentation
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner, on_device
+from coterie.training.local_sgd import LocalSGD, train_one
 from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
 
@@ -117,6 +118,17 @@ class Clients:
                 )
         released: Vector = value.to("cpu", torch.float32).numpy()
         return released
+
+    def learn(
+        self, client: str, start: NDArray[np.float32], rule: LocalSGD, seed: int
+    ) -> NDArray[np.float32]:
+        """The raw update of a client that learns without noise: for whoever is trusted with it."""
+        records = self.records[client]
+        with one_thread():
+            order = rule.batches(len(records), seed)
+            update = train_one(self.learner, on_device(start, self.learner.device), records, order, rule)
+        learnt: NDArray[np.float32] = update.cpu().numpy()
+        return learnt
 
     def score(self, client: str, models: NDArray[np.float32]) -> NDArray[np.float64]:
         """Sum of scores and sum of losses of each model on the client's records: (models, 2)."""

@@ -11,7 +11,7 @@ contribution: one in one count, and one vector of norm at most the clip in one s
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,6 +37,7 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.engines.clients import ClientFacts, Occasion, one_thread
+from coterie.engines.workers import Call, WorkerPool
 from coterie.errors import PlanError
 from coterie.privacy import (
     Charge,
@@ -92,13 +93,19 @@ class Cohorts:
         plan: PrivacyPlan,
         ledger: Ledger,
         context: str,
+        workers: Callable[[float], WorkerPool | None] = lambda gradients: None,
     ) -> None:
+        """Args beside the obvious:
+
+        workers: processes that compute on a CPU, a member each, if so many gradients repay their start.
+        """
         self._facts = facts
         self._learner = learner
         self._records = records
         self._plan = plan
         self._ledger = ledger
         self._context = context
+        self._workers = workers
         self._round = 0
         self._open: dict[int, _OpenCohort] = {}
         self._seen: set[tuple[str, str]] = set()
@@ -296,6 +303,10 @@ class Cohorts:
             if not alone and not personal:
                 table, sizes = join(batches), [len(batch) for batch in batches]
                 return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in models], 1)
+            pool = None if personal else self._workers(0.0)
+            if pool is not None:
+                apart = pool.run({member: ("score", (member, models.numpy())) for member in members})
+                return np.stack([apart[member][:, 1] for member in members])
             found = np.empty((len(members), len(models)))
             for position, (member, batch) in enumerate(zip(members, batches, strict=True)):
                 for row, model in enumerate(models):
@@ -376,13 +387,46 @@ class Cohorts:
             training.proximal,
             training.iterations,
         )
+        seeds = [self._shuffle_seed(member, cohort, turn) for member, cohort in members]
+        pool = self._workers(self._gradients(members, rule, wave))
+        if pool is not None:
+            return self._train_apart(pool, members, starts, rule, seeds)
         records = [self._records[member] for member, _ in members]
-        batches = [
-            rule.batches(len(own), self._shuffle_seed(member, cohort, turn))
-            for (member, cohort), own in zip(members, records, strict=True)
-        ]
+        batches = [rule.batches(len(own), seed) for own, seed in zip(records, seeds, strict=True)]
         with one_thread():
             return train_locally(self._learner, starts, records, batches, rule, wave=wave)
+
+    def _train_apart(
+        self,
+        pool: WorkerPool,
+        members: Sequence[tuple[str, _OpenCohort | None]],
+        starts: Tensor,
+        rule: LocalSGD,
+        seeds: Sequence[int],
+    ) -> Tensor:
+        """A core per member."""
+        calls: dict[str, Call] = {
+            member: ("learn", (member, start, rule, seed))
+            for (member, _), start, seed in zip(members, starts.numpy(), seeds, strict=True)
+        }
+        if len(calls) != len(members):
+            raise PlanError("a member was asked to train twice at a time")
+        learnt = pool.run(calls)
+        updates = [torch.from_numpy(learnt[member]) for member, _ in members]
+        return torch.stack(updates) if updates else torch.zeros_like(starts)
+
+    def _gradients(
+        self, members: Sequence[tuple[str, _OpenCohort | None]], rule: LocalSGD, wave: int
+    ) -> float:
+        """Gradients of records in a whole run, in expectation; without a cohort, in this training."""
+        cohort = members[0][1] if members else None
+        population = self._facts.names if cohort is None else cohort.job.members
+        sizes = [len(self._records[member]) for member in population]
+        each = rule.batch * rule.steps(round(sum(sizes) / max(1, len(sizes))))
+        if cohort is None:
+            return each * wave
+        subject = self._plan.subjects_of(cohort.job.members)[0]
+        return each * wave * self._plan.for_subject(subject).release(cohort.release).times
 
     def _shuffle_seed(self, member: str, cohort: _OpenCohort | None, turn: int) -> int:
         """Of the order in which a member goes through its records; nothing rests on it being secret."""

@@ -129,8 +129,11 @@ class LocalEngine:
             augmentation=augmentation,
         )
         self._clients = Clients(self._facts, learner, self._table)
-        self.cohorts = Cohorts(self._facts, learner, self._clients.records, plan, ledger, context)
+        self.cohorts = Cohorts(
+            self._facts, learner, self._clients.records, plan, ledger, context, self._workers
+        )
         self._wanted_workers = workers
+        self._seconds_per_gradient: float | None = None
         self._max_memory = max_memory
         self._pool: WorkerPool | None = None
         self._trainer: StackedTrainer | None = None
@@ -320,23 +323,32 @@ class LocalEngine:
 
     # --- workers ------------------------------------------------------------------------------------
 
-    def _workers(self) -> WorkerPool | None:
-        """The worker processes, started when first needed; None where one process is enough."""
+    def _workers(self, gradients: float | None = None) -> WorkerPool | None:
+        """The worker processes, started when first needed; None where one process is enough.
+
+        Args:
+            gradients: of records that a run will ask for, in expectation; by default, those of the plan.
+        """
         if self._pool is None and self._wanted_workers != 1:
-            if self._wanted_workers is None:
-                self._wanted_workers = self._useful_workers()
-            if self._wanted_workers > 1:
-                self._pool = self._start_workers(self._wanted_workers)
+            count = self._wanted_workers or self._useful_workers(gradients)
+            if count > 1:
+                self._pool = self._start_workers(count)
                 if self._pool is None:
                     self._wanted_workers = 1
         return self._pool
 
-    def _useful_workers(self) -> int:
-        """As many as there are cores for them, if the plan is long enough to repay their start."""
+    def _useful_workers(self, gradients: float | None = None) -> int:
+        """As many as there are cores for them, if there is enough to do to repay their start."""
         # The number of threads, not of cores: who runs several experiments at once lowers it.
         count = min(torch.get_num_threads(), len(self._facts.names))
         if count == 1 or self.learner.device.type != "cpu" or os.name != "posix":
             return 1
+        if self._seconds_per_gradient is None:
+            self._seconds_per_gradient = self._measure_gradient()
+        wanted = sample_gradients(self.plan) if gradients is None else gradients
+        return count if wanted * self._seconds_per_gradient >= WORKERS_FROM_SECONDS else 1
+
+    def _measure_gradient(self) -> float:
         records = next(iter(self._clients.records.values())).take(slice(0, 8))
         start = torch.zeros(self.learner.layout.size)
         times = []
@@ -345,8 +357,7 @@ class LocalEngine:
                 began = time.perf_counter()
                 clipped_sum(self.learner, start, records, 1.0)
                 times.append(time.perf_counter() - began)
-        needed = sample_gradients(self.plan) * min(times) / len(records)
-        return count if needed >= WORKERS_FROM_SECONDS else 1
+        return min(times) / max(1, len(records))
 
     def _start_workers(self, count: int) -> WorkerPool | None:
         arrays = (self._table.features.numpy(), self._table.targets.numpy())

@@ -1,0 +1,82 @@
+"""Learning without noise on a processor: as fast as it may be, it is plain SGD."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from coterie.data.records import Task
+from coterie.models import ModelSettings, build_model
+from coterie.training.learner import Batch, Learner
+from coterie.training.local_sgd import LocalSGD, mean_gradient, train_one
+from coterie.training.parameters import flatten
+
+CPU = torch.device("cpu")
+IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
+COLOUR = Task(kind="classification", shape=(3, 9, 8), classes=4)
+
+
+def batch_of(task: Task, records: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(records, *task.shape, generator=generator)
+    return Batch(features, torch.arange(records) % task.classes)
+
+
+def by_optimiser(model: nn.Module, records: Batch, order: np.ndarray, rule: LocalSGD) -> np.ndarray:
+    """The textbook's loop: autograd, `torch.optim.SGD`, and the proximal term in the loss."""
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    optimiser = torch.optim.SGD(model.parameters(), lr=rule.lr, momentum=rule.momentum)
+    for chosen in order:
+        taken = records.take(torch.from_numpy(chosen[chosen >= 0]))
+        optimiser.zero_grad()
+        loss = functional.cross_entropy(model(taken.features), taken.targets)
+        for parameter, origin in zip(model.parameters(), start, strict=True):
+            loss = loss + rule.proximal / 2 * (parameter - origin).square().sum()
+        loss.backward()
+        optimiser.step()
+    return flatten(model) - torch.cat([origin.flatten() for origin in start]).numpy()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("proximal", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["cnn", "softmax"])
+def test_a_client_ends_where_the_textbooks_loop_ends(name: str, momentum: float, proximal: float) -> None:
+    model = build_model(ModelSettings(name=name), IMAGES, seed=1)
+    start = torch.from_numpy(flatten(model))
+    learner = Learner(build_model(ModelSettings(name=name), IMAGES, seed=1), IMAGES, CPU)
+    assert learner.book is not None
+    assert learner.book.chained
+    records = batch_of(IMAGES, 17)
+    rule = LocalSGD(epochs=2, batch=5, lr=0.1, momentum=momentum, proximal=proximal)
+    order = rule.batches(17, seed=3)
+    update = train_one(learner, start, records, order, rule)
+    expected = by_optimiser(model, records, order, rule)
+    torch.testing.assert_close(update.numpy(), expected, rtol=1e-3, atol=1e-5)
+
+
+MODELS = {
+    "whole blocks": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.Flatten()
+    ),
+    "stride and groups": lambda: nn.Sequential(
+        nn.Conv2d(3, 12, 3, stride=2, bias=False), nn.ReLU(), nn.Conv2d(12, 8, 2, groups=4), nn.Flatten()
+    ),
+    "no sequence": lambda: nn.Sequential(nn.Flatten(), nn.Linear(216, 9), nn.LayerNorm(9)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_of_the_mean_loss_is_autograds(name: str) -> None:
+    torch.manual_seed(0)
+    body = MODELS[name]()
+    width = body(torch.zeros(1, 3, 9, 8)).shape[1]
+    model = nn.Sequential(body, nn.ReLU(), nn.Linear(width, 4))
+    learner = Learner(model, COLOUR, CPU)
+    assert learner.book is not None
+    assert learner.book.chained == (name != "no sequence")
+    batch = batch_of(COLOUR, 6)
+    functional.cross_entropy(model(batch.features), batch.targets).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    found = mean_gradient(learner, learner.initial(), batch)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
