@@ -9,8 +9,11 @@ from scipy.stats import multivariate_normal
 from coterie.clustering.embedding import centred_gram
 from coterie.clustering.evidence import (
     Spread,
+    _merges,
     _prior_variance,
+    log_evidence,
     log_likelihood,
+    log_odds_of_splits,
     most_likely_number,
     spread_within,
 )
@@ -63,3 +66,52 @@ def test_the_number_of_clusters_does_not_grow_with_variation_in_few_directions()
         gram = centred_gram(points)
         partitions = {k: best_partition(gram, np.ones(18), k, trial) for k in range(2, 9)}
         assert most_likely_number(gram, np.full(18, 1e-4), 100, partitions) == 3
+
+
+def test_the_merges_of_a_tree_add_up_to_all_that_is_between_clusters() -> None:
+    """Also with releases of unequal noise, each counting as much as its noise allows."""
+    rng = np.random.default_rng(3)
+    labels = np.array([0, 0, 1, 2, 2, 2, 3, 3, 1, 4, 4])
+    points = rng.normal(size=(11, 7)) + 3 * rng.normal(size=(5, 7))[labels]
+    spread = Spread(rng.uniform(0.5, 2.0, size=11), 0.8, 7)
+    weights = 1.0 / spread.totals
+    centre = weights @ points / weights.sum()
+    between = 0.0
+    for cluster in range(5):
+        own = labels == cluster
+        mean = weights[own] @ points[own] / weights[own].sum()
+        between += weights[own].sum() * float(((mean - centre) ** 2).sum())
+    ratios = _merges(centred_gram(points), spread, labels)
+    assert len(ratios) == 4
+    assert ratios.sum() == pytest.approx(between)
+
+
+def nested(rng: np.random.Generator, near: float) -> tuple[np.ndarray, np.ndarray]:
+    """Four clusters of five in two far pairs, whose members are `near` apart, under noise of one."""
+    labels = np.repeat(np.arange(4), 5)
+    centres = np.zeros((4, 200))
+    centres[2:, 0] = 400.0
+    centres[1, 1] = centres[3, 2] = near
+    return centres[labels] + rng.normal(size=(20, 200)), labels
+
+
+def test_clusters_much_closer_than_the_rest_are_found_and_nothing_closer() -> None:
+    for trial in range(10):
+        for near, expected in ((12.0, 4), (0.0, 2)):
+            points, _ = nested(np.random.default_rng(trial), near)
+            gram, noise = centred_gram(points), np.ones(20)
+            partitions = {k: best_partition(gram, np.ones(20), k, trial) for k in range(2, 8)}
+            assert most_likely_number(gram, noise, 200, partitions) == expected
+            spread = spread_within(gram, noise, 200, partitions[4])
+            pooled = {k: log_evidence(gram, spread, labels) for k, labels in partitions.items()}
+            # What the second rule is for: the first would merge the near ones.
+            assert max(pooled, key=pooled.__getitem__) == 2
+
+
+def test_a_split_that_noise_would_show_has_odds_against_it() -> None:
+    """The best halves of 12 releases that are noise alone, 300 times: never odds for a split."""
+    for trial in range(300):
+        points = np.random.default_rng(trial).normal(size=(12, 60))
+        gram = centred_gram(points)
+        halves = best_partition(gram, np.ones(12), 2, trial)
+        assert log_odds_of_splits(gram, Spread(np.ones(12), 0.0, 60), halves) < 0.0

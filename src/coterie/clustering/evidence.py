@@ -4,9 +4,14 @@ The model: cluster centres are drawn around an unknown mean, and a release is it
 noise that was added for privacy, whose size is public, plus what a client's sample of records adds. Centres
 and mean integrate out in closed form, so partitions into different numbers of clusters can be compared
 without a penalty chosen by hand, at any noise, length of releases or size of clusters.
+
+That model expects centres about equally far from each other, gains by pooling what they have in common, and
+would merge two that are much closer than the rest. A second one looks at every split alone: the clusters of
+a partition form a tree of merges, and the difference between the halves of each is either noise or has a
+length of its own. The number of clusters is the larger of what the two speak for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +20,8 @@ from coterie.clustering.partition import Floats, Labels
 
 DIRECTIONS = 8
 """Number of directions that hold most of what a sample of records adds (participation ratio, measured)."""
+SPLIT_PENALTY = 5.0
+"""Log-odds against each split: one that noise would show by chance once in 150 times is no split."""
 _LEAST_PRIOR = 0.02
 """Variance of centres, in units of the spread, below which the estimate is not trusted."""
 
@@ -95,8 +102,56 @@ def log_evidence(gram: Floats, spread: Spread, labels: Labels) -> float:
     return log_likelihood(gram, spread, labels, clusters) - len(labels) * float(np.log(clusters))
 
 
+def log_odds_of_splits(gram: Floats, spread: Spread, labels: Labels) -> float:
+    """Evidence that every split in the tree of a partition's clusters is one, against a single cluster.
+
+    The differences between the halves of the merges are independent of each other. One that is r times as
+    long (squared) as its noise makes it on average is f/2 (r - 1 - log r) more likely under the length that
+    fits it best, f being the coordinates it is the sum of: also Chernoff's bound for noise to be so long.
+    """
+    clusters = int(labels.max()) + 1
+    ratios = np.maximum(_merges(gram, spread, labels), 1.0)
+    found = spread.freedom / 2 * float((ratios - 1.0 - np.log(ratios)).sum())
+    return found - len(labels) * float(np.log(clusters)) - SPLIT_PENALTY * (clusters - 1)
+
+
+def _merges(gram: Floats, spread: Spread, labels: Labels) -> Floats:
+    """Squared distance of the halves of each merge over what their errors make of it (Ward's tree)."""
+    members = np.eye(int(labels.max()) + 1)[labels] / spread.totals[:, None]
+    mass = members.sum(axis=0)
+    means = members / mass
+    inner = means.T @ gram @ means
+    ratios = []
+    while len(mass) > 1:
+        lengths = np.diag(inner)
+        apart = (lengths[:, None] + lengths[None] - 2 * inner) / (1.0 / mass[:, None] + 1.0 / mass[None])
+        np.fill_diagonal(apart, np.inf)
+        kept, gone = sorted(divmod(int(apart.argmin()), len(mass)))
+        ratios.append(float(apart[kept, gone]))
+        joined = np.eye(len(mass))
+        joined[[kept, gone], kept] = mass[[kept, gone]] / (mass[kept] + mass[gone])
+        joined = np.delete(joined, gone, axis=1)
+        inner = joined.T @ inner @ joined
+        mass[kept] += mass[gone]
+        mass = np.delete(mass, gone)
+    return np.array(ratios)
+
+
 def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions: Mapping[int, Labels]) -> int:
-    """The number of clusters with the most evidence, given the best partition into each number.
+    """The number of clusters that the releases speak for, given the best partition into each number."""
+    return max(
+        _best_number(gram, noise, dimensions, partitions, rule) for rule in (log_evidence, log_odds_of_splits)
+    )
+
+
+def _best_number(
+    gram: Floats,
+    noise: Floats,
+    dimensions: int,
+    partitions: Mapping[int, Labels],
+    rule: Callable[[Floats, Spread, Labels], float],
+) -> int:
+    """The number with the most evidence by one rule.
 
     The variation inside clusters is estimated from a partition, so it depends on the answer. It starts from
     the finest partition with two releases to a cluster, where it is smallest and can still be seen, and then
@@ -105,19 +160,12 @@ def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions:
     paired = [number for number in partitions if 2 * number <= len(gram)]
     reference = max(paired, default=min(partitions))
     while True:
-        scores = evidence_by_number(gram, noise, dimensions, partitions, reference)
+        spread = spread_within(gram, noise, dimensions, partitions[reference])
+        scores = {number: rule(gram, spread, labels) for number, labels in partitions.items()}
         best = max(scores, key=scores.__getitem__)
         if best >= reference:
             return best
         reference = best
-
-
-def evidence_by_number(
-    gram: Floats, noise: Floats, dimensions: int, partitions: Mapping[int, Labels], reference: int
-) -> dict[int, float]:
-    """Log-evidence of every partition, with the spread found inside the clusters of one of them."""
-    spread = spread_within(gram, noise, dimensions, partitions[reference])
-    return {number: log_evidence(gram, spread, labels) for number, labels in partitions.items()}
 
 
 def _prior_variance(gram: Floats, spread: Spread, clusters: int) -> float:

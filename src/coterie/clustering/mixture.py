@@ -75,10 +75,7 @@ def choose_mixture(
     gram, noise, dimensions = _read(releases)
     partitions = {clusters: _partition(gram, noise, clusters, seed) for clusters in candidates}
     fitted = {clusters: _mixture(gram, noise, dimensions, labels) for clusters, labels in partitions.items()}
-    # The evidence expects centres about equally far from each other and would merge two that are much closer
-    # than the rest, however plain they are to see.
-    plain = [clusters for clusters, mixture in fitted.items() if mixture.overlap <= CLEAR_OVERLAP]
-    chosen = max([most_likely_number(gram, noise, dimensions, partitions), *plain])
+    chosen = most_likely_number(gram, noise, dimensions, partitions)
     return fitted[chosen], {clusters: mixture.separation for clusters, mixture in fitted.items()}
 
 
