@@ -75,6 +75,26 @@ def test_a_client_that_did_not_answer_changes_nothing() -> None:
     np.testing.assert_allclose(algorithm.models(run(algorithm, engine, 2, 1)).model_of("client-1"), 1.0)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["global", "r-dpcfl", "km-cdpfl", "oracle"])
+def test_a_release_that_is_not_finite_counts_as_no_answer(
+    name: str, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoilt(job: TrainJob, release: str) -> Vector:
+        vector = clustered(job, release)
+        if job.client == "client-4":
+            vector[2] = value
+        return vector
+
+    kind = find_algorithm(Unit.RECORD, name)
+    truth = {"truth": CLUSTER_OF} if name == "oracle" else {}
+    algorithm = kind(kind.settings_type(), Schedule(rounds=4), PRIVACY, **truth)
+    with caplog.at_level("WARNING"):
+        reached = run(algorithm, ScriptedEngine(spoilt), 9, 4)
+    assert np.isfinite(algorithm.models(reached).models).all()
+    assert "left out, their releases are not finite: client-4" in caplog.text
+
+
 # --- r-dpcfl ----------------------------------------------------------------------------------------
 
 CLUSTER_OF = {f"client-{index}": index // 3 for index in range(9)}
@@ -212,7 +232,7 @@ def test_a_round_repeats_exactly_from_the_same_state() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "clients", "key"),
-    [({"clusters": 10}, 9, "algorithm.clusters"), ({}, 2, "algorithm.candidates")],
+    [({"clusters": 10}, 9, "algorithm.clusters"), ({"candidates": (5,)}, 4, "algorithm.candidates")],
 )
 def test_more_clusters_than_clients_are_refused(settings: dict[str, int], clients: int, key: str) -> None:
     with pytest.raises(InputError, match=key):
@@ -283,3 +303,15 @@ def test_a_budget_for_nobody_is_refused() -> None:
     privacy = PrivacySettings(delta=1e-3, budgets={"client-77": {"epsilon": 2}})  # type: ignore[dict-item]
     with pytest.raises(InputError, match=r"privacy.budgets: no client is called 'client-77'"):
         RDPCFL(RDPCFLSettings(name="r-dpcfl"), Schedule(rounds=20), privacy).plan(facts_of(9))
+
+
+def test_two_clients_are_told_what_can_be_done_with_them() -> None:
+    with pytest.raises(InputError, match=r"auto cannot tell clusters among 2 clients, .* here: 2, or"):
+        rdpcfl(4).plan(facts_of(2))
+    rdpcfl(4, clusters=2).plan(facts_of(2))
+
+
+def test_a_sketch_is_no_longer_than_the_model() -> None:
+    rdpcfl(4, sketch_dimensions=4).plan(facts_of(5))
+    with pytest.raises(InputError, match=r"sketch_dimensions: 5 is more than the model's 4 parameters"):
+        rdpcfl(4, sketch_dimensions=5).plan(facts_of(5))

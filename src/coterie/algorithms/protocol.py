@@ -15,6 +15,7 @@ its one planned, composed release contains. An algorithm holds a handle; who was
 and what anyone's update is never reaches it.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Sche
 from coterie.groups import Structure, Watched
 from coterie.privacy import PrivacyPlan, Unit
 from coterie.privacy.released import Released
+
+log = logging.getLogger(__name__)
 
 Vector: TypeAlias = NDArray[np.float32]
 """All parameters of one model, flat; the layout is the model's and public."""
@@ -281,11 +284,19 @@ Asking: TypeAlias = Generator[Request, Reply, T]
 
 
 def train(release: str, jobs: Sequence[TrainJob]) -> Asking[Mapping[str, Released[Vector]]]:
-    """Yield a `Train` request and return its answer, typed."""
+    """Yield a `Train` request and return its answer, typed.
+
+    A client whose vector holds anything that is not a finite number counts as one that did not answer: in a
+    mean or a mixture it would take everyone else's with it.
+    """
     reply = yield Train(release, tuple(jobs))
     if not isinstance(reply, Updates):
         raise TypeError(f"a Train request was answered with {type(reply).__name__}")
-    return reply.by_client
+    usable = {client: own for client, own in reply.by_client.items() if np.isfinite(own.value).all()}
+    if len(usable) < len(reply.by_client):
+        names = ", ".join(client for client in reply.by_client if client not in usable)
+        log.warning("%s: left out, their releases are not finite: %s", release, names)
+    return usable
 
 
 def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) -> Asking[Mapping[str, int]]:

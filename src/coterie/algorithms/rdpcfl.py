@@ -54,6 +54,11 @@ FIRST_SELECTION = 3
 """Earliest round with private selections: before one round of training all cluster models are equal."""
 
 
+def default_sketch_dimensions(parameters: int) -> int:
+    """Enough to keep distances, few enough to keep noise out: measured best between 50 and 200."""
+    return max(2, min(parameters, 200, max(64, parameters // 10)))
+
+
 class RDPCFLSettings(AlgorithmSettings):
     """Options of r-dpcfl."""
 
@@ -266,9 +271,15 @@ class RDPCFL(Algorithm[RDPCFLState]):
         return PlannedRelease("first round", sketch, 1)
 
     def _sketch_dimensions(self, parameters: int) -> int:
-        if self.settings.sketch_dimensions != "auto":
-            return self.settings.sketch_dimensions
-        return max(2, min(parameters, 200, max(64, parameters // 10)))
+        wanted = self.settings.sketch_dimensions
+        if wanted == "auto":
+            return default_sketch_dimensions(parameters)
+        if wanted > parameters:
+            raise InputError(
+                f"algorithm.sketch_dimensions: {wanted} is more than the model's {parameters} parameters, "
+                f"which a sketch is to be shorter than; allowed: auto, or 2 to {parameters}"
+            )
+        return wanted
 
     def _cluster(self, state: RDPCFLState) -> Asking[RDPCFLState]:
         jobs = [TrainJob(client, state.initial) for client in state.clients]
@@ -314,10 +325,17 @@ class RDPCFL(Algorithm[RDPCFLState]):
             check_clusters(self.settings.clusters, clients, also="auto, or ")
             return [self.settings.clusters]
         allowed = [candidate for candidate in self.settings.candidates if candidate < clients]
+        if clients < 3:
+            found = "2 clients" if clients == 2 else "1 client"
+            instead = "2, or another algorithm" if clients == 2 else "another algorithm"
+            raise InputError(
+                f"algorithm.clusters: auto cannot tell clusters among {found}, it takes 3 or more; "
+                f"allowed here: {instead} (local, global)"
+            )
         if not allowed:
             raise InputError(
                 f"algorithm.candidates: {list(self.settings.candidates)} leaves nothing to try with "
-                f"{clients} clients; allowed: numbers from 2 to one less than the number of clients"
+                f"{clients} clients; allowed: numbers from 2 to {clients - 1}"
             )
         return allowed
 

@@ -89,6 +89,9 @@ def draw_labels(responsibilities: Floats, rng: np.random.Generator) -> Labels:
 def _read(releases: Releases) -> tuple[Floats, Floats, int]:
     """Inner products around the mean, variance of the noise of each, and the number of coordinates."""
     vectors = np.stack([release.value for release in releases])
+    if not np.isfinite(vectors).all():
+        wrong = int((~np.isfinite(vectors).all(axis=1)).sum())
+        raise ValueError(f"releases: {wrong} of {len(vectors)} are not finite; allowed: finite vectors")
     noise = np.array([release.noise_std**2 for release in releases], dtype=np.float64)
     return centred_gram(vectors), noise, vectors.shape[1]
 
