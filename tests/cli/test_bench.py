@@ -7,17 +7,30 @@ import torch
 
 from coterie.cli.bench import bench
 from coterie.experiment import bench as measuring
-from coterie.experiment.bench import BenchResult, Row, Scaling, Work
-from coterie.experiment.peers import installed_peers
+from coterie.experiment import timing
+from coterie.experiment.bench import BenchResult, Scaling, Work
+from coterie.experiment.bench_rounds import RoundWork, compare_rounds
+from coterie.experiment.peers import installed_peers, installed_round_peers
+from coterie.experiment.timing import Row
 
 TINY = Work("softmax", clients=2, steps=2, batch=4, shape=(1, 4, 4))
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "PAUSE", 0.0)
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command with a table that was measured before."""
-    rows = (Row("cnn", "ours", 4000.0, None), Row("cnn", "opacus", 1000.0, 4.0))
+    rows = (
+        Row("cnn", "ours", 4000.0, None),
+        Row("cnn", "opacus", 1000.0, 4.0),
+        Row("softmax", "opacus", 1000.0, 5.0),
+        Row("cnn, client-level", "plain_round", 2000.0, 2.0),
+    )
     result = BenchResult("a machine", "2.x", "cpu", rows, (Scaling("clients", (2, 20), (1.0, 10.0)),))
     monkeypatch.setattr("coterie.cli.bench.run_bench", lambda quick, watch: result)
 
@@ -29,6 +42,14 @@ def test_every_installed_peer_is_compared() -> None:
     ours = rows[0].samples_per_second
     for row in rows[1:]:
         assert row.ratio == pytest.approx(ours / row.samples_per_second)
+
+
+def test_a_client_level_round_is_compared_by_the_records_that_went_through() -> None:
+    work = RoundWork(clients=8, sampled=4, records=6, epochs=2, batch=3, model="softmax", shape=(1, 4, 4))
+    rows = compare_rounds(work, CPU, repeats=3, warm_up=0, watch=lambda text: None)
+    assert [row.way for row in rows] == ["ours", *installed_round_peers()]
+    assert rows[1].samples_per_second > 0
+    assert rows[1].ratio == pytest.approx(rows[0].samples_per_second / rows[1].samples_per_second)
 
 
 def test_growth_is_measured_along_an_axis() -> None:
@@ -46,7 +67,7 @@ def test_the_exponent_of_linear_growth_is_one() -> None:
 def test_json_is_one_object_with_ratios(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
     bench(quick=True, json=True)
     content = json.loads(capsys.readouterr().out)
-    assert content["ratios"] == {"opacus": 4.0}
+    assert content["ratios"] == {"opacus": 4.0, "plain_round": 2.0}
     assert content["machine"] == "a machine"
     assert content["scaling"][0]["exponent"] == pytest.approx(1.0)
 

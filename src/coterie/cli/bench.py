@@ -9,6 +9,8 @@ NAMES = {
     "torch_func": "torch.func vmap(grad) (loop over clients)",
     "opacus": "Opacus, hooks (loop over clients)",
     "opacus_ghost": "Opacus, ghost clipping (loop over clients)",
+    "plain_round": "plain PyTorch, no privacy (loop over clients)",
+    "pfl_research": "pfl-research, no privacy",
 }
 
 
@@ -33,7 +35,7 @@ def show(result: BenchResult) -> None:
             for row in result.rows
             if row.model == model
         ]
-        print_table(["way", "sample gradients / s", "ours is"], body, title=model)
+        print_table(["way", "records / s", "ours is"], body, title=model)
     for scaling in result.scaling:
         points = ", ".join(
             f"{size}: {1000 * seconds:.0f} ms"

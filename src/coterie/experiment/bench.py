@@ -6,11 +6,8 @@ ratio in one run does.
 """
 
 import math
-import os
-import platform
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +21,9 @@ import torch
 from coterie.algorithms.protocol import Select, Train, TrainJob
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.local import LocalEngine, coin_key
+from coterie.experiment.bench_rounds import ROUNDS, RoundWork, compare_rounds
 from coterie.experiment.peers import Peer, installed_peers
+from coterie.experiment.timing import OURS, Row, Way, machine_name, take_turns, timed
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
     Adjacency,
@@ -43,12 +42,6 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 
 LR, CLIP, NOISE = 0.1, 1.0, 1.0
-WARM_UP = 4
-"""Rounds before those that are timed: kernels are made for every size of batch that comes up."""
-PAUSE = 0.2
-"""Seconds of rest before each turn: threads of the one before stop spinning."""
-ROUNDS = 100_000
-"""Rounds that are planned: the engine decides as for a long run; only a few are timed."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +66,6 @@ class Work:
     @property
     def samples(self) -> int:
         return self.clients * self.steps * self.batch
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way of doing the work."""
-
-    model: str
-    way: str
-    samples_per_second: float
-    ratio: float | None
-    """Our samples per second over this way's; None for our own row."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +95,12 @@ class BenchResult:
 
     @property
     def ratios(self) -> Mapping[str, float]:
-        """Our speed over each peer's, on the first model (the papers' network)."""
-        first = self.rows[0].model
-        return {row.way: row.ratio for row in self.rows if row.model == first and row.ratio is not None}
+        """Our speed over each peer's, the first time that it appears (on the papers' network)."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            if row.ratio is not None:
+                found.setdefault(row.way, row.ratio)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,19 +123,14 @@ def run_bench(quick: bool, watch: Callable[[str], None] = lambda text: None) -> 
     rows: list[Row] = []
     for work in works:
         rows += _compare(work, device, repeats=5 if quick or work.model == "resnet18" else 9, watch=watch)
+    if quick:
+        rows += compare_rounds(RoundWork(clients=200, sampled=20), device, repeats=3, warm_up=1, watch=watch)
+    else:
+        rows += compare_rounds(
+            RoundWork(clients=1000, sampled=100), device, repeats=3, warm_up=1, watch=watch
+        )
     scaling = () if quick else tuple(_scale(device, watch))
     return BenchResult(machine_name(), torch.__version__, device.type, tuple(rows), scaling)
-
-
-def machine_name() -> str:
-    """Processor, cores and GPU of this machine, as one line."""
-    name = platform.processor() or platform.machine()
-    facts = Path("/proc/cpuinfo")
-    if facts.exists():
-        models = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{name}, {os.cpu_count()} cores{gpu}"
 
 
 # --- ours and theirs --------------------------------------------------------------------------------
@@ -161,39 +141,18 @@ def _compare(work: Work, device: torch.device, repeats: int, watch: Callable[[st
         start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
         request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))
         rounds = iter(range(1, ROUNDS))
-        ways: dict[str, Callable[[], object]] = {"ours": lambda: engine.answer(request, next(rounds))}
+
+        def ours() -> int:
+            engine.answer(request, next(rounds))
+            return work.samples
+
+        ways: dict[str, Way] = {OURS: ours}
         for name, peer in installed_peers().items():
             ways[name] = _loop(work, device, peer)
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for repeat in range(WARM_UP + repeats):
-            # In turns, to and fro: what else happens on the machine meets everyone alike.
-            for name, run in list(ways.items())[:: 1 if repeat % 2 else -1]:
-                watch(f"{work.model}: {name}, {repeat} of {WARM_UP + repeats}")
-                seconds = _timed(run, device)
-                if repeat >= WARM_UP:
-                    times[name].append(seconds)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return [
-        Row(
-            work.model,
-            name,
-            work.samples / seconds,
-            None if name == "ours" else seconds / medians["ours"],
-        )
-        for name, seconds in medians.items()
-    ]
+        return take_turns(work.model, ways, device, repeats, watch)
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
-    time.sleep(PAUSE)
-    began = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def _loop(work: Work, device: torch.device, peer: Peer) -> Callable[[], None]:
+def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
     """A peer's round: one client after the other, torch's threads inside."""
     steps, batches = [], []
     for client in _federation(work).clients:
@@ -201,10 +160,11 @@ def _loop(work: Work, device: torch.device, peer: Peer) -> Callable[[], None]:
         steps.append(peer(model, LR, CLIP, NOISE))
         batches.append(Batch.of(client.train, device))
 
-    def run() -> None:
+    def run() -> int:
         for step, records in zip(steps, batches, strict=True):
             for batch in records.split(work.batch):
                 step(batch.features, batch.targets)
+        return work.samples
 
     return run
 
@@ -301,7 +261,11 @@ def _grow(
 
 
 def _median_answer(engine: LocalEngine, request: Train | Select, device: torch.device) -> float:
-    times = [_timed(partial(engine.answer, request, number), device) for number in range(1, 7)]
+    def answer(number: int) -> int:
+        engine.answer(request, number)
+        return 0
+
+    times = [timed(partial(answer, number), device)[1] for number in range(1, 7)]
     return statistics.median(times[1:])  # the first one warms up
 
 

@@ -1,15 +1,18 @@
 """What others do for the same work: a Python loop over clients, each with a model of its own.
 
-Only for `coterie bench`. Opacus is a peer to measure against, not a dependency: where it is not installed,
-its rows are missing.
+Only for `coterie bench`. Opacus and pfl-research are peers to measure against, not dependencies: where one is
+not installed, its rows are missing.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -101,4 +104,103 @@ def installed_peers() -> dict[str, Peer]:
     if find_spec("opacus") is not None:
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         peers |= {"opacus": opacus_hooks, "opacus_ghost": opacus_ghost}
+    return peers
+
+
+# --- a round of client-level learning ---------------------------------------------------------------
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+Round = Callable[[], int]
+"""Trains a sample of clients and returns how many."""
+RoundPeer = Callable[[nn.Module, Mapping[str, Arrays], int, float, int, int], Round]
+"""From the model, all clients' records, the number sampled, step size, local epochs and batch to a round."""
+
+
+def plain_round(
+    model: nn.Module, clients: Mapping[str, Arrays], sampled: int, lr: float, epochs: int, batch: int
+) -> Round:
+    """A loop over the sampled clients: load the weights, train, add up the difference."""
+    tables = [tuple(torch.from_numpy(array) for array in arrays) for arrays in clients.values()]
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    rng = np.random.default_rng(0)
+
+    def run() -> int:
+        total = {name: torch.zeros_like(value) for name, value in start.items()}
+        for chosen in rng.choice(len(tables), sampled, replace=False):
+            features, targets = tables[chosen]
+            model.load_state_dict(start)
+            optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+            for _ in range(epochs):
+                for part in torch.split(torch.randperm(len(targets)), batch):
+                    optimiser.zero_grad()
+                    functional.cross_entropy(model(features[part]), targets[part]).backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+            for name, value in model.state_dict().items():
+                total[name] += value - start[name]
+        return sampled
+
+    return run
+
+
+def pfl_round(
+    model: nn.Module, clients: Mapping[str, Arrays], sampled: int, lr: float, epochs: int, batch: int
+) -> Round:
+    """pfl-research's simulation of federated averaging, without noise."""
+    base, averaging = import_module("pfl.algorithm.base"), import_module("pfl.algorithm.federated_averaging")
+    parameters, context = import_module("pfl.hyperparam.base"), import_module("pfl.context")
+    dataset, population = import_module("pfl.data.federated_dataset"), import_module("pfl.common_types")
+    wrapper, simulate = import_module("pfl.model.pytorch"), import_module("pfl.aggregate.simulate")
+
+    class Module(nn.Module):
+        """The model with the two methods that pfl-research asks for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def loss(self, features: Tensor, targets: Tensor, eval: bool = False) -> Tensor:
+            return functional.cross_entropy(self.inner(features), targets.long())
+
+        def metrics(self, features: Tensor, targets: Tensor, eval: bool = True) -> dict[str, Any]:
+            return {}
+
+    module = Module()
+    wrapped = wrapper.PyTorchModel(
+        module,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+    )
+    rng = np.random.default_rng(0)
+    names = list(clients)
+    data = {name: [torch.from_numpy(array) for array in arrays] for name, arrays in clients.items()}
+    people = dataset.FederatedDataset.from_slices(data, lambda: names[rng.integers(len(names))])
+    backend = simulate.SimulatedBackend(training_data=people, val_data=people)
+    algorithm = averaging.FederatedAveraging()
+    settings = context.CentralContext(
+        current_central_iteration=0,
+        do_evaluation=False,
+        cohort_size=sampled,
+        population=population.Population.TRAIN,
+        model_train_params=parameters.NNTrainHyperParams(
+            local_num_epochs=epochs, local_learning_rate=lr, local_batch_size=batch
+        ),
+        model_eval_params=None,
+        algorithm_params=base.NNAlgorithmParams(
+            central_num_iterations=1, evaluation_frequency=1, train_cohort_size=sampled, val_cohort_size=None
+        ),
+        seed=0,
+    )
+
+    def run() -> int:
+        backend.gather_results(wrapped, algorithm, central_context=settings)
+        return sampled
+
+    return run
+
+
+def installed_round_peers() -> dict[str, RoundPeer]:
+    """Every peer of a client-level round that can run here, by the name under which its ratio is reported."""
+    peers: dict[str, RoundPeer] = {"plain_round": plain_round}
+    if find_spec("pfl") is not None:
+        peers["pfl_research"] = pfl_round
     return peers
