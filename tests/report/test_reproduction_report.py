@@ -53,7 +53,8 @@ def test_the_page_has_our_numbers_theirs_and_the_verdict(finished: Reproduced, p
             assert entry.text() in page
             assert entry.printed_text() in page
             assert entry.verdict in page
-    assert "table 3: 92.3 ± 0.4" in page
+    assert "92.3 ± 0.4" in page
+    assert "average (table 3)" in page
     assert "printed: RC-DPFL" in page
     assert "Digits instead of MNIST." in page
 
@@ -133,9 +134,11 @@ def test_every_point_is_marked_and_says_what_it_is() -> None:
 
 
 def test_bars_stand_on_the_axis() -> None:
-    figure = bar_figure("n", "h", ["3", "10"], [("a", [0.0, 2.0])], 2.0, "c", "epsilon")
+    figure = bar_figure("n", "h", ["3", "10"], [("a", [0, 2]), ("b", [None, 1])], "c", "epsilon")
     assert "a, 3: 0" in figure.picture
     assert "a, 10: 2" in figure.picture
+    assert "b, 10: 1" in figure.picture
+    assert "b, 3" not in figure.picture, "what was not run is no zero"
 
 
 def test_scores_are_sorted_as_numbers_and_finite() -> None:

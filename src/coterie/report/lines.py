@@ -88,31 +88,34 @@ def line_figure(
 
 
 def bar_figure(
-    name: str, heading: str, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float]]],
-    top: float, caption: str, x_title: str,
-) -> Figure:  # fmt: skip
-    """Bars beside each other: a group for each place on the axis, a bar of its colour for each series."""
+    name: str,
+    heading: str,
+    groups: Sequence[str],
+    series: Sequence[tuple[str, Sequence[int | None]]],
+    caption: str,
+    x_title: str,
+) -> Figure:
+    """Counts as bars: a group for each place on the axis, in it a bar for each series that has a count."""
     x_axis = Axis(
         -0.5, len(groups) - 0.5, tuple(map(float, range(len(groups)))), lambda at: groups[round(at)]
     )
-    frame = Frame(
-        x_axis, chart.linear_axis(0.0, top, lambda value: f"{value:g}", most=max(2, min(6, int(top) + 1)))
-    )
+    top = max(1, *(value for _, values in series for value in values if value is not None))
+    ticks = tuple(tick for tick in chart.nice_ticks(0, top, 5) if tick == int(tick))
+    frame = Frame(x_axis, Axis(0.0, float(top), ticks, lambda value: f"{value:.0f}"))
     parts, keys = frame.axes(x_title), []
-    width = 0.8 * (frame.at_x(1) - frame.at_x(0)) / len(series)
-    half, floor = min(14.0, width / 2), frame.at_y(0)
-    for index, (label_, values) in enumerate(series):
+    half, floor = min(14.0, 0.4 * (frame.at_x(1) - frame.at_x(0)) / len(series)), frame.at_y(0)
+    for index, (label, values) in enumerate(series):
         colour = chart.series(index)
         for place, value in enumerate(values):
+            if value is None:
+                continue
             middle = frame.at_x(place) + 2 * half * (index - (len(series) - 1) / 2)
             y = frame.at_y(value)
-            said = tag("title", f"{label_}, {groups[place]}: {value:g}")
-            parts.append(
-                tag("rect", said, class_=f"column {colour}", x=middle - 0.85 * half, y=y, width=1.7 * half,
-                    height=max(1.0, floor - y), rx=2)
-            )  # fmt: skip
-            parts.append(chart.label(middle, y - 5, f"{value:g}", class_="tick mid"))
+            shape = {"x": middle - 0.85 * half, "y": y, "width": 1.7 * half, "height": max(1.0, floor - y)}
+            said = tag("title", f"{label}, {groups[place]}: {value}")
+            parts.append(tag("rect", said, class_=f"column {colour}", rx=2, **shape))
+            parts.append(chart.label(middle, y - 5, str(value), class_="tick mid"))
         sample = chart.swatch(tag("rect", class_=f"column {colour}", x=3, y=2, width=10, height=10), width=16)
-        keys.append(chart.Key(label_, sample))
+        keys.append(chart.Key(label, sample))
     picture = drawing(name, heading, caption, frame.width, frame.height, parts)
     return Figure(heading, Markup(picture + legend(keys)), caption)

@@ -6,7 +6,14 @@ from pathlib import Path
 from coterie import __version__
 from coterie.experiment.folder import write_text
 from coterie.experiment.reproductions.running import Reproduced
-from coterie.experiment.reproductions.table import Comparison, Entry, Line, notes, setting_text
+from coterie.experiment.reproductions.table import (
+    Comparison,
+    Entry,
+    Line,
+    Measure,
+    notes,
+    setting_text,
+)
 from coterie.experiment.sweep import ALONE
 from coterie.report import words
 from coterie.report.grid import Comparison as RunsSideBySide
@@ -67,7 +74,7 @@ def _tables(comparison: Comparison) -> Iterator[Markup]:
     columns = [
         Column("Algorithm"),
         Column("Runs", figures=True),
-        *(Column(measure.heading, figures=True) for measure in comparison.measures),
+        *(Column(_heading(comparison, measure), figures=True) for measure in comparison.measures),
         Column("Clusters found", figures=True),
         Column("Minority found", figures=True),
         Column("Charged of planned", figures=True),
@@ -85,10 +92,21 @@ def _tables(comparison: Comparison) -> Iterator[Markup]:
     yield tag("section", [tag("p", note, class_="intro") for note in notes(comparison)])
 
 
+def _heading(comparison: Comparison, measure: Measure) -> str:
+    """The figure, and where its printed numbers stand."""
+    tables = {
+        entry.printed.table
+        for line in comparison.lines
+        for entry in line.entries
+        if entry.measure is measure and entry.printed is not None
+    }
+    return f"{measure.heading} (table {', '.join(map(str, sorted(tables)))})" if tables else measure.heading
+
+
 def _row(line: Line, comparison: Comparison) -> list[Child]:
     name: Child = line.row
     if line.printed_as is not None:
-        name = [tag("div", line.row), tag("div", f"printed: {line.printed_as}", class_="small")]
+        name = [tag("div", line.row), tag("div", f"printed: {line.printed_as}", class_="theirs")]
     return [
         name,
         str(len(line.runs)),
@@ -103,11 +121,10 @@ def _cell(entry: Entry) -> Child:
     ours = tag("div", tag("strong", entry.text()))
     if not entry.printed_text():
         return ours
-    where = f"table {entry.printed.table}: " if entry.printed else ""
     return [
         ours,
-        tag("div", f"{where}{entry.printed_text()}", class_="small"),
-        tag("div", entry.verdict, class_="small") if entry.verdict else None,
+        tag("div", entry.printed_text(), class_="theirs"),
+        tag("div", entry.verdict, class_="theirs") if entry.verdict else None,
     ]
 
 

@@ -68,7 +68,7 @@ def _found(runs: Comparison, heading: str, of: Callable[[CellRun], bool | None])
     series = [
         (
             f"{name} (of {max(len(each.runs) for each in known.values())})",
-            [float(sum(bool(of(run)) for run in known[e].runs)) if e in known else 0.0 for e in budgets],
+            [sum(bool(of(run)) for run in known[e].runs) if e in known else None for e in budgets],
         )
         for name, known in by_name.items()
     ]
@@ -77,7 +77,6 @@ def _found(runs: Comparison, heading: str, of: Callable[[CellRun], bool | None])
         heading,
         [f"{budget:g}" for budget in budgets],
         series,
-        max(1.0, *(float(len(each.runs)) for each in searching)),
         "Only algorithms that look for clusters; in brackets how many runs there were for each budget.",
         "epsilon",
     )

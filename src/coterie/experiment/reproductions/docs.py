@@ -13,7 +13,7 @@ from pathlib import Path
 from coterie.errors import InputError
 from coterie.experiment.folder import write_text
 from coterie.experiment.reproductions.running import Reproduced
-from coterie.experiment.reproductions.table import MEASURES, Comparison, Entry, notes, setting_text
+from coterie.experiment.reproductions.table import Comparison, Entry, notes, setting_text
 
 END = "<!-- end -->"
 
@@ -52,13 +52,14 @@ def table(result: Reproduced) -> str:
 
 
 def _rows(comparison: Comparison, setting: dict[str, object]) -> list[str]:
-    headings = [setting_text(setting) or "algorithm", "runs", *(measure.heading for measure in MEASURES)]
+    shown = comparison.measures
+    headings = [setting_text(setting) or "algorithm", "runs", *(measure.heading for measure in shown)]
     headings += ["clusters found", "charged"]
     body = [
         [
             line.row,
             str(len(line.runs)),
-            *(_cell(entry) for entry in line.entries),
+            *(_cell(entry) for entry in line.entries if entry.measure in shown),
             line.clusters_found,
             "as planned" if all(run.charged.exact for run in line.runs) else line.charged,
         ]
