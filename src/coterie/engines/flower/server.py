@@ -116,18 +116,16 @@ class Post:
         read: Callable[[str, RecordDict], T],
         group: str = "",
     ) -> Answers[T]:
-        """Send each site its message and read what comes back in time."""
+        """Send each site its message and read what comes back in time.
+
+        A site that went away and came back is sent the same message again: it answers as it did before, or
+        as it would have, and is charged once.
+        """
         began = time.monotonic()
         names = list(contents)
-        sent = self.grid.push_messages(
-            [
-                Message(contents[name], self.nodes[name], kind, ttl=self.patience.answer, group_id=group)
-                for name in names
-            ]
-        )
-        waiting = {identity: name for identity, name in zip(sent, names, strict=True) if identity}
+        waiting, missing = self._send(kind, contents, group, self.patience.answer)
         answered: dict[str, T] = {}
-        missing = {name: "not sent" for name in names if name not in waiting.values()}
+        away: dict[str, float] = {}
         others_done: float | None = None
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
@@ -143,14 +141,22 @@ class Post:
                 except _Unanswered as reason:
                     missing[name] = str(reason)
             now = time.monotonic()
+            left = self.patience.answer - (now - began)
             if set(waiting.values()) <= self._late and others_done is None:
                 others_done = now
             # Who was late before is given as long again as the others took, not the whole time.
             grace = others_done is not None and now - others_done >= others_done - began
-            if waiting and (grace or now - began >= self.patience.answer):
+            if waiting and (grace or left <= 0):
                 missing.update(dict.fromkeys(waiting.values(), "no answer in time"))
                 self._late |= set(waiting.values())
                 break
+            for name in self._returned(set(waiting.values()), away, now):
+                waiting = {identity: other for identity, other in waiting.items() if other != name}
+                again, _ = self._send(kind, {name: contents[name]}, group, left)
+                waiting.update(again)
+            lost = {name for name, since in away.items() if now - since > self.patience.rejoin}
+            missing.update(dict.fromkeys(lost & set(waiting.values()), "went away"))
+            waiting = {identity: name for identity, name in waiting.items() if name not in lost}
             if waiting:
                 time.sleep(self.patience.poll)
         return Answers(
@@ -158,6 +164,29 @@ class Post:
             {name: missing[name] for name in names if name in missing},
             time.monotonic() - began,
         )
+
+    def _send(
+        self, kind: str, contents: Mapping[str, RecordDict], group: str, seconds: float
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Who waits under which number, and who could not be sent anything."""
+        names = list(contents)
+        sent = self.grid.push_messages(
+            [Message(contents[name], self.nodes[name], kind, ttl=seconds, group_id=group) for name in names]
+        )
+        waiting = {identity: name for identity, name in zip(sent, names, strict=True) if identity}
+        return waiting, {name: "not sent" for name in names if name not in waiting.values()}
+
+    def _returned(self, waiting: set[str], away: dict[str, float], now: float) -> list[str]:
+        """Those who were away and are there again; notes since when the others are not."""
+        if not waiting:
+            return []
+        there = self.online()
+        back = [name for name in away if name in waiting and name in there]
+        for name in back:
+            del away[name]
+        for name in waiting - there:
+            away.setdefault(name, now)
+        return back
 
     def _read(self, name: str, reply: Message, read: Callable[[str, RecordDict], T]) -> T:
         if reply.has_error():

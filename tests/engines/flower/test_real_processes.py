@@ -1,0 +1,181 @@
+"""R-DPCFL between five real processes with TLS and keys, and a stranger at the door."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from real_federation import PATIENCE, RealFederation, processes_about
+from site_folders import NAMES, TRUTH, write_sites
+
+from coterie.engines.flower import runtime
+from coterie.engines.flower.keys import make_site_key
+from coterie.engines.flower.processes import environment
+from coterie.experiment import checkpoint, runner
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import RunFolder
+
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
+    """A server that waits for its sites; the tests below run in their order."""
+    folder = tmp_path_factory.mktemp("real")
+    sites = write_sites(folder / "data")
+    experiment = {
+        "data": {"name": "folder", "path": str(folder / "data" / "together")},
+        "federation": {"kind": "natural"},
+        "algorithm": {"name": "r-dpcfl", "clusters": 2},
+        "privacy": {"epsilon": 8},
+        "schedule": {"rounds": ROUNDS, "batch": 40},
+        "evaluation": {"references": False, "every": ROUNDS},
+    }
+    with RealFederation(folder, sites, experiment) as made:
+        (folder / "truth.json").write_text(json.dumps(TRUTH))
+        made.serve("--truth", str(folder / "truth.json"))
+        assert not made.server_ended, made.log("server")
+        yield made
+
+
+# --- a stranger who holds only the authority's certificate, at the public port -----------------------
+
+
+@pytest.fixture
+def public(federation: RealFederation) -> dict[str, Any]:
+    return {
+        "server_address": f"127.0.0.1:{federation.port}",
+        "insecure": False,
+        "root_certificates": federation.keys.authority.read_bytes(),
+    }
+
+
+def refused(call: Any, *arguments: Any) -> int:
+    with pytest.raises(httpx.HTTPStatusError) as mistake:
+        call(*arguments)
+    status: int = mistake.value.response.status_code
+    return status
+
+
+def test_a_stranger_can_neither_register_a_key_nor_submit_a_run(public: dict[str, Any]) -> None:
+    version = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    control = ControlHttpClient.from_server_address(**public, interceptors=version)
+    key = public_key_to_bytes(generate_key_pairs()[1])
+    assert refused(control.RegisterNode, RegisterNodeRequest(public_key=key)) == 404
+    assert refused(control.StartRun, StartRunRequest()) == 404
+    assert refused(control.ListNodes, ListNodesRequest()) == 404
+    control.close()
+
+
+def test_a_stranger_cannot_join(federation: RealFederation, public: dict[str, Any]) -> None:
+    private, key = generate_key_pairs()
+    interceptors = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(private, key),
+    ]
+    encoded = public_key_to_bytes(key)
+    with FleetHttpClient.from_server_address(**public, interceptors=interceptors) as fleet:
+        assert refused(fleet.RegisterNode, RegisterNodeFleetRequest(public_key=encoded)) == 404
+        status = refused(fleet.ActivateNode, ActivateNodeRequest(public_key=encoded, heartbeat_interval=30))
+        assert 400 <= status < 500
+    # The same with Flower's own program, as somebody with a key of their own would start it.
+    stranger = make_site_key(federation.folder / "stranger", "stranger")
+    arguments = ["--superlink", public["server_address"], "--root-certificates", federation.keys.authority]
+    ended = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "flower-supernode", *arguments),
+            *("--auth-supernode-private-key", stranger, "--max-retries", "1", "--port", "0"),
+            *("--isolation", "process"),
+        ],
+        env=environment(federation.folder / "stranger" / "flwr"),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert b"Failed to initialize the connection" in ended.stdout + ended.stderr
+
+
+def test_a_stranger_cannot_take_the_servers_task(federation: RealFederation, public: dict[str, Any]) -> None:
+    desk = runtime.TaskDesk(
+        public["server_address"], b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP
+    )
+    with pytest.raises(runtime.Unreachable):
+        desk.acquire()
+    desk.close()
+    # Not even from inside, on the link's own port, without the secret.
+    inside = inner_address(federation)
+    desk = runtime.TaskDesk(inside, b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP)
+    assert 400 <= refused(desk._client.AcquireTask, runtime.AcquireTaskRequest(supported_task_types=[])) < 500
+    desk.close()
+    secret = federation.run.with_name("run.link") / "task.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def inner_address(federation: RealFederation) -> str:
+    """Where the link itself listens: on loopback, on a port that only its command line tells."""
+    for number in processes_about(federation.folder):
+        words = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
+        if any(word.endswith("flower-superlink") for word in words) and "--database" in words:
+            host, port = words[words.index("--host") + 1], words[words.index("--port") + 1]
+            assert host == "127.0.0.1"
+            return f"{host}:{port}"
+    raise AssertionError("no link is running")
+
+
+# --- the sites come ---------------------------------------------------------------------------------
+
+
+def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federation: RealFederation) -> None:
+    for name in NAMES:
+        federation.join(name)
+    federation.wait_for_end()
+    assert federation.server is not None
+    assert federation.server.returncode == 0, federation.log("server")
+    result = json.loads(federation.out("server"))
+    assert result["clusters_found"] is True
+    assert result["rounds"] == ROUNDS
+    assert all(tally == {"answered": ROUNDS + 1, "missed": 0} for tally in result["participation"].values())
+    chosen = read_experiment(federation.experiment, ["seeds.noise=5"])
+    alone = runner.run(chosen, federation.folder / "alone")
+    kind = runner.find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
+    states = [
+        vars(saved.state)
+        for out in (federation.run, federation.folder / "alone")
+        if (saved := checkpoint.load(RunFolder(out).checkpoint, kind)) is not None
+    ]
+    for name, value in states[1].items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(states[0][name], value, err_msg=name)
+        else:
+            assert states[0][name] == value, name
+    assert result["epsilon"] == alone.epsilon
+    for name in NAMES:
+        books = federation.sites[name] / ".coterie"
+        assert federation.joined[name].returncode == 0, federation.log(name)
+        assert json.loads((books / "finished.json").read_text())["epsilon"] == pytest.approx(
+            result["asked"][name]
+        )
+        assert not (books / "noise.key").exists()
+
+
+def test_nothing_is_left_running(federation: RealFederation) -> None:
+    federation.stop()
+    assert processes_about(federation.folder) == []
+    assert not any(os.path.exists(f"/proc/{process.pid}") for process in federation.joined.values())
