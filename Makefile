@@ -1,12 +1,13 @@
 # make demo   environment, install, the built-in comparison, where its report is
 # make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
+# make test-deployment   real servers and sites over Flower, killed, stopped and lied to; some minutes
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test test-deployment bench lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/coterie compare --out runs/demo --resume
@@ -16,6 +17,9 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-deployment: $(VENV)/installed-dev
+	$(BIN)/pytest -m deployment tests/engines/flower
 
 bench: $(VENV)/installed-dev
 	$(BIN)/coterie bench

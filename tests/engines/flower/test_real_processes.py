@@ -26,7 +26,7 @@ from site_folders import NAMES, TRUTH, write_sites
 
 from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import make_site_key
-from coterie.engines.flower.processes import environment
+from coterie.engines.flower.processes import environment, free_port
 from coterie.experiment import checkpoint, runner
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
@@ -100,7 +100,7 @@ def test_a_stranger_cannot_join(federation: RealFederation, public: dict[str, An
     ended = subprocess.run(
         [
             *(Path(sys.executable).parent / "flower-supernode", *arguments),
-            *("--auth-supernode-private-key", stranger, "--max-retries", "1", "--port", "0"),
+            *("--auth-supernode-private-key", stranger, "--max-retries", "1", "--port", str(free_port())),
             *("--isolation", "process"),
         ],
         env=environment(federation.folder / "stranger" / "flwr"),

@@ -1,0 +1,65 @@
+"""`coterie join` as somebody else's program: the same site, made odd in chosen rounds. Started by tests.
+
+    python odd_site.py '{"slow": 3}' join --data ...
+
+- slow ROUND: says in its folder that it trains (`training`), after the charge, and then takes its time.
+- nan, huge, garbage ROUND: answers that, after having computed and been charged like everybody else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message, RecordDict
+
+from coterie.cli.main import main
+from coterie.engines import clients
+from coterie.engines.flower import messages
+from coterie.engines.flower.site import Books, Site
+
+SECONDS = 600.0
+
+
+def make_odd(oddities: dict[str, int]) -> None:
+    train, handle, once = clients.train_privately, Site.handle, Books._once
+    current: list[int] = [0]
+
+    def noted_once(self: Books, asked: Any, *rest: Any) -> Any:
+        current[0] = asked.round
+        return once(self, asked, *rest)
+
+    def slow_train(*arguments: Any, **options: Any) -> Any:
+        marker = Path("training-" + str(current[0]))
+        if current[0] == oddities.get("slow") and not marker.exists():
+            marker.touch()
+            time.sleep(SECONDS)
+        return train(*arguments, **options)
+
+    def odd_handle(self: Site, message: Message) -> RecordDict:
+        answer = handle(self, message)
+        plain = dict(answer.config_records["coterie"])
+        if message.metadata.message_type != messages.TRAIN or "refused" in plain:
+            return answer
+        asked = messages.Asked(plain["contract"], plain["round"], plain["release"])
+        value = answer.array_records["arrays"]["value"].numpy()
+        if asked.round == oddities.get("nan"):
+            return messages.answer_with_vector(asked, value * np.float32("nan"))
+        if asked.round == oddities.get("huge"):
+            return messages.answer_with_vector(asked, value * np.float32(1e6))
+        if asked.round == oddities.get("garbage"):
+            return RecordDict({})
+        return answer
+
+    clients.train_privately = slow_train
+    Books._once = noted_once  # type: ignore[method-assign]
+    Site.handle = odd_handle  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    make_odd(json.loads(sys.argv.pop(1)))
+    main()

@@ -1,0 +1,205 @@
+"""Real processes killed, stopped and lied to; after each, what was spent is what was released.
+
+Longer than a test should take: `make test-deployment` runs these, `make test` does not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from real_federation import HERE, RealFederation, processes_about, wait_until
+from site_folders import NAMES, write_sites
+
+from coterie.engines.flower import messages, server
+from coterie.engines.flower.contract import Contract
+from coterie.engines.flower.link import open_link
+from coterie.engines.flower.messages import Asked, TrainMessage
+from coterie.engines.flower.server import Patience, Post
+from coterie.experiment.deployment import APP, wait_for
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.serving import ServedRun
+
+pytestmark = pytest.mark.deployment
+
+ROUNDS = 10
+ODD = str(HERE / "odd_site.py")
+
+
+def charged(federation: RealFederation, name: str) -> Counter[int]:
+    """How often a site's own ledger says that it was charged, by round."""
+    lines = (federation.sites[name] / ".coterie" / "ledger.jsonl").read_text().splitlines()[1:]
+    return Counter(charge["round"] for line in lines for charge in json.loads(line)["charges"])
+
+
+def released(federation: RealFederation, name: str) -> Counter[int]:
+    """How often it computed a release, by its own log."""
+    return Counter(
+        int(round) for round in re.findall(r"round (\d+) of \d+, \w+: released", federation.log(name))
+    )
+
+
+# --- one federation, one run, everything that can happen to it ---------------------------------------
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
+    folder = tmp_path_factory.mktemp("faults")
+    experiment = {
+        "algorithm": {"name": "global"},
+        "privacy": {"epsilon": 8},
+        "schedule": {"rounds": ROUNDS, "batch": 40},
+    }
+    with RealFederation(folder, write_sites(folder / "data"), experiment) as made:
+        yield made
+
+
+WAITING = ("--answer", "75", "--rejoin", "90")
+
+
+def missing_in(federation: RealFederation, round: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in (federation.run / "participation.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["round"] == round:
+            found = entry["missing"]
+    return found
+
+
+def test_a_liar_is_left_out_of_the_rounds_in_which_it_lies(federation: RealFederation) -> None:
+    federation.serve(*WAITING)
+    slow_amber, slow_birch = json.dumps({"slow": 4}), json.dumps({"slow": 9})
+    federation.join("amber", program=(ODD, slow_amber))
+    federation.join("birch", program=(ODD, slow_birch))
+    federation.join("cedar")
+    federation.join("dune", program=(ODD, json.dumps({"nan": 1, "huge": 2, "garbage": 3})))
+    federation.wait_for_round(3)
+    assert "not finite" in missing_in(federation, 1)["dune"]
+    assert "no honest site" in missing_in(federation, 2)["dune"]
+    assert "garbage" in missing_in(federation, 3)["dune"]
+    for round in (1, 2, 3):
+        assert set(missing_in(federation, round)) == {"dune"}
+
+
+def test_a_site_killed_while_it_trains_comes_back_and_is_charged_once(federation: RealFederation) -> None:
+    wait_until("amber trains in round 4", (federation.folder / "training-4").exists)
+    assert charged(federation, "amber")[4] == 1  # before the answer, and it stands
+    federation.kill(federation.joined["amber"])
+    federation.join("amber")
+    federation.wait_for_round(4)
+    # It is sent the same message again once it is back; on a busy machine that may come too late.
+    assert set(missing_in(federation, 4)) <= {"amber"}
+    assert charged(federation, "amber")[4] == 1
+
+
+def test_a_site_that_hangs_is_missing_and_what_it_missed_is_not_executed(federation: RealFederation) -> None:
+    federation.joined["cedar"].send_signal(signal.SIGSTOP)
+    before = federation.rounds()
+
+    def missed_rounds() -> list[int]:
+        return [round for round in (before + 1, before + 2) if "cedar" in missing_in(federation, round)]
+
+    wait_until("a round without cedar", missed_rounds)
+    [missed] = missed_rounds()[:1]
+    assert missing_in(federation, missed)["cedar"] == "no answer in time"
+    federation.joined["cedar"].send_signal(signal.SIGCONT)
+    wait_until("cedar refuses the old message", lambda: "late" in federation.log("cedar"))
+    assert charged(federation, "cedar")[missed] == 0
+
+
+def test_a_server_killed_between_rounds_goes_on(federation: RealFederation) -> None:
+    assert federation.server is not None
+    done = federation.rounds()
+    federation.wait_for_round(min(done + 1, 8))
+    federation.kill(federation.server)
+    federation.serve("--resume", *WAITING)
+
+
+def test_a_server_killed_inside_a_round_goes_on(federation: RealFederation) -> None:
+    assert federation.server is not None
+    wait_until("birch trains in round 9", (federation.folder / "training-9").exists)
+    federation.kill(federation.server)
+    federation.kill(federation.joined["birch"])
+    federation.join("birch")
+    federation.serve("--resume", *WAITING)
+    federation.wait_for_end()
+    assert federation.server.returncode == 0, federation.log("server")
+
+
+def test_after_all_that_what_was_spent_is_what_was_released(federation: RealFederation) -> None:
+    result = json.loads(federation.out("server").splitlines()[-1])
+    assert result["rounds"] == ROUNDS
+    for name in NAMES:
+        spent = charged(federation, name)
+        assert max(spent.values()) == 1, f"{name}: a round was charged twice"
+        # Every charge has its release. Those who were killed in between computed it after their return.
+        assert set(spent) == set(released(federation, name)), name
+        assert (
+            result["asked"][name]
+            >= json.loads((federation.sites[name] / ".coterie" / "finished.json").read_text())["epsilon"]
+            - 1e-9
+        )
+    assert set(charged(federation, "amber")) == set(range(1, ROUNDS + 1))
+    assert set(charged(federation, "dune")) == set(range(1, ROUNDS + 1))
+    federation.stop()
+    assert processes_about(federation.folder) == []
+
+
+# --- a server that asks for more than was agreed ------------------------------------------------------
+
+
+def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> None:
+    """Over TLS, with keys, to a real site: repeated, reordered, foreign and excessive requests."""
+    sites = {"amber": write_sites(tmp_path / "data")["amber"]}
+    experiment = {
+        "algorithm": {"name": "global"},
+        "privacy": {"epsilon": 8},
+        "schedule": {"rounds": 2, "batch": 40},
+    }
+    with (
+        RealFederation(tmp_path, sites, experiment) as made,
+        open_link(tmp_path / "link", made.keys, "127.0.0.1", made.port, APP) as link,
+    ):
+        made.join("amber")
+        with link.grid() as grid:
+            post = Post(grid, link.nodes, Patience(answer=120.0))
+            wait_for(post, 600.0, everyone=True)
+            run = ServedRun(read_experiment(made.experiment), RunFolder(made.run), post)
+            contract: Contract = run.contracts["amber"]
+            start = run.facts.initialise(0)
+
+            def ask(round: int, model: np.ndarray, digest: str = contract.digest()) -> Any:
+                asked = Asked(digest, round, "training")
+                content = {"amber": TrainMessage(asked, model, None, 0.0).to_content()}
+                length = run.facts.parameters
+                return post.ask(
+                    messages.TRAIN, content, lambda name, found: messages.vector_in(found, asked, length)
+                )
+
+            def reason(answers: Any) -> str:
+                return str(answers.missing["amber"])
+
+            assert messages.REFUSALS["no contract"] in reason(ask(1, start))
+            assert server.offer(post, run.contracts).by_client == {"amber": contract.digest()}
+            assert messages.REFUSALS["other contract"] in reason(ask(1, start, "0" * 64))
+            first = ask(1, start).by_client["amber"]
+            np.testing.assert_array_equal(ask(1, start).by_client["amber"], first)
+            assert charged(made, "amber") == {1: 1}
+            second = ask(2, start + 1).by_client["amber"]
+            assert not np.array_equal(first, second)
+            assert messages.REFUSALS["passed"] in reason(ask(1, start + 2))
+            assert messages.REFUSALS["over budget"] in reason(ask(2, start + 2))
+            assert messages.REFUSALS["not planned"] in reason(ask(3, start))
+            assert charged(made, "amber") == {1: 1, 2: 1}
+            assert server.finish(post, run.contracts).by_client == {"amber": contract.digest()}
+        made.joined["amber"].wait(timeout=120)
+        assert made.joined["amber"].returncode == 0
+        assert released(made, "amber") == {1: 1, 2: 1}
