@@ -1,13 +1,16 @@
 """Write the four hospitals of UCI Heart Disease into four folders, as each would keep its own.
 
-    python examples/heart-disease/make_sites.py $COTERIE_DATA/heart-disease sites
+python examples/heart-disease/make_sites.py $COTERIE_DATA/heart-disease sites
 """
 
 import sys
 from pathlib import Path
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-COLUMNS = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal".split()
+COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
+    *("slope", "ca", "thal"),
+)
 
 
 def main(source: Path, target: Path) -> None:
