@@ -43,3 +43,28 @@ def test_a_name_that_is_no_client_is_refused() -> None:
 def test_delta_left_open_is_a_tenth_of_one_over_the_records_rounded_down() -> None:
     prepared = prepare(read_experiment(None, SMALL))
     assert {budget.delta for budget in prepared.budgets.values()} == {1e-3}
+
+
+@pytest.mark.parametrize("option", ["engine.workers=3", "engine.workers=1", "engine.max_memory=0.0001"])
+def test_an_option_of_speed_changes_neither_plan_nor_promise(option: str) -> None:
+    plain, tuned = (prepare(read_experiment(None, overrides)) for overrides in (SMALL, [*SMALL, option]))
+    assert tuned.plan.to_json() == plain.plan.to_json()
+    assert [unit.event for unit in tuned.plan.units] == [unit.event for unit in plain.plan.units]
+    assert tuned.guarantee == plain.guarantee
+
+
+def test_the_memory_of_a_step_can_be_bounded() -> None:
+    plain, small = (
+        prepare(read_experiment(None, overrides)).learner
+        for overrides in (SMALL, [*SMALL, "engine.max_memory=0.0001"])
+    )
+    assert small.micro_batch < plain.micro_batch
+    assert small.micro_batch * small.bytes_per_record <= 0.0001 * 2**30
+
+
+@pytest.mark.parametrize("bad", ["engine.workers=0", "engine.max_memory=0", "engine.workers=two"])
+def test_an_option_of_speed_without_meaning_is_refused(bad: str) -> None:
+    from coterie.errors import InputError
+
+    with pytest.raises(InputError, match=rf"{bad.partition('=')[0]}.*(one per core|GiB)"):
+        read_experiment(None, bad.split("\n"))

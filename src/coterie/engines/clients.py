@@ -162,5 +162,6 @@ def behaviour(
     model: ModelSettings, lr: float, augmentation: Augmentation | None, plan: PrivacyPlan, learner: Learner
 ) -> str:
     """What decides, beside the message and the data, what a client computes: noise is bound to all of it."""
-    versions = f"{__version__} {torch.__version__} {learner.device.type}"
+    # The sizes of micro-batches too: they decide the last bits of a sum.
+    versions = f"{__version__} {torch.__version__} {learner.device.type} {learner.shape!r}"
     return f"{model!r} {lr!r} {augmentation!r} {plan.digest()} {learner.fingerprint()} {versions}"

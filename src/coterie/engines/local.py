@@ -111,7 +111,8 @@ class LocalEngine:
             device, library version); noise must not repeat when any of it differs.
         workers: processes that train on a CPU, a client each; by default one per core if that pays, else
             none (1 means none, too).
-        max_memory: bytes that training may take on a GPU; by default, most of what is free.
+        max_memory: bytes that training may take on a GPU; by default, most of what is free. (On a CPU the
+            learner's micro-batches bound it.)
         augmentation: views of each record whose gradients are averaged before the clip.
         """
         self.learner = learner

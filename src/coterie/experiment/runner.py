@@ -207,7 +207,8 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
     # break the sensitivity; one record per pass of torch.func cannot.
     ours = ":" not in experiment.model.name
-    learner = Learner(model, federation.task, _device(experiment), fast=ours)
+    memory = experiment.engine.max_bytes
+    learner = Learner(model, federation.task, _device(experiment), fast=ours, max_memory=memory)
     algorithm = build_algorithm(experiment, truth_of(federation))
 
     def initialise(seed: int) -> Vector:
@@ -372,6 +373,8 @@ class Run:
                 public_seed=prepared.experiment.seeds.simulation,
                 context=self._context(),
                 augmentation=prepared.augmentation,
+                workers=prepared.experiment.engine.workers,
+                max_memory=prepared.experiment.engine.max_bytes,
             )
             if saved is not None:
                 engine.cohorts.personal = saved.personal

@@ -21,6 +21,16 @@ class EngineSettings(Settings):
 
     name: Literal["local"] = Field("local", description="local (in this process)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto | cpu | cuda")
+    workers: int | None = Field(
+        None, ge=1, le=1024, description="processes that train on a CPU; null: one per core where that pays"
+    )
+    max_memory: float | None = Field(
+        None, gt=0, le=2**20, description="GiB that a step may take in each process; null: what is fast"
+    )
+
+    @property
+    def max_bytes(self) -> int | None:
+        return None if self.max_memory is None else int(self.max_memory * 2**30)
 
 
 class Seeds(Settings):

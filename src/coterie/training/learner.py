@@ -88,10 +88,21 @@ class LearnerShape:
 class Learner:
     """What the engine needs of a model: everything takes the parameters as a flat vector."""
 
-    def __init__(self, model: nn.Module, task: Task, device: torch.device, *, fast: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        device: torch.device,
+        *,
+        fast: bool = True,
+        max_memory: int | None = None,
+    ) -> None:
         """Args:
         fast: use layer rules where the model allows it; otherwise torch.func, which knows every layer.
+        max_memory: bytes that one micro-batch may take beside the model and the records; one record at a
+            time is the least.
         """
+        self._max_memory = max_memory
         self.layout = Layout.of(model)
         # Evaluation mode throughout: a layer that draws at random (dropout) would not repeat on resume.
         self.model = model.to(device).eval()
@@ -213,7 +224,10 @@ class Learner:
         return Bookkeeping(self.model, self.layout, self.output_losses, self.output_gradients)
 
     def _affordable(self, bytes_each: int) -> int:
-        liked, allowed = (limits[self.device.type] // bytes_each for limits in (WORKING_BYTES, MOST_BYTES))
+        most = math.inf if self._max_memory is None else self._max_memory
+        liked, allowed = (
+            int(min(limits[self.device.type], most)) // bytes_each for limits in (WORKING_BYTES, MOST_BYTES)
+        )
         return max(1, min(FEW_RECORDS, allowed), min(LARGEST_MICRO_BATCH, liked))
 
     def initial(self) -> Tensor:
