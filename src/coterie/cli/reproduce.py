@@ -18,7 +18,9 @@ from coterie.experiment.sweep import ALONE, Progress
 
 def show_names() -> None:
     """Every reproduction in a line."""
-    print_table(["name", "what it reproduces"], [[name, find(name).line] for name in names()])
+    width = max(len(name) for name in names()) + 2
+    for name in names():
+        _say(f"{name:<{width}}{find(name).line}")
 
 
 def reproduce(

@@ -162,7 +162,8 @@ def _releases(runs: Comparison | None) -> Iterator[Figure]:
 
 def _batches(runs: Comparison | None) -> Iterator[Figure]:
     """Distance of the closest two centres and separation score, against the batch of round 1."""
-    distances, scores = [], []
+    distances: dict[int, list[tuple[float, float]]] = {}
+    scores: dict[int, list[tuple[float, float]]] = {}
     for _, run in _clustered(runs):
         findings = read_findings(RunFolder(run.result.folder).findings)
         batch = getattr(run.cell.experiment.algorithm, "first_round_batch", None)
@@ -171,27 +172,29 @@ def _batches(runs: Comparison | None) -> Iterator[Figure]:
         size = float(_records(run) if batch == "all" else batch)
         centres = np.array(findings.centres)
         apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
-        distances.append((size, float(apart[np.triu_indices(len(centres), 1)].min())))
-        scores.append((size, findings.separation))
-    if len({size for size, _ in distances}) < 2:
+        later = run.cell.experiment.schedule.batch
+        distances.setdefault(later, []).append((size, float(apart[np.triu_indices(len(centres), 1)].min())))
+        scores.setdefault(later, []).append((size, findings.separation))
+    varied = [later for later, points in distances.items() if len({size for size, _ in points}) > 1]
+    if not varied:
         return
     batch_axis = Scale("batch of round 1, in records", lambda value: f"{value:.4g}", logarithmic=True)
     yield line_figure(
         "centres",
         "Distance of the closest two centres",
-        [Series("in the plane of the first two components", sorted(distances))],
+        [Series(f"later batches of {later}", sorted(distances[later])) for later in varied],
         batch_axis,
         Scale("", lambda value: f"{value:.2g}", logarithmic=True),
-        "Fewer, larger steps move a model less: the distance falls about as fast as the batch grows.",
+        "In the plane of the first two principal components. Fewer, larger steps move a model less: the "
+        "distance falls about as fast as the batch grows, once it is more than noise.",
     )
     yield line_figure(
         "scores-by-batch",
         "Separation score against the batch of round 1",
-        [Series("separation score (MSS)", sorted(scores))],
+        [Series(f"later batches of {later}", sorted(scores[later])) for later in varied],
         batch_axis,
         Scale("", lambda value: f"{value:.3g}", floor=0.0),
-        "The noise falls faster still: with all records in one step the clusters are furthest apart in units "
-        "of what blurs them.",
+        "Half the distance of the two closest centres in units of what blurs the line between them.",
     )
 
 
