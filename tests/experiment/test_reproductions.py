@@ -22,7 +22,7 @@ from coterie.experiment.reproductions import (
     sweep_of,
 )
 from coterie.experiment.reproductions.running import Reproduced, render, reproduce
-from coterie.experiment.reproductions.table import MEASURES, Charged, Entry, charged_in
+from coterie.experiment.reproductions.table import MEASURES, OF_CLIENTS, Charged, Entry, charged_in
 from coterie.experiment.runner import RunResult
 from coterie.privacy import LedgerError
 
@@ -96,7 +96,7 @@ def test_the_publication_prints_what_stands_beside_r_dpcfl(name: str) -> None:
     source = find(name).publication
     assert source is not None
     publication = published.read(f"{source.source}.yaml")
-    for measure in MEASURES:
+    for measure in (each for each in MEASURES if each.key not in OF_CLIENTS):
         for epsilon in (3, 10):
             theirs = source.rows["r-dpcfl"]
             assert publication.printed(source.data, source.shift, theirs, measure.key, epsilon) is not None

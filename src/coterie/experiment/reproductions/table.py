@@ -99,7 +99,7 @@ MEASURES = (
 )
 
 
-_CLIENT_LEVEL = {"max", "worst_cluster", "clustering", "live"}
+OF_CLIENTS = {"max", "worst_cluster", "clustering", "live"}
 
 
 def _of_clients(run: Run, value: float | None) -> float | None:
@@ -224,7 +224,7 @@ class Comparison:
             for entry in line.entries
             if entry.ours is not None or entry.printed is not None
         }
-        return [measure for measure in MEASURES if measure.key in shown or measure.key not in _CLIENT_LEVEL]
+        return [measure for measure in MEASURES if measure.key in shown or measure.key not in OF_CLIENTS]
 
 
 def compare_with_published(reproduction: Reproduction, sweep: Sweep, out: Path) -> Comparison:
