@@ -8,6 +8,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
@@ -43,7 +44,15 @@ from coterie.algorithms.protocol import (
 from coterie.engines import cohorts
 from coterie.engines.cohorts import cohort_hash, nearest, routed
 from coterie.errors import BudgetError, PlanError
-from coterie.privacy import PlannedRelease, PrivacyPlan, ThreatModel, Unit, UnitPlan
+from coterie.privacy import (
+    PlannedRelease,
+    PrivacyPlan,
+    RoutedSums,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+    epsilon_of,
+)
 from coterie.privacy.reference import clipped, route, routing_matrix
 from coterie.training.clipping import clip_rows
 
@@ -392,6 +401,18 @@ def test_no_quota_ties_members_together() -> None:
     )
     theirs = sums(quota(choices, coins), updates) - sums(quota(choices[1:], coins[1:]), updates[1:])
     assert np.linalg.norm(ours) <= 1.0 < np.linalg.norm(theirs)
+
+
+def test_histogram_and_sums_are_amplified_as_one_sample() -> None:
+    """Two samples of their own would claim less than the one coin of a member spends."""
+    mechanism = RoutedSums(CLIP, 1.2, histogram_ratio=1.0, rate=0.1, adjacency=ADD_REMOVE)
+    assert isinstance(mechanism.event, dp.PoissonSampledDpEvent)
+    assert isinstance(mechanism.event.event, dp.ComposedDpEvent)
+    parts = [dp.PoissonSampledDpEvent(0.1, part) for part in mechanism.event.event.events]
+    apart = dp.SelfComposedDpEvent(dp.ComposedDpEvent(parts), 100)
+    together = dp.SelfComposedDpEvent(mechanism.event, 100)
+    claimed, spent = (epsilon_of(event, 1e-3, "rdp", ADD_REMOVE) for event in (apart, together))
+    assert claimed < 0.95 * spent
 
 
 def test_a_member_draws_the_same_again_and_nobody_elses_absence_changes_it(tmp_path: Path) -> None:
