@@ -88,6 +88,7 @@ PAPER = Scale(
         "schedule.rounds": 200,
         "schedule.batch": 32,
         "schedule.lr": 0.03,
+        "schedule.averaging": 8,
         "privacy.delta": 1e-4,
         "evaluation.every": 20,
     },

@@ -35,6 +35,12 @@ class Schedule(Settings):
     epochs: int = Field(1, ge=1, description="passes over a client's records in a round")
     batch: int = Field(24, ge=1, description="expected records in a step (Poisson batches)")
     lr: float = Field(0.5, gt=0, allow_inf_nan=False, description="step size of a client")
+    averaging: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="0: the last models serve; 8, say: their mean over rounds, where later ones weigh more",
+    )
     augmentation: AugmentationSettings | None = Field(
         None, description="null, or {copies: 4, kinds: [shift, flip]}: views averaged before the clip"
     )

@@ -94,9 +94,14 @@ class _Together(Generic[K, T]):
 
     def finish(self) -> Outcomes[K, T]:
         try:
-            first = {key: ask for key in self._works if (ask := self._resume(key, None)) is not None}
+            first, asked = {}, {}
+            for key in self._works:
+                if (ask := self._resume(key, None)) is not None:
+                    first[key], asked[key] = ask, time.perf_counter()
             _share([ask.engine for ask in first.values()])
             for key, ask in first.items():
+                if isinstance(ask.engine, LocalEngine):
+                    ask.engine.waited += time.perf_counter() - asked[key]
                 self._advance(key, ask)
             while self._waiting:
                 self._train()

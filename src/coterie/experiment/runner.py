@@ -14,6 +14,7 @@ import torch
 from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State, Vector
+from coterie.algorithms.smoothing import smoothed
 from coterie.data import (
     ClustersFederation,
     Federation,
@@ -604,13 +605,13 @@ def build_algorithm(experiment: Experiment, truth: Mapping[str, int] | None) -> 
     algorithm = find_algorithm(experiment.privacy.unit, experiment.algorithm.name)
     arguments = (experiment.algorithm, experiment.schedule, experiment.privacy)
     if not algorithm.needs_truth:
-        return algorithm(*arguments)
+        return smoothed(algorithm(*arguments))
     if truth is None:
         raise InputError(
             f"algorithm.name: '{experiment.algorithm.name}' needs the true clusters, which this federation "
             "does not know; allowed here: algorithms that find them"
         )
-    return algorithm(*arguments, truth=truth)  # type: ignore[call-arg]
+    return smoothed(algorithm(*arguments, truth=truth))  # type: ignore[call-arg]
 
 
 def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:

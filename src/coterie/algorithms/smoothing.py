@@ -1,0 +1,85 @@
+"""Serve the mean over rounds instead of the last round's models: less noise, and nothing more is released.
+
+The noise of the rounds is independent, so that it averages out, while late models change slowly. Later rounds
+weigh more (polynomial-decay averaging, Shamir and Zhang 2013), which forgets the beginning without having to
+know where the end is. Averaging touches released values only: it costs no privacy. Training goes on from the
+last models, as it would without.
+"""
+
+from dataclasses import fields, make_dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Asking,
+    Assignment,
+    Findings,
+    OwnChoice,
+    PublicFacts,
+    State,
+)
+from coterie.groups import Watched
+from coterie.privacy import PrivacyPlan
+
+
+def smoothed(algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    """The algorithm as its schedule wants it: as it is, or serving means over rounds."""
+    decay = algorithm.schedule.averaging
+    return Smoothed(algorithm, decay) if decay else algorithm
+
+
+class Smoothed(Algorithm[Any]):
+    """Another algorithm whose models are means over the rounds so far."""
+
+    def __init__(self, algorithm: Algorithm[Any], decay: float) -> None:
+        super().__init__(algorithm.settings, algorithm.schedule, algorithm.privacy)
+        self.algorithm = algorithm
+        self.decay = decay
+        kind = type(algorithm)
+        self.name, self.unit = kind.name, kind.unit  # type: ignore[misc]
+        self.settings_type, self.needs_truth = kind.settings_type, kind.needs_truth  # type: ignore[misc]
+        self.additive = kind.additive  # type: ignore[misc]
+        mean = [("mean", NDArray[np.float32]), ("mean_from", int)]
+        self.state_type = make_dataclass(  # type: ignore[misc]
+            f"Smoothed{kind.state_type.__name__}", mean, bases=(kind.state_type,), frozen=True
+        )
+
+    def plan(self, facts: PublicFacts) -> PrivacyPlan:
+        return self.algorithm.plan(facts)
+
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> State:
+        return self._with_mean(self.algorithm.start(facts, rng), None)
+
+    def round(self, state: Any) -> Asking[State]:
+        following = yield from self.algorithm.round(state)
+        return self._with_mean(following, state)
+
+    def models(self, state: Any) -> Assignment | OwnChoice:
+        return replace(self.algorithm.models(state), models=state.mean)
+
+    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched | None:
+        return self.algorithm.watched(facts, plan)
+
+    def local_gradients(self, records: int) -> int:
+        return self.algorithm.local_gradients(records)
+
+    def findings(self, state: Any) -> Findings | None:
+        return self.algorithm.findings(state)
+
+    def _with_mean(self, state: State, before: Any | None) -> State:
+        """The state with the mean that follows; where the number of models changes, it begins anew."""
+        models = self.algorithm.models(state).models
+        if before is None:
+            mean, begun = models, state.round
+        elif before.mean.shape != models.shape:
+            mean, begun = models, state.round - 1
+        else:
+            begun = before.mean_from
+            share = (self.decay + 1) / (state.round - begun + self.decay)
+            mean = before.mean + np.float32(share) * (models - before.mean)
+        own = {field.name: getattr(state, field.name) for field in fields(state)}
+        following: State = self.state_type(**{**own, "mean": mean, "mean_from": begun})
+        return following
