@@ -31,7 +31,7 @@ def test_unknown_names_suggest_the_nearest_and_list_all() -> None:
     ("options", "line"),
     [
         ({"name": "digits", "length": 3}, "length: digits has no such option; it belongs to shakespeare"),
-        ({"name": "shakespeare", "pixels": "unit"}, "it belongs to mnist, fashion-mnist, cifar10"),
+        ({"name": "shakespeare", "pixels": "unit"}, "it belongs to mnist, fashion-mnist, emnist, cifar10"),
         ({"name": "mnist", "path": "x"}, "it belongs to folder"),
         ({"name": "folder"}, "path: missing; name the folder"),
         ({"name": "glyphs", "classes": 63}, "less than or equal to 62"),

@@ -12,16 +12,19 @@ from typing import Any
 from pydantic import Field, PositiveInt, model_validator
 
 from coterie.data.cifar10 import read_cifar10
+from coterie.data.cifar100 import read_cifar100
 from coterie.data.columns import refuse_private_scaling
 from coterie.data.digits import read_digits
 from coterie.data.folder import read_folder
 from coterie.data.glyphs import draw_glyphs
 from coterie.data.heart_disease import read_heart_disease
-from coterie.data.idx import read_fashion_mnist, read_mnist
+from coterie.data.idx import EmnistSplit, read_emnist, read_fashion_mnist, read_mnist
 from coterie.data.images import PixelScale
+from coterie.data.lines import Scenario, draw_lines
 from coterie.data.records import Dataset
 from coterie.data.school import read_school
 from coterie.data.shakespeare import read_shakespeare
+from coterie.data.tiny_imagenet import read_tiny_imagenet
 from coterie.settings import Settings
 
 __all__ = ["DataSettings", "Dataset", "dataset_names", "load_dataset"]
@@ -30,9 +33,13 @@ __all__ = ["DataSettings", "Dataset", "dataset_names", "load_dataset"]
 _READERS: dict[str, Callable[..., Dataset]] = {
     "digits": read_digits,
     "glyphs": draw_glyphs,
+    "lines": draw_lines,
     "mnist": read_mnist,
     "fashion-mnist": read_fashion_mnist,
+    "emnist": read_emnist,
     "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "tiny-imagenet": read_tiny_imagenet,
     "shakespeare": read_shakespeare,
     "school": read_school,
     "heart-disease": read_heart_disease,
@@ -49,7 +56,13 @@ class DataSettings(Settings):
     name: str = Field("digits", description=" | ".join(_READERS))
     path: Path | None = Field(None, description="folder: holds federation.yaml and one file per client")
     pixels: PixelScale | None = Field(
-        None, description="mnist, fashion-mnist, cifar10: unit (/ 255) | standard (published mean, deviation)"
+        None, description="image datasets with files: unit (/ 255) | standard (published mean, deviation)"
+    )
+    split: EmnistSplit | None = Field(
+        None, description="emnist: balanced | letters | digits | byclass | bymerge | mnist (balanced)"
+    )
+    scenario: Scenario | None = Field(
+        None, description="lines: balanced-easy (default) | balanced-hard | imbalanced-easy | imbalanced-hard"
     )
     size: PositiveInt | None = Field(None, description="glyphs: training records to draw (12000)")
     classes: int | None = Field(

@@ -56,6 +56,7 @@ def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> F
             test = test_positions[index]
         parts.append((train, apart, test))
     test_pool = dataset.train if dataset.test is None else dataset.test
+    drawn = _drawn(dataset, settings, parts, seed)
     return Federation(
         tuple(
             Client(
@@ -64,9 +65,10 @@ def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> F
                 validation=dataset.train.take(parts[index][1]),
                 test=test_pool.take(parts[index][2]),
             )
-            for index in _drawn(dataset, settings, parts, seed)
+            for index in drawn
         ),
         dataset.task,
+        None if owners.clusters is None else tuple(int(owners.clusters[index]) for index in drawn),
     )
 
 

@@ -63,11 +63,13 @@ class Owners:
         names: one per owner.
         train: index into `names` for every training record.
         test: the same for the test records, where the dataset has its own.
+        clusters: the true cluster of each owner, where records are drawn and it is known.
     """
 
     names: tuple[str, ...]
     train: Array
     test: Array | None = None
+    clusters: Array | None = None
 
 
 @dataclass(frozen=True)
