@@ -7,6 +7,7 @@ all pairs; then noise is searched for all workers at once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from coterie.algorithms.settings import PrivacySettings
 from coterie.errors import BudgetError, InputError
 from coterie.experiment.folder import Json
 from coterie.groups import Leakage, Watched
-from coterie.privacy import Budget, Guarantee, Ledger, Mode, PrivacyPlan, calibrate, guarantee
+from coterie.privacy import Adjacency, Budget, Guarantee, Ledger, Mode, PrivacyPlan, calibrate, guarantee
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
 from coterie.privacy.units import short_number
 
@@ -81,9 +82,14 @@ class Promise:
 
     def _leakage(self, epochs: int | None = None) -> Leakage:
         assert self.watched is not None
-        return self.watched.leakage(
-            epochs, delta=_one_delta(self.budgets), adjacency=self.guarantee.adjacency
-        )
+        done = self.watched.epochs if epochs is None else epochs
+        return _leakage_after(self.watched, done, _one_delta(self.budgets), self.guarantee.adjacency)
+
+
+@lru_cache(maxsize=8)
+def _leakage_after(watched: Watched, epochs: int, delta: float, adjacency: Adjacency) -> Leakage:
+    """The log and the progress bar ask the same after every epoch."""
+    return watched.leakage(epochs, delta=delta, adjacency=adjacency)
 
 
 def make_promise(
