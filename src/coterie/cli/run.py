@@ -47,7 +47,7 @@ def show(result: RunResult) -> None:
     clusters = len(set(result.clusters.values()))
     found = {True: ", as in truth", False: ", not as in truth", None: ""}[result.clusters_found]
     figures += [
-        ("clusters", f"{clusters}{found}"),
+        ("models" if result.per_worker else "clusters", f"{clusters}{found}"),
         ("noise multiplier", f"{result.noise_multiplier:.3f}"),
         ("seconds", f"{result.seconds:.1f}"),
         ("sample gradients / s", f"{result.sample_gradients_per_second:,.0f}"),
