@@ -1,0 +1,48 @@
+"""The reproductions of DP-OGL: every row is the configuration that its name says."""
+
+import math
+
+import pytest
+
+from coterie.algorithms import find_algorithm
+from coterie.data import GroupsFederation
+from coterie.experiment.reproductions import EVERYTHING, ScaleName, find, sweep_of
+from coterie.experiment.sweep import LABEL
+from coterie.privacy import Unit
+
+SHAPES = {"GL": "global", "CL": "clustered", "LB": "label", "RI": "ring"}
+
+
+@pytest.mark.parametrize("name", ["ogl-mnist", "ogl-fmnist"])
+@pytest.mark.parametrize("scale", ScaleName)
+def test_a_row_runs_what_it_is_called(name: str, scale: ScaleName) -> None:
+    sweep = sweep_of(find(name), scale, EVERYTHING)
+    assert sweep is not None
+    rounds = {cell.experiment.schedule.rounds for cell in sweep.cells()}
+    assert rounds == ({200} if scale is ScaleName.PAPER else {20})
+    for cell in sweep.cells():
+        experiment, row = cell.experiment, str(cell.values[LABEL])
+        shape, numbers = row.partition(", ")[0].split()
+        workers, groups, period, noise = (float(number) for number in numbers.split("/"))
+        federation, algorithm = experiment.federation, experiment.algorithm.model_dump()
+        assert isinstance(federation, GroupsFederation)
+        assert federation.structure == SHAPES[shape.rstrip("+")]
+        assert (federation.workers, federation.groups or 1) == (workers, groups)
+        assert algorithm["name"] == (
+            "dp-fedavg" if shape == "GL" else "dp-ogl-plus" if "+" in shape else "dp-ogl"
+        )
+        assert (algorithm.get("period", 1), algorithm["noise"], algorithm["rate"]) == (period, noise, 0.7)
+        assert algorithm["iterations"] == (10 if scale is ScaleName.PAPER else 5)
+        assert (experiment.privacy.unit, experiment.privacy.clip) == (Unit.WORKER, 0.05)
+        assert experiment.privacy.delta == 1e-5
+        assert math.isinf(experiment.privacy.epsilon)
+        assert experiment.model.name == ("mcmahan-cnn" if "1.66M" in row else "softmax")
+        assert (experiment.schedule.lr == 0.001) == ("1.66M" in row)
+
+
+def test_the_five_configurations_of_figure_3_are_there_with_both_models() -> None:
+    paper = find("ogl-mnist").scale(ScaleName.PAPER)
+    rows = {contender.row for contender in paper.algorithms}
+    for row in ("GL 100/1/1/2", "CL 100/4/2/2", "LB 100/5/10/3", "RI 100/4/10/2", "RI+ 100/4/2/2"):
+        assert {row, f"{row}, 1.66M"} <= rows
+    assert all(find_algorithm(Unit.WORKER, contender.name) for contender in paper.algorithms)
