@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -113,6 +114,22 @@ def test_a_reproduction_without_runs_is_a_page_of_figures(tmp_path: Path) -> Non
 def test_figures_that_need_runs_draw_nothing_without_them() -> None:
     for name in ("budgets", "rounds", "separation", "success", "releases", "batches"):
         assert list(FIGURES[name](None)) == []
+
+
+def test_figures_are_also_files_with_heading_and_legend(finished: Reproduced, page: str) -> None:
+    files = sorted((finished.folder / "figures").iterdir())
+    assert len(files) == len(list(figures_of(finished, read_comparison(finished.runs))))
+    for file in files:
+        drawing = ElementTree.parse(file).getroot()
+        assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    rounds = (finished.folder / "figures" / "accuracy-against-round-r-dpcfl.svg").read_text()
+    texts = [
+        element.text for element in ElementTree.fromstring(rounds).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert "Accuracy against round: r-dpcfl" in texts
+    assert "epsilon 5" in texts
+    assert "epsilon 10" in texts
+    assert "--c0:" in rounds, "the colours come along"
 
 
 # --- charts -----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The page of a reproduction: the publication's table beside ours, what differs, and what was promised."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coterie import __version__
@@ -16,24 +16,30 @@ from coterie.experiment.reproductions.table import (
 )
 from coterie.experiment.sweep import ALONE
 from coterie.report import words
+from coterie.report.figures import Figure
 from coterie.report.grid import Comparison as RunsSideBySide
 from coterie.report.grid import read_comparison
 from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import count
 from coterie.report.page import Column, facts, header, notice, page, section, side_by_side, table
 from coterie.report.reproduction_figures import figures_of
+from coterie.report.standalone import file_name, standalone
 
 
 def write_reproduction_report(folder: Path) -> Path:
-    """Write `report.html` of a reproduction and return its path."""
+    """Write `report.html` of a reproduction, and its figures as files; return the page's path."""
     result = Reproduced.load(folder)
-    write_text(result.report, reproduction_report(result))
+    runs = read_comparison(result.runs) if result.sweep is not None else None
+    figures = list(figures_of(result, runs))
+    write_text(result.report, _page(result, runs, figures))
+    drawings = folder / "figures"
+    for figure in figures:
+        drawings.mkdir(exist_ok=True)
+        write_text(drawings / file_name(figure), standalone(figure))
     return result.report
 
 
-def reproduction_report(result: Reproduced) -> str:
-    """The whole page."""
-    runs = read_comparison(result.runs) if result.sweep is not None else None
+def _page(result: Reproduced, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
     title = result.reproduction.title
     body = [
         header(
@@ -41,7 +47,7 @@ def reproduction_report(result: Reproduced) -> str:
         ),
         *_notices(result),
         *(_tables(result.comparison) if result.comparison else []),
-        _figures(result, runs),
+        _figures(figures),
         _differences(result),
         _ledgers(result.comparison) if result.comparison else None,
         _guarantees(result.comparison) if result.comparison else None,
@@ -128,9 +134,8 @@ def _cell(entry: Entry) -> Child:
     ]
 
 
-def _figures(result: Reproduced, runs: RunsSideBySide | None) -> Markup | None:
-    drawn = [figure.html() for figure in figures_of(result, runs)]
-    return section("Figures", side_by_side(drawn)) if drawn else None
+def _figures(figures: Sequence[Figure]) -> Markup | None:
+    return section("Figures", side_by_side(figure.html() for figure in figures)) if figures else None
 
 
 def _differences(result: Reproduced) -> Markup | None:
