@@ -35,8 +35,7 @@ def test_the_sentence_of_a_ring_names_its_worst_pair_and_what_pooling_would_give
     assert str(promise) == (
         "(eps=43.43, delta=1e-5)-DP | unit=worker of a population of 100 (most exposed: 0) | "
         "adjacency=zero-out (replace-one: 96.46) | "
-        "vs any other worker, alone (seeing most of it: 25), "
-        "seeing every model of its groups up to index 200 | "
+        "vs any other worker on its own (most: 25) seeing every model of its groups up to index 200 | "
         "trusting the group masters | RDP, cut at group 3, 199+18 events, z=2.0000 | sound | "
         "all observers of a worker pooling what they see: eps=58.04 | simulated"
     )
@@ -99,4 +98,4 @@ def test_the_published_plus_promises_little_and_says_why():
     assert promise.published_epsilon < 13
     assert promise.epsilon > 10_000
     assert "members exchange models without noise" in str(promise)
-    assert "any worker of other groups, alone" in str(promise)
+    assert "any worker of other groups on its own" in str(promise)

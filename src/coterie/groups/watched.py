@@ -74,7 +74,7 @@ class Watched:
             pair,
             subject=f"a population of {self.structure.workers} (most exposed: {name(target)})",
             threat=ThreatModel(
-                f"{others}, alone (seeing most of it: {name(observer)}),",
+                f"{others} on its own (most: {name(observer)})",
                 f"every model of its groups up to index {found.epoch}",
                 MASTERS,
             ),

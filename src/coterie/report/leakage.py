@@ -118,7 +118,7 @@ def matrix(found: LeakageRecord, *, name: str = "", top: float | None = None) ->
     return Figure(
         heading,
         drawing(_identifier(name), heading, description, 500, SIDE + 60, parts),
-        f"{found.structure[:1].upper()}{found.structure[1:]}. {description} Hatched cells are no concern of "
+        f"{found.structure[:1].upper()}{found.structure[1:]}. {description} Grey cells are no concern of "
         "the threat model: a worker itself"
         + (", and workers that share a group." if found.threat_model == 2 else "."),
     )

@@ -33,6 +33,8 @@ from coterie.report.record import RunRecord, mean_over, read_run
 
 MANY_CLIENTS = 60
 """From here on the table of clients starts folded."""
+FEW_WORKERS = 12
+"""Beyond these the matrix says it better than a table of their epsilons."""
 
 
 def write_run_report(folder: Path) -> Path:
@@ -215,7 +217,7 @@ def _watched(leakage: LeakageRecord | None) -> Markup | None:
         folded(
             f"Epsilon of all {count(len(rows), 'worker')}",
             table("Against the worker that learns most about it", columns, rows),
-            is_open=len(rows) < MANY_CLIENTS,
+            is_open=len(rows) <= FEW_WORKERS,
         ),
         intro="What the models of its groups tell one worker about another, when the whole plan is run.",
     )
