@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from coterie.algorithms.protocol import Asking, Reply, Request
 from coterie.engines.local import Begun, LocalEngine, share_trainer
+from coterie.privacy import Unit
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -160,7 +161,8 @@ class _Together(Generic[K, T]):
 def _share(engines: Sequence[Engine]) -> None:
     networks: dict[str, list[LocalEngine]] = {}
     for engine in engines:
-        if isinstance(engine, LocalEngine) and engine.stacks:
+        # Where units are clients or workers, cohorts train in programs of their own.
+        if isinstance(engine, LocalEngine) and engine.stacks and engine.plan.unit is Unit.RECORD:
             networks.setdefault(engine.network, []).append(engine)
     for alike in networks.values():
         share_trainer(alike)
