@@ -32,19 +32,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.data.records import Task
+from coterie.engines.memory import keep_freed_memory
 from coterie.errors import CoterieError
 from coterie.training.learner import Batch, Learner, LearnerShape
 
 log = logging.getLogger(__name__)
-
-# A step frees and takes again the same tens of megabytes. By default the C library hands them back to the
-# kernel in between, and a quarter of a step goes into page faults; large pages help a little more.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=1073741824:"
-    "glibc.malloc.top_pad=67108864:glibc.malloc.hugetlb=1",
-}
 
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
 """A method of the worker's own engine, and its arguments."""
@@ -128,7 +120,7 @@ class WorkerPool:
 
     def _start(self, memory: int) -> None:
         ours, theirs = socketpair()
-        environment = {**os.environ, **_ENVIRONMENT}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(memory)],
@@ -187,6 +179,7 @@ def work(link: connection.Connection, memory: int) -> None:
     """Answer calls until the engine goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the engine's to handle
     torch.set_num_threads(1)
+    keep_freed_memory()
     sys.path[:], current_process().authkey = link.recv()
     try:
         setup: WorkerSetup = link.recv()
