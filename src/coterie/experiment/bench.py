@@ -23,7 +23,7 @@ from coterie.data import Client, Federation, Records, Task
 from coterie.engines.local import LocalEngine, coin_key
 from coterie.experiment.bench_rounds import ROUNDS, RoundWork, compare_rounds
 from coterie.experiment.peers import Peer, installed_peers
-from coterie.experiment.timing import OURS, Row, Way, machine_name, take_turns, timed
+from coterie.experiment.timing import OURS, WARM_UP, Row, Watch, Way, machine_name, take_turns, timed
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
     Adjacency,
@@ -113,7 +113,7 @@ class BenchResult:
         }
 
 
-def run_bench(quick: bool, watch: Callable[[str], None] = lambda text: None) -> BenchResult:
+def run_bench(quick: bool, watch: Watch = lambda text: None) -> BenchResult:
     """Measure; the quick way takes about a minute, the other one several."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     works = [Work("cnn", clients=21, steps=3)]
@@ -122,7 +122,8 @@ def run_bench(quick: bool, watch: Callable[[str], None] = lambda text: None) -> 
         works.append(Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)))
     rows: list[Row] = []
     for work in works:
-        rows += _compare(work, device, repeats=5 if quick or work.model == "resnet18" else 9, watch=watch)
+        large = work.model == "resnet18"
+        rows += _compare(work, device, 5 if quick or large else 9, watch, warm_up=1 if large else WARM_UP)
     if quick:
         rows += compare_rounds(RoundWork(clients=200, sampled=20), device, repeats=3, warm_up=1, watch=watch)
     else:
@@ -136,7 +137,9 @@ def run_bench(quick: bool, watch: Callable[[str], None] = lambda text: None) -> 
 # --- ours and theirs --------------------------------------------------------------------------------
 
 
-def _compare(work: Work, device: torch.device, repeats: int, watch: Callable[[str], None]) -> list[Row]:
+def _compare(
+    work: Work, device: torch.device, repeats: int, watch: Watch, warm_up: int = WARM_UP
+) -> list[Row]:
     with _our_engine(work, device) as engine:
         start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
         request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))
@@ -149,7 +152,7 @@ def _compare(work: Work, device: torch.device, repeats: int, watch: Callable[[st
         ways: dict[str, Way] = {OURS: ours}
         for name, peer in installed_peers().items():
             ways[name] = _loop(work, device, peer)
-        return take_turns(work.model, ways, device, repeats, watch)
+        return take_turns(work.model, ways, device, repeats, watch, warm_up)
 
 
 def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
@@ -226,7 +229,7 @@ def _plan(work: Work) -> PrivacyPlan:
 # --- growth -----------------------------------------------------------------------------------------
 
 
-def _scale(device: torch.device, watch: Callable[[str], None]) -> Iterator[Scaling]:
+def _scale(device: torch.device, watch: Watch) -> Iterator[Scaling]:
     """A decade along each axis; the rest stays as it is."""
     sizes = (2, 5, 10, 20)
     yield _grow("clients", sizes, lambda size: Work("cnn", clients=size, steps=2), device, watch)
@@ -247,7 +250,7 @@ def _grow(
     sizes: Sequence[int],
     work_of: Callable[[int], Work],
     device: torch.device,
-    watch: Callable[[str], None],
+    watch: Watch,
 ) -> Scaling:
     seconds = []
     for size in sizes:
@@ -269,7 +272,7 @@ def _median_answer(engine: LocalEngine, request: Train | Select, device: torch.d
     return statistics.median(times[1:])  # the first one warms up
 
 
-def _grow_models(sizes: Sequence[int], device: torch.device, watch: Callable[[str], None]) -> Scaling:
+def _grow_models(sizes: Sequence[int], device: torch.device, watch: Watch) -> Scaling:
     """Choosing between more and more models: what a larger number of clusters costs."""
     work = Work("cnn", clients=4, steps=8)
     start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
