@@ -98,6 +98,8 @@ def draw(result: BenchResult, path: Path) -> None:
         panel.loglog(scaling.sizes, scaling.seconds, "o", color="#1f5fa8", label="measured")
         proportional = [seconds * size / first for size in scaling.sizes]
         panel.loglog(scaling.sizes, proportional, "--", color="#888888", label="in proportion")
+        panel.set_xticks(scaling.sizes, [f"{size:,}" for size in scaling.sizes])
+        panel.minorticks_off()
         panel.set_xlabel(scaling.axis)
         panel.set_title(f"exponent {scaling.exponent:.2f}", fontsize=10)
     panels[0].set_ylabel("seconds a round")

@@ -233,12 +233,17 @@ def _scale(device: torch.device, watch: Watch) -> Iterator[Scaling]:
     """A decade along each axis; the rest stays as it is."""
     sizes = (2, 5, 10, 20)
     yield _grow("clients", sizes, lambda size: Work("cnn", clients=size, steps=2), device, watch)
-    yield _grow("records", sizes, lambda size: Work("cnn", clients=2, steps=size), device, watch)
-    widths = (400, 1000, 2000, 4000)
+    yield _grow(
+        "records of a client",
+        [32 * size for size in sizes],
+        lambda size: Work("cnn", clients=2, steps=size // 32),
+        device,
+        watch,
+    )
     yield _grow(
         "parameters",
-        widths,
-        lambda size: Work("softmax", clients=2, steps=20, shape=(size,)),
+        [10 * (width + 1) for width in (4000, 10_000, 20_000, 40_000)],
+        lambda size: Work("softmax", clients=2, steps=10, shape=(size // 10 - 1,)),
         device,
         watch,
     )

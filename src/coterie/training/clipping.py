@@ -7,6 +7,7 @@ contribution becomes zero, or another's, in the same place of the same batch: th
 untouched.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ _SMALL = 1024
 def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
     """What to multiply contributions of these norms (float64) by; zero where a norm is not finite."""
     scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), scales, 0.0)
+    return torch.where(norms < math.inf, scales, 0.0)  # norms are not negative, or not a number
 
 
 def clip_rows(rows: Tensor, clip: float) -> Tensor:
@@ -86,13 +87,20 @@ def _joined(found: Mapping[str, Contribution]) -> dict[tuple[str, ...], Contribu
 
 def _scales(
     squares: Sequence[Tensor], clip: float | Tensor, present: Tensor | None, tiles: Tiles
-) -> tuple[Tensor, Tensor]:
-    """What to scale each record's gradient by, and whether it is finite, from squared norms by parameter."""
+) -> tuple[Tensor, Tensor | None]:
+    """What to scale each record's gradient by, and whether it is finite (None: all are).
+
+    Args:
+        squares: squared norms in float64, by parameter.
+    """
     if tiles.bounds is not None and isinstance(clip, Tensor) and present is not None:
         return kernels.clip_scales(squares, clip, present, MARGIN)
     total = torch.stack(list(squares)).sum(dim=0)
     scales = clip_scales(total.sqrt(), clip)
-    return scales if present is None else torch.where(present, scales, 0.0), torch.isfinite(total)
+    if present is not None:
+        scales = torch.where(present, scales, 0.0)
+    usable = total < math.inf  # false for what is not a number, too
+    return scales, None if tiles.dynamic and bool(usable.all()) else usable
 
 
 def clipped_sum(

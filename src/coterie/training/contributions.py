@@ -40,15 +40,16 @@ class Contribution(ABC):
         """Upper bound on the squared norm of each record's gradient, in float64: (records,)."""
 
     @abstractmethod
-    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+    def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
         """Sum over each tile of scale times gradient, in float64: (tiles, parameters).
 
         Args:
             scales: float64 (records,), zero where a record must not count.
-            usable: bool (records,), false where a gradient may hold infinities, which zero does not cancel.
+            usable: bool (records,), false where a gradient may hold infinities, which zero does not cancel;
+                None where there are none.
         """
 
-    def client_sums(self, scales: Tensor, usable: Tensor, tiles: Tiles, clients: int) -> Tensor:
+    def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
         """The same, summed over each client's tiles: (clients, parameters)."""
         return tiles.by_client(self.scaled_sum(scales, usable, tiles), clients)
 
@@ -71,8 +72,8 @@ class Contribution(ABC):
         return 1
 
 
-def _masked(values: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
-    if tiles.dynamic and bool(usable.all()):
+def _masked(values: Tensor, usable: Tensor | None) -> Tensor:
+    if usable is None:
         return values
     return torch.where(usable.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
 
@@ -111,16 +112,16 @@ class Rows(Contribution):
         norms: Tensor = torch.linalg.vector_norm(self._exact, dim=1)
         return norms.square()
 
-    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
-        flat = _masked(self._exact, usable, tiles)
+    def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
+        flat = _masked(self._exact, usable)
         if tiles.single:
             sums = (scales @ flat)[None]
         else:
             sums = (scales[:, None] * flat).view(tiles.count, tiles.size, -1).sum(dim=1)
         return self._ordered(sums)
 
-    def client_sums(self, scales: Tensor, usable: Tensor, tiles: Tiles, clients: int) -> Tensor:
-        if tiles.bounds is None:
+    def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
+        if tiles.bounds is None or usable is None:
             return super().client_sums(scales, usable, tiles, clients)
         flat = self.gradients.flatten(1).contiguous()
         return self._ordered(kernels.sum_by_client(flat, scales, usable, tiles))
@@ -174,16 +175,16 @@ class Products(Contribution):
         gram = (left @ left.mT) * (right @ right.mT)
         return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
 
-    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+    def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
         _check_size(tiles, self.left.shape[1])
-        left = _masked(self.left, usable, tiles).double()
-        right = _masked(self.right, usable, tiles).double() * scales[:, None, None]
+        left = _masked(self.left, usable).double()
+        right = _masked(self.right, usable).double() * scales[:, None, None]
         left = left.reshape(tiles.count, -1, left.shape[2])
         right = right.reshape(tiles.count, -1, right.shape[2])
         return self._ordered(right.mT @ left)
 
-    def client_sums(self, scales: Tensor, usable: Tensor, tiles: Tiles, clients: int) -> Tensor:
-        if tiles.bounds is None or self.positions > 1:
+    def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
+        if tiles.bounds is None or usable is None or self.positions > 1:
             return super().client_sums(scales, usable, tiles, clients)
         left, right = self.left[:, 0].contiguous(), self.right[:, 0].contiguous()
         return self._ordered(kernels.sum_products(left, right, scales, usable, tiles))
@@ -232,9 +233,9 @@ class Lookups(Contribution):
         magnitude: Tensor = torch.linalg.vector_norm(right, dim=2).sum(dim=1)
         return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
 
-    def scaled_sum(self, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+    def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
         _check_size(tiles, self.tokens.shape[1])
-        right = _masked(self.right, usable, tiles).double() * scales[:, None, None]
+        right = _masked(self.right, usable).double() * scales[:, None, None]
         return self._added(right, tiles.count)
 
     def rows(self) -> Tensor:

@@ -451,7 +451,8 @@ class ConvRule(LayerRule):
             images = functional.pad(images, (wide, wide, high, high))
         spans = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
         windows = images.unfold(2, spans[0], down).unfold(3, spans[1], right)
-        windows = windows[..., :: self.dilation[0], :: self.dilation[1]]
+        if self.dilation != (1, 1):
+            windows = windows[..., :: self.dilation[0], :: self.dilation[1]]
         records, _, height, width = windows.shape[:4]
         if channels_last:
             return windows.permute(0, 2, 3, 4, 5, 1).reshape(records, height * width, -1)

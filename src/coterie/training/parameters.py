@@ -42,9 +42,10 @@ class Layout:
 
     def split_stacked(self, stacked: Tensor) -> dict[str, Tensor]:
         """Views into vectors stacked by client, by parameter name: (clients, *shape)."""
-        pieces = torch.split(stacked, self.sizes, dim=1)
+        clients = len(stacked)
+        pieces = torch.split_with_sizes(stacked, self.sizes, dim=1)
         return {
-            name: piece.view(len(stacked), *shape)
+            name: piece.view(clients, *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
