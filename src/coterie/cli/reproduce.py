@@ -89,7 +89,8 @@ def show(result: Reproduced) -> None:
             _say(f"Differs: {sentence}")
         _say(ALONE)
         for line in result.comparison.lines:
-            _say(f"{line.row}, {setting_text(line.setting)}: {line.guarantee}")
+            where = f", {setting_text(line.setting)}" if line.setting else ""
+            _say(f"{line.row}{where}: {line.guarantee}")
         for cell in result.comparison.missing:
             err.print(f"not finished: {cell}", style="red", markup=False, soft_wrap=True)
     _say(f"report: {result.report}")

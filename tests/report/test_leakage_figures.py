@@ -1,0 +1,98 @@
+"""The matrix of who learns what about whom: every pair is drawn once, darker where more leaks."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.errors import InputError
+from coterie.groups import Schedule, Structure, Threat, clustered, leakage, ring
+from coterie.privacy.guarantee import round_up
+from coterie.report.leakage import LEVELS, SIDE, LeakageRecord, growth, growths, matrix, read_leakage
+
+
+def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE) -> Path:
+    """`leakage.json` as a run writes it."""
+    schedule = Schedule.of(len(structure.groups), period=3, rate=0.7, noise=2.0)
+    tables = [leakage(structure, schedule, epoch=t, delta=1e-5, threat=threat) for t in (1, 7, 13)]
+    found = tables[-1]
+    names = [f"worker-{number}" for number in range(structure.workers)]
+    rows = [table.per_worker for table in tables]
+    content = {
+        "workers": names,
+        "structure": structure.summary,
+        "threat_model": int(threat),
+        "delta": 1e-5,
+        "epsilon": [[None if np.isnan(cell) else cell for cell in row] for row in found.epsilon.tolist()],
+        "per_worker": dict(zip(names, found.per_worker.tolist(), strict=True)),
+        "history": [
+            {"epoch": epoch, "mean": row.mean(), "deviation": row.std(), "largest": row.max()}
+            for epoch, row in zip((0, 6, 12), rows, strict=True)
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def read(path: Path) -> LeakageRecord:
+    record = read_leakage(path)
+    assert record is not None
+    return record
+
+
+def drawn(html: str, workers: int) -> np.ndarray:
+    """Opacity of every cell; nan where none is drawn."""
+    cell = SIDE / workers
+    table = np.full((workers, workers), np.nan)
+    for kind, path, rest in re.findall(r'<path class="(known|heat)" d="([^"]*)"([^>]*)', html):
+        opacity = re.search(r'fill-opacity="([\d.]+)"', rest)
+        for x, y, length in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v", path):
+            row, first = round((float(y) - 8) / cell), round((float(x) - 92) / cell)
+            for column in range(first, first + round(float(length) / cell)):
+                if kind == "known":
+                    assert np.isnan(table[row, column]), "a pair is drawn twice"
+                    table[row, column] = 0.0
+                else:
+                    assert opacity is not None
+                    table[row, column] = float(opacity.group(1))
+    return table
+
+
+@pytest.mark.parametrize("threat", Threat)
+@pytest.mark.parametrize("structure", [ring(12, 4), clustered(6, 2)], ids=["ring", "clustered"])
+def test_every_pair_is_drawn_once_and_darker_where_more_leaks(
+    tmp_path: Path, structure: Structure, threat: Threat
+) -> None:
+    record = read(written(tmp_path / "leakage.json", structure, threat))
+    table = drawn(matrix(record).picture, structure.workers)
+    epsilon = np.array(record.epsilon, dtype=float)
+    assert np.array_equal(np.isnan(table), np.isnan(epsilon))
+    known = ~np.isnan(epsilon)
+    assert np.array_equal(table[known] == 0, epsilon[known] == 0)
+    assert np.abs(table[known] - epsilon[known] / max(record.largest, 1e-9)).max() <= 0.51 / LEVELS + 0.01
+
+
+def test_matrices_of_several_runs_share_a_scale(tmp_path: Path) -> None:
+    record = read(written(tmp_path / "leakage.json", ring(12, 4)))
+    alone = np.nanmax(drawn(matrix(record).picture, 12))
+    beside = np.nanmax(drawn(matrix(record, name="one", top=4 * record.largest).picture, 12))
+    assert alone == 1.0
+    assert beside == pytest.approx(0.25)
+
+
+def test_growth_ends_where_the_run_ends(tmp_path: Path) -> None:
+    record = read(written(tmp_path / "leakage.json", ring(12, 4)))
+    last = record.history[-1]
+    assert f"After epoch 12: {round_up(last.mean)} on average" in growth(record).caption
+    both = growths([("first", record), ("second", record)])
+    assert "first" in both.picture
+    assert "second" in both.picture
+
+
+def test_no_file_is_no_record_and_a_broken_one_is_one_line(tmp_path: Path) -> None:
+    assert read_leakage(tmp_path / "leakage.json") is None
+    (tmp_path / "leakage.json").write_text('{"workers": []}')
+    with pytest.raises(InputError, match="not written by this version"):
+        read_leakage(tmp_path / "leakage.json")
