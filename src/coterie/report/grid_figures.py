@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from coterie.experiment.sweep import LABEL
 from coterie.report import chart, words
 from coterie.report.chart import Axis, Frame, Key, drawing, label, legend, line, marker
 from coterie.report.figures import Figure, value_axis
@@ -14,6 +15,7 @@ from coterie.report.markup import Markup, tag
 MOST_ROWS = 30
 MOST_PANELS = 6
 EPSILON = "privacy.epsilon"
+ALGORITHM = "algorithm.name"
 
 
 def accuracy_by_setting(comparison: Comparison) -> Figure | None:
@@ -84,7 +86,10 @@ def _dots(frame: Frame, setting: Setting, comparison: Comparison, y: float) -> I
 
 def curves(comparison: Comparison) -> list[Figure]:
     """Accuracy against round, settings overlaid; one panel for each value of what colours cannot show."""
-    panels = _panels(comparison.settings, comparison.leading)[:MOST_PANELS]
+    labelled = comparison.leading == LABEL and len(comparison.settings) <= chart.COLOURS
+    # The name of a part tells its algorithm; where lines are few they share a panel.
+    inside = (LABEL, ALGORITHM) if labelled else (comparison.leading,)
+    panels = _panels(comparison.settings, *inside)[:MOST_PANELS]
     drawn = [(name, members, {id(each): each.curve() for each in members}) for name, members in panels]
     values = [value for _, _, known in drawn for points in known.values() for _, value in points]
     if not values:

@@ -12,6 +12,7 @@ from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.reproductions import first_round, two_clusters
 from coterie.experiment.reproductions.running import Reproduced
+from coterie.experiment.sweep import LABEL
 from coterie.report import grid_figures, leakage, words
 from coterie.report.clusters import Clusters
 from coterie.report.figures import Figure, first_round_releases
@@ -207,13 +208,16 @@ def _leakage(runs: Comparison | None) -> Iterator[Figure]:
     if runs is None:
         return
     found = [
-        (words.setting(setting.values), record)
+        (str(setting.values.get(LABEL) or words.setting(setting.values)), record)
         for setting in runs.settings
         if setting.runs
         and (record := read_leakage(RunFolder(setting.runs[0].result.folder).leakage)) is not None
     ]
     if not found:
         return
+    # What leaks does not depend on what is learnt: rows that differ in the model alone are one here.
+    alike = {(record.epsilon, record.history): (name, record) for name, record in reversed(found)}
+    found = list(alike.values())[::-1]
     yield leakage.growths(found)
     top = max(record.largest for _, record in found)
     for name, record in found:
