@@ -3,7 +3,8 @@
 import json as jsonlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from coterie.cli.console import Watch, err, out, print_json, print_table
@@ -18,15 +19,23 @@ from coterie.experiment.deployment import serve as serve_experiment
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
 from coterie.experiment.serving import ServedResult, ServedRound, Watcher
+from coterie.experiment.simulation import simulate as simulate_on_ray
 
 
-def _log_to_stderr() -> None:
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
     """Progress of both sides: who, which round, how much. Never a value that came from a record."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("coterie")
+    before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 # --- serve ------------------------------------------------------------------------------------------
@@ -41,6 +50,7 @@ def serve(
     host: str,
     port: int,
     sites: int,
+    simulate: bool,
     wait: float,
     answer: float,
     rejoin: float,
@@ -49,26 +59,28 @@ def serve(
     folder: Path | None,
     json: bool,
 ) -> None:
-    if (keys is None) != plaintext:
+    if not simulate and (keys is None) != plaintext:
         raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
     chosen = read_experiment(experiment, overrides)
     target = folder or next_free(Path("runs"), f"{chosen.algorithm.name}-served")
-    _log_to_stderr()
-    with Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
-        serving = Serving(
-            out=target,
-            keys=KeyFolder(keys) if keys is not None else None,
-            host=host,
-            port=port,
-            sites=sites,
-            wait=wait,
-            patience=Patience(answer=answer, rejoin=rejoin),
-            truth=_read_truth(truth),
-            resume=resume,
-            opened=lambda found, names: _opened(host, found, names),
-        )
+    serving = Serving(
+        out=target,
+        keys=KeyFolder(keys) if keys is not None else None,
+        host=host,
+        port=port,
+        sites=sites,
+        wait=wait,
+        patience=Patience(answer=answer, rejoin=rejoin),
+        truth=_read_truth(truth),
+        resume=resume,
+        opened=lambda found, names: _opened(host, found, names),
+    )
+    with _log_to_stderr(), Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
         watcher = Watcher(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
-        result = serve_experiment(chosen, serving, watcher)
+        if simulate:
+            result = simulate_on_ray(chosen, target, watcher)
+        else:
+            result = serve_experiment(chosen, serving, watcher)
     if json:
         print_json(finite(result.to_json()))
     else:
@@ -135,7 +147,6 @@ def show(result: ServedResult) -> None:
 
 
 def join(joining: Joining, connection: Connection) -> None:
-    _log_to_stderr()
     connection.check()
     site = open_site(joining)
     if site.finished:
@@ -144,7 +155,8 @@ def join(joining: Joining, connection: Connection) -> None:
             "it spends adds to what was spent"
         )
     try:
-        attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
+        with _log_to_stderr():
+            attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
     finally:
         site.close()
     out.print(f"finished: {site.files.path}", markup=False, highlight=False, soft_wrap=True)

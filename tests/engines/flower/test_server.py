@@ -202,8 +202,9 @@ def test_a_client_that_is_away_is_not_charged_and_may_come_back(
     )
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["silently", "and the link says so"])
 def test_a_client_that_left_with_a_message_and_came_back_is_sent_it_again(
-    federation: MemoryFederation, undisturbed: Ended, tmp_path: Path
+    federation: MemoryFederation, undisturbed: Ended, tmp_path: Path, told: bool
 ) -> None:
     """It was charged before it died; the same message again costs nothing, and its update counts."""
     name = list(federation.nodes)[2]
@@ -215,7 +216,9 @@ def test_a_client_that_left_with_a_message_and_came_back_is_sent_it_again(
         if message.metadata.dst_node_id == node and plain.get("round") == 2 and not dead:
             dead.append(1)
             federation.grid.offline.add(node)  # trained, charged, killed before it could answer
-            return []
+            gone = Message(Error(5, "node unavailable"), reply_to=message)
+            gone.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+            return [gone] if told else []
         return [reply]
 
     looks = federation.grid.get_node_ids

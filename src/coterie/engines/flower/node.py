@@ -21,6 +21,7 @@ POLL_SECONDS = 0.2
 AGAIN_SECONDS = 3.0
 """Between two attempts to reach the server. After a crash the link refuses, for up to a minute, a key that it
 still takes for online."""
+SETTLE_SECONDS = 30.0
 LAST_WORDS_SECONDS = 2.0
 """For the node to pass on our last answer before it is stopped; it looks every half second."""
 
@@ -106,12 +107,14 @@ class _Node:
     def attend(self, handle: Callable[[Message], RecordDict], done: Callable[[], bool]) -> None:
         wait_until_healthy(self._child, f"http://{self._address}", None)
         desk = runtime.client_desk(self._address, self._secret)
+        attendant = runtime.Attendant(desk, handle)
         try:
             while not done():
                 if self._child.ended:
                     raise ChildEnded(f"the node ended; see {self.log}")
-                if not runtime.answer_next(desk, handle):
+                if not attendant.take_next():
                     time.sleep(POLL_SECONDS)
+            attendant.settle(SETTLE_SECONDS)
             time.sleep(LAST_WORDS_SECONDS)
         finally:
             desk.close()

@@ -115,25 +115,56 @@ def _heartbeats(client: Any) -> Iterator[None]:
         thread.join(timeout=5)
 
 
-def answer_next(desk: TaskDesk, handle: Callable[[Message], RecordDict]) -> bool:
-    """Answer the next message, if there is one, with our own code."""
-    token = desk.acquire()
-    if token is None:
-        return False
-    client = desk.connect(token, "flwr-clientapp")
-    try:
-        with _heartbeats(client):
-            message, context, _run, _code = pull_task_input(client)
-            reply = Message(handle(message), reply_to=message)
-            push_message(client, reply, context)
-            client.PushTaskOutput(
-                PushTaskOutputRequest(context=context_to_proto(context), sub_status=SubStatus.COMPLETED)
-            )
-    except httpx.HTTPError as trouble:
-        raise Unreachable(f"{desk.address}: {type(trouble).__name__}") from None
-    finally:
-        client.close()
-    return True
+class Attendant:
+    """Takes a node's tasks as they come and answers their messages, one at a time, with our own code.
+
+    Every task has a thread, because the message of one may never arrive: a node keeps the task of a run that
+    ended while it was fetching. Only answering is serial.
+    """
+
+    def __init__(self, desk: TaskDesk, handle: Callable[[Message], RecordDict]) -> None:
+        self._desk = desk
+        self._handle = handle
+        self._one_at_a_time = threading.Lock()
+        self._answering: set[threading.Thread] = set()
+        self._trouble: httpx.HTTPError | None = None
+
+    def take_next(self) -> bool:
+        """Take the next task, if there is one."""
+        if self._trouble is not None:
+            raise Unreachable(f"{self._desk.address}: {type(self._trouble).__name__}")
+        token = self._desk.acquire()
+        if token is None:
+            return False
+        threading.Thread(target=self._attend, args=(token,), name="task", daemon=True).start()
+        return True
+
+    def settle(self, seconds: float) -> None:
+        """Wait until answers that are on their way have left."""
+        for thread in list(self._answering):
+            thread.join(timeout=seconds)
+
+    def _attend(self, token: str) -> None:
+        client = self._desk.connect(token, "flwr-clientapp")
+        try:
+            with _heartbeats(client):
+                message, context, _run, _code = pull_task_input(client)
+                with self._one_at_a_time:
+                    self._answering.add(threading.current_thread())
+                    reply = Message(self._handle(message), reply_to=message)
+                push_message(client, reply, context)
+                client.PushTaskOutput(
+                    PushTaskOutputRequest(context=context_to_proto(context), sub_status=SubStatus.COMPLETED)
+                )
+        except httpx.HTTPStatusError as refused:
+            log.warning("a task was lost: the node answered %d", refused.response.status_code)
+        except httpx.HTTPError as trouble:
+            self._trouble = trouble
+        except Exception as mistake:  # of Flower's own; its text may quote a message
+            log.warning("a task was lost: %s", type(mistake).__name__)
+        finally:
+            self._answering.discard(threading.current_thread())
+            client.close()
 
 
 def client_desk(address: str, secret: bytes) -> TaskDesk:

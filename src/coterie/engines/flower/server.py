@@ -51,6 +51,11 @@ from coterie.privacy import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+EXPIRED = frozenset({3, 4})
+"""Flower's codes for a message, or its reply, that is past its time."""
+NODE_UNAVAILABLE = 5
+"""Flower's code for a node that went away with a message."""
+TOO_LATE = "no answer in time"
 NOISE_DEVIATIONS = 12.0
 """The noise streams reach 9.2 standard deviations per draw; an honest coordinate stays within this many."""
 
@@ -124,15 +129,21 @@ class Post:
         began = time.monotonic()
         names = list(contents)
         waiting, missing = self._send(kind, contents, group, self.patience.answer)
+        pending = set(waiting.values())
         answered: dict[str, T] = {}
         away: dict[str, float] = {}
         others_done: float | None = None
-        while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
+        while pending:
+            now = time.monotonic()
+            for reply in self.grid.pull_messages(list(waiting)) if waiting else ():
                 # By what it replies to: an error made by the link itself carries no other name.
                 name = waiting.pop(str(reply.metadata.reply_to_message_id), None)
                 if name is None:
                     continue  # an answer that nobody waits for any more
+                if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+                    away.setdefault(name, now)
+                    continue
+                pending.discard(name)
                 try:
                     answered[name] = self._read(name, reply, read)
                     self._late.discard(name)
@@ -140,24 +151,22 @@ class Post:
                     missing[name] = f"garbage: {mistake}"
                 except _Unanswered as reason:
                     missing[name] = str(reason)
-            now = time.monotonic()
             left = self.patience.answer - (now - began)
-            if set(waiting.values()) <= self._late and others_done is None:
+            if pending <= self._late and others_done is None:
                 others_done = now
             # Who was late before is given as long again as the others took, not the whole time.
             grace = others_done is not None and now - others_done >= others_done - began
-            if waiting and (grace or left <= 0):
-                missing.update(dict.fromkeys(waiting.values(), "no answer in time"))
-                self._late |= set(waiting.values())
+            if pending and (grace or left <= 0):
+                missing.update(dict.fromkeys(pending, TOO_LATE))
+                self._late |= pending
                 break
-            for name in self._returned(set(waiting.values()), away, now):
+            for name in self._returned(pending, away, now):
                 waiting = {identity: other for identity, other in waiting.items() if other != name}
-                again, _ = self._send(kind, {name: contents[name]}, group, left)
-                waiting.update(again)
-            lost = {name for name, since in away.items() if now - since > self.patience.rejoin}
-            missing.update(dict.fromkeys(lost & set(waiting.values()), "went away"))
-            waiting = {identity: name for identity, name in waiting.items() if name not in lost}
-            if waiting:
+                waiting.update(self._send(kind, {name: contents[name]}, group, left)[0])
+            lost = {name for name in pending if now - away.get(name, now) > self.patience.rejoin}
+            missing.update(dict.fromkeys(lost, "went away"))
+            pending -= lost
+            if pending:
                 time.sleep(self.patience.poll)
         return Answers(
             {name: answered[name] for name in names if name in answered},
@@ -190,6 +199,9 @@ class Post:
 
     def _read(self, name: str, reply: Message, read: Callable[[str, RecordDict], T]) -> T:
         if reply.has_error():
+            if reply.error.code in EXPIRED:
+                self._late.add(name)
+                raise _Unanswered(TOO_LATE)
             raise _Unanswered(f"Flower's error {reply.error.code}")
         if (reason := messages.is_refusal(reply.content)) is not None:
             raise _Unanswered(f"refused: {messages.REFUSALS[reason]}")

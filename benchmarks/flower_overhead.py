@@ -1,0 +1,222 @@
+"""What a round over Flower costs in bytes and seconds, beside Flower's own FedAvg with the same model.
+
+    python benchmarks/flower_overhead.py [--rounds 6]
+
+Both run for real on this machine: TLS, node keys, four sites, through the same counting proxy. Bytes are
+bodies of requests and answers as they pass it, both ways, heartbeats and polls included; seconds are wall
+time. The plain one starts a process for every message, which is how Flower runs an app by itself.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from coterie.data import DataSettings, Task, load_dataset
+from coterie.engines.flower import messages
+from coterie.engines.flower.keys import KeyFolder, make_keys, public_key_bytes
+from coterie.engines.flower.link import open_link
+from coterie.engines.flower.messages import Asked, SelectMessage, SiteFacts, Split, TrainMessage
+from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
+from coterie.engines.flower.proxy import Door, OpenDoor, Upstream
+from coterie.engines.flower.runtime import Control
+from coterie.engines.flower.server import Patience
+from coterie.experiment.deployment import APP, Serving, on_grid
+from coterie.experiment.files import read_experiment
+from coterie.experiment.serving import ServedRound, Watcher
+from coterie.models import ModelSettings, build_model
+from coterie.training.parameters import flatten
+
+NAMES = ("amber", "birch", "cedar", "dune")
+DECLARATION = "task: classification\nlabel: {classes: 10}\nfeatures: {shape: [1, 8, 8], range: [0, 1]}\n"
+HERE = Path(__file__).parent
+Rounds = list[tuple[float, int]]
+"""Seconds and bytes of each round."""
+
+
+def write_sites(folder: Path) -> dict[str, Path]:
+    images = load_dataset(DataSettings(name="digits"), 0).train
+    found = {}
+    for index, name in enumerate(NAMES):
+        found[name] = folder / name
+        found[name].mkdir(parents=True)
+        (found[name] / "federation.yaml").write_text(DECLARATION)
+        part = images.take(slice(400 * index, 400 * (index + 1)))
+        np.savez(found[name] / f"{name}.npz", x=part.features, y=part.targets)
+    return found
+
+
+def passed(door: Door) -> int:
+    return sum(door.bytes_in.values()) + sum(door.bytes_out.values())
+
+
+# --- the two contestants ----------------------------------------------------------------------------
+
+
+def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int) -> Rounds:
+    """Seconds and bytes of each round of `global` over `coterie serve` and `coterie join`."""
+    experiment = folder / "experiment.yaml"
+    experiment.write_text(
+        yaml.safe_dump({"algorithm": {"name": "global"}, "schedule": {"rounds": rounds, "batch": 40}})
+    )
+    found: list[tuple[float, int]] = []
+    with ExitStack() as stack:
+        link = stack.enter_context(open_link(folder / "link", keys, "127.0.0.1", 0, APP))
+        for name, data in sites.items():
+            join = ["join", "--data", str(data), "--server", f"127.0.0.1:{link.door.port}", "--epsilon", "8"]
+            secure = ["--ca", str(keys.authority), "--key", str(keys.sites / f"{name}.key")]
+            log = stack.enter_context((folder / f"{name}.log").open("wb"))
+            process = subprocess.Popen(
+                [sys.executable, "-m", "coterie", *join, *secure], stdout=log, stderr=log
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        grid = stack.enter_context(link.grid())
+        last = [0]
+
+        def note(report: ServedRound) -> None:
+            now = passed(link.door.door)
+            found.append((report.seconds, now - last[0]))
+            last[0] = now
+
+        def start(guarantee: str) -> None:
+            last[0] = passed(link.door.door)
+
+        serving = Serving(folder / "run", keys, patience=Patience(), wait=600)
+        on_grid(read_experiment(experiment), grid, link.nodes, serving, Watcher(agreed=start, round=note))
+    return found
+
+
+def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int) -> Rounds:
+    """The same of Flower's own FedAvg, started as its guides say."""
+    folder.mkdir()
+    address = f"127.0.0.1:{free_port()}"
+    home = folder / "flwr"
+    with ExitStack() as stack:
+        link = Child(
+            "flower-superlink",
+            [
+                *("--host", "127.0.0.1", "--port", address.rpartition(":")[2]),
+                *("--ssl-ca-certfile", str(keys.authority), "--ssl-certfile", str(keys.certificate)),
+                *("--ssl-keyfile", str(keys.key), "--enable-supernode-auth"),
+                *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
+            ],
+            home,
+            folder / "link.log",
+        )
+        stack.callback(link.stop)
+        wait_until_healthy(link, f"https://{address}", keys.authority)
+        control = Control(address, keys.authority.read_bytes())
+        for name in sites:
+            control.register(name, public_key_bytes(keys.sites / f"{name}.pub"))
+        control.close()
+        door = Door(Upstream(address, keys.authority))
+        opened = stack.enter_context(OpenDoor(door, "127.0.0.1", 0, keys.certificate, keys.key))
+        for name, data in sites.items():
+            node = Child(
+                "flower-supernode",
+                [
+                    *("--superlink", f"127.0.0.1:{opened.port}", "--root-certificates", str(keys.authority)),
+                    *("--auth-supernode-private-key", str(keys.sites / f"{name}.key")),
+                    *("--port", str(free_port()), "--node-config", f'file="{data / f"{name}.npz"}"'),
+                ],
+                folder / name,
+                folder / f"{name}.log",
+            )
+            stack.callback(node.stop)
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\n'
+            f'root-certificates = "{keys.authority}"\n'
+        )
+        times = folder / "times"
+        config = f'rounds={rounds} times="{times}"'
+        flwr = Path(sys.executable).parent / "flwr"
+        subprocess.run(
+            [flwr, "run", HERE / "fedavg_app", "here", "-c", config],
+            env=environment(home),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        marks: list[tuple[float, int]] = []
+        until = time.monotonic() + 900
+        while len(marks) < rounds + 1:
+            lines = times.read_text().split() if times.exists() else []
+            if len(lines) > len(marks):
+                marks.append((float(lines[len(marks)]), passed(door)))
+            if time.monotonic() > until:
+                raise SystemExit(f"plain FedAvg did not finish; see {folder}")
+            time.sleep(0.05)
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(marks)]
+
+
+# --- what is in a message ---------------------------------------------------------------------------
+
+
+def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
+    """Bytes of the content of every message for a model of so many parameters."""
+    model = np.zeros(parameters, np.float32)
+    asked = Asked("0" * 64, 10, "training")
+    facts = SiteFacts("hospital", 240, Task("classification", (1, 8, 8), 10), False)
+    contents = [
+        ("query.facts", "to a site", Split(0, 0, 0.2, 0.0).to_content()),
+        ("query.facts", "back", facts.to_content()),
+        ("train", "to a site", TrainMessage(asked, model, None, 0.0).to_content()),
+        ("train", "back", messages.answer_with_vector(asked, model)),
+        ("query.select", "to a site", SelectMessage(asked, np.tile(model, (clusters, 1))).to_content()),
+        ("query.select", "back", messages.answer_with_index(asked, 1)),
+        ("refusal", "back", messages.refusal("over budget")),
+    ]
+    return [(kind, way, size_of(content)) for kind, way, content in contents]
+
+
+def size_of(content: object) -> int:
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    return sum(len(part.deflate()) for part in get_all_nested_objects(content).values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--sizes-only", action="store_true")
+    options = parser.parse_args()
+    task = Task("classification", (1, 8, 8), 10)
+    parameters = len(flatten(build_model(ModelSettings(name="softmax"), task, 0)))
+    print(f"content of messages in bytes, {parameters} parameters, 2 models in a selection")
+    for kind, way, size in message_sizes(parameters, 2):
+        print(f"  {kind:<14}{way:<12}{size:>8}")
+    if options.sizes_only:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        keys = make_keys(folder / "keys", [], NAMES)
+        sites = write_sites(folder / "data")
+        (folder / "ours").mkdir()
+        found = {
+            "coterie, private": measure_ours(folder / "ours", sites, keys, options.rounds),
+            "Flower FedAvg, not private": measure_plain(folder / "plain", sites, keys, options.rounds),
+        }
+    payload = 2 * 4 * parameters * len(NAMES)
+    print(f"\nfour sites, {options.rounds} rounds; the model itself, both ways, is {payload} bytes a round")
+    print(f"load of this machine now: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{'':<28}{'bytes a round':>15}{'seconds a round, median':>26}{'fastest':>9}")
+    for name, rounds in found.items():
+        seconds = [second for second, _ in rounds]
+        size = statistics.median(size for _, size in rounds)
+        print(f"{name:<28}{size:>15,.0f}{statistics.median(seconds):>26.1f}{min(seconds):>9.1f}")
+    print(json.dumps({"payload": payload, "rounds": found}))
+
+
+if __name__ == "__main__":
+    main()
