@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import logging
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ def _agreed(guarantee: str) -> None:
 
 
 def _round(report: ServedRound, progress: Watch) -> None:
-    left = ", ".join(f"{name} {report.budget[name] - spent:.2f}" for name, spent in report.epsilon.items())
+    left = ", ".join(f"{name} {_left(report.budget[name] - spent)}" for name, spent in report.epsilon.items())
     missing = "".join(f"; {name} missing ({why})" for name, why in report.missing.items())
     accuracy = f", accuracy {report.accuracy:.1%}" if report.accuracy is not None else ""
     line = f"round {report.round} of {report.rounds}{accuracy}, epsilon left: {left}{missing}"
@@ -110,6 +111,11 @@ def _round(report: ServedRound, progress: Watch) -> None:
         progress.update(report.round, line)
     else:
         print(line, file=sys.stderr, flush=True)
+
+
+def _left(epsilon: float) -> str:
+    """Two digits, rounded down: never more than is left."""
+    return f"{math.floor(100 * max(0.0, epsilon)) / 100:.2f}" if math.isfinite(epsilon) else "any"
 
 
 def _read_truth(path: Path | None) -> dict[str, int] | None:

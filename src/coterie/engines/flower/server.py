@@ -456,6 +456,8 @@ class FlowerEngine:
             path = self._journal.next(round, request)
             known = Journal.load(path)
             if known is not None:
+                before = {client: "missing before the restart" for client in hashes if client not in known}
+                self._watch(Participation(round, release, tuple(known), before, 0.0))
                 return known
         present = self._post.present(list(hashes))
         if present:

@@ -41,6 +41,7 @@ from coterie.errors import BudgetError, InputError, PlanError
 from coterie.files import read_json, write_json
 from coterie.models import build_model, check_model
 from coterie.privacy import Budget, Charge, Guarantee, Ledger, SecretKey, guarantee
+from coterie.privacy.guarantee import round_up
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import evaluate
@@ -362,8 +363,8 @@ class Books:
             _save(path, value)
             seconds = time.perf_counter() - began
             log.info(
-                "round %d of %d, %s: released in %.1f s, spent epsilon %.3f",
-                *(asked.round, self.contract.rounds, asked.release, seconds, self.spent),
+                "round %d of %d, %s: released in %.1f s, spent epsilon %s",
+                *(asked.round, self.contract.rounds, asked.release, seconds, round_up(self.spent)),
             )
             self._forget(before=asked.round - 1)
         else:
