@@ -134,21 +134,28 @@ def test_a_server_killed_inside_a_round_goes_on(federation: RealFederation) -> N
     assert federation.server.returncode == 0, federation.log("server")
 
 
+KILLED = {"amber": {4}, "birch": {9}}
+"""Rounds in which a site was killed after its charge and before its answer."""
+
+
 def test_after_all_that_what_was_spent_is_what_was_released(federation: RealFederation) -> None:
     result = json.loads(federation.out("server").splitlines()[-1])
     assert result["rounds"] == ROUNDS
+    answered: dict[str, set[int]] = {name: set() for name in NAMES}
+    for line in (federation.run / "participation.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        for name in entry["answered"]:
+            answered[name].add(entry["round"])
     for name in NAMES:
-        spent = charged(federation, name)
+        spent, computed = charged(federation, name), set(released(federation, name))
         assert max(spent.values()) == 1, f"{name}: a round was charged twice"
-        # Every charge has its release. Those who were killed in between computed it after their return.
-        assert set(spent) == set(released(federation, name)), name
-        assert (
-            result["asked"][name]
-            >= json.loads((federation.sites[name] / ".coterie" / "finished.json").read_text())["epsilon"]
-            - 1e-9
-        )
-    assert set(charged(federation, "amber")) == set(range(1, ROUNDS + 1))
-    assert set(charged(federation, "dune")) == set(range(1, ROUNDS + 1))
+        # Nothing left a site uncharged, and nothing was charged that was not computed, but for the answers
+        # that a killed site could not give any more: their charge stands.
+        assert answered[name] <= computed <= set(spent), name
+        assert set(spent) - computed <= KILLED.get(name, set()), name
+        books = federation.sites[name] / ".coterie"
+        told = json.loads((books / "finished.json").read_text())["epsilon"]
+        assert told <= result["asked"][name] + 1e-9
     federation.stop()
     assert processes_about(federation.folder) == []
 
