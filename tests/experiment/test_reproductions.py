@@ -22,7 +22,15 @@ from coterie.experiment.reproductions import (
     sweep_of,
 )
 from coterie.experiment.reproductions.running import Reproduced, render, reproduce
-from coterie.experiment.reproductions.table import MEASURES, OF_CLIENTS, Charged, Entry, charged_in
+from coterie.experiment.reproductions.table import (
+    MEASURES,
+    OF_CLIENTS,
+    Charged,
+    Entry,
+    Line,
+    best_lines,
+    charged_in,
+)
 from coterie.experiment.runner import RunResult
 from coterie.privacy import LedgerError
 
@@ -91,7 +99,7 @@ def test_the_paper_scale_is_the_papers(name: str) -> None:
     assert experiment.federation.model_dump()["records_per_client"] == 8000
 
 
-@pytest.mark.parametrize("name", [name for name in names() if find(name).publication])
+@pytest.mark.parametrize("name", [name for name in names() if find(name).publication and "rdpcfl" in name])
 def test_the_publication_prints_what_stands_beside_r_dpcfl(name: str) -> None:
     source = find(name).publication
     assert source is not None
@@ -288,3 +296,46 @@ def test_the_publications_experiments_are_all_there() -> None:
     assert {"rdpcfl-mnist", "rdpcfl-fmnist", "rdpcfl-cifar10-covariate", "rdpcfl-cifar10-concept"} <= set(
         names()
     )
+
+
+@pytest.mark.parametrize("name", [name for name in names() if find(name).publication and name[:3] == "rr-"])
+def test_the_publication_prints_an_accuracy_beside_every_clustered_row(name: str) -> None:
+    reproduction = find(name)
+    source = reproduction.publication
+    assert source is not None
+    publication = published.read(f"{source.source}.yaml")
+    figure = "clustering" if name == "rr-clustering-accuracy" else "mean"
+    for scale in reproduction.scales.values():
+        budgets = scale.vary["privacy.epsilon"]
+        for row in (contender.row for contender in scale.algorithms if "route" in contender.row):
+            theirs = source.rows.get(row, row)
+            if row == "softmax regression with route":
+                continue  # ours alone
+            assert theirs in publication.algorithms
+            for epsilon in budgets:
+                assert publication.printed(source.data, source.shift, theirs, figure, float(epsilon)), row
+
+
+def test_a_table_may_have_budgets_of_its_own() -> None:
+    publication = published.read("rr-cluster.yaml")
+    assert publication.cell("fashion-mnist", "balanced", "rr-ifca", "mean", 2).mean == 65.69  # type: ignore[union-attr]
+    assert publication.cell("shakespeare", "roles", "rr-ifca", "mean", 16).mean == 16.25  # type: ignore[union-attr]
+    assert publication.cell("shakespeare", "roles", "dp-fedcam", "mean", 4) is None
+    assert publication.printed("shakespeare", "roles", "rr-ifca", "mean", 2) is None
+    assert publication.printed("fashion-mnist", "balanced", "dp-ifca", "clustering", float("inf")) is not None
+
+
+def test_a_row_may_be_shown_at_its_best_setting_alone() -> None:
+    lines = [
+        Line("dp-ifca", {"privacy.epsilon": epsilon, "privacy.clip": clip}, (), (average(mean),), None)
+        for epsilon, clip, mean in [(2, 0.1, 70.0), (2, 0.2, 71.0), (8, 0.1, 80.0), (8, 0.2, 79.0)]
+    ]
+    best = best_lines(lines, "privacy.clip")
+    assert [(line.name, line.setting) for line in best] == [
+        ("dp-ifca (clip 0.2)", {"privacy.epsilon": 2}),
+        ("dp-ifca (clip 0.1)", {"privacy.epsilon": 8}),
+    ]
+
+
+def average(value: float) -> Entry:
+    return Entry(MEASURES[0], value, None, None)

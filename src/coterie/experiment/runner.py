@@ -118,6 +118,8 @@ class RunResult:
     """Share of clients in the right cluster under the best matching, where the truth is known."""
     live_clusters: int = 1
     """Models that at least one client in a hundred uses."""
+    models: tuple[tuple[float, ...], ...] | None = None
+    """The models themselves, where they are small enough to be looked at."""
     whole_tests: Mapping[str, float] | None = None
     """Accuracy, on the whole test set under each true cluster's shift, of the model that most of it uses."""
     per_worker: Mapping[str, float | None] | None = None
@@ -150,6 +152,7 @@ class RunResult:
                     "fairness": Fairness(**content["fairness"]),
                     "groups": Groups(**content["groups"]) if content.get("groups") else None,
                     "warnings": tuple(content["warnings"]),
+                    "models": tuple(map(tuple, content["models"])) if content.get("models") else None,
                 }
             )
         except (KeyError, TypeError) as error:
@@ -544,6 +547,7 @@ class Run:
             minority_found=minority_found(assignment.cluster_of, truth) if truth else None,
             clustering_accuracy=clustering_accuracy(assignment.cluster_of, truth) if truth else None,
             live_clusters=live_clusters(assignment.cluster_of),
+            models=tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None,
             whole_tests=self._whole_tests(assignment, truth) if truth else None,
             per_worker=prepared.promise.per_worker(),
         )

@@ -110,9 +110,9 @@ def _heading(comparison: Comparison, measure: Measure) -> str:
 
 
 def _row(line: Line, comparison: Comparison) -> list[Child]:
-    name: Child = line.row
+    name: Child = line.name
     if line.printed_as is not None:
-        name = [tag("div", line.row), tag("div", f"printed: {line.printed_as}", class_="theirs")]
+        name = [tag("div", line.name), tag("div", f"printed: {line.printed_as}", class_="theirs")]
     return [
         name,
         str(len(line.runs)),

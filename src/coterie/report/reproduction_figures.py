@@ -4,10 +4,12 @@ A new figure is a function in `FIGURES`; reproductions name it under `figures`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from coterie.data import build_federation, load_dataset
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.reproductions import first_round, two_clusters
@@ -338,6 +340,45 @@ def _noise(runs: Comparison | None) -> Iterator[Figure]:
     )
 
 
+def _lines(runs: Comparison | None) -> Iterator[Figure]:
+    """Points of four lines and the models that were fitted to them: a model that nobody uses lies astray."""
+    if runs is None:
+        return
+    number = Scale("x", lambda value: f"{value:.1f}".replace("-", "−"))
+    upward = Scale("", number.label)
+    for place, run in enumerate(run for setting in runs.settings for run in setting.runs):
+        experiment, models = run.cell.experiment, run.result.models
+        if experiment.data.name != "lines" or models is None:
+            continue
+        seed = experiment.seeds.simulation
+        federation = build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
+        points: dict[int, list[tuple[float, float]]] = {}
+        for client, cluster in zip(federation.clients, federation.truth or (), strict=True):
+            x, y = client.train.features[:2, 0].tolist(), client.train.targets[:2].tolist()
+            points.setdefault(cluster, []).extend(zip(x, y, strict=True))
+        users = Counter(run.result.clusters.values())
+        series = [
+            Series(f"cluster {cluster}", spots, joined=False) for cluster, spots in sorted(points.items())
+        ]
+        series += [
+            Series(
+                f"model {row}, {users[row]} clients",
+                [(x, slope * x + intercept) for x in (-2.0, 2.0)],
+            )
+            for row, (slope, intercept) in enumerate(models)
+        ]
+        row = str(run.cell.values.get("label") or experiment.algorithm.name)
+        used = sum(users[model] > 0 for model in range(len(models)))
+        yield line_figure(
+            f"lines-{place}",
+            f"{row}, {experiment.data.scenario or 'balanced-easy'}",
+            series,
+            number,
+            upward,
+            f"Two points of each client by its cluster, and the models; {used} of {len(models)} are used.",
+        )
+
+
 FIGURES: Mapping[str, Draw] = {
     "budgets": _budgets,
     "rounds": _rounds,
@@ -348,4 +389,5 @@ FIGURES: Mapping[str, Draw] = {
     "leakage": _leakage,
     "two-clusters": _two_clusters,
     "noise": _noise,
+    "lines": _lines,
 }

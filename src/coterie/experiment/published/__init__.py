@@ -22,7 +22,7 @@ class Cell:
     """One printed number: mean and, where it can be read, standard deviation over seeds."""
 
     mean: float
-    std: float | None
+    std: float | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ one, add a file:
         algorithms:                 # each with its own seeds, and settings where it needs them
         - {name: r-dpcfl, seeds: [0, 1]}
         - {name: global, seeds: [0], set: {privacy.clip: 0.5}, label: global with a small clip}
+        best_of: privacy.clip       # of a key under vary: show each row at its best value only
         differs: [one sentence for everything that is not as in the publication]
         references: 30              # epochs of the central models for F_acc and F_loss, one for each seed
       paper: {...}
@@ -82,6 +83,8 @@ class Scale(Settings):
 
     base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    best_of: str | None = None
+    """A key that varies: of its values, each row shows the one with the best average accuracy."""
     algorithms: tuple[Contender, ...] = ()
     differs: tuple[str, ...] = ()
     references: int = Field(0, ge=0)

@@ -84,7 +84,10 @@ class Reproduced:
             raise InputError(f"{path / RECORD}: not written by this version ({mistake!r})") from None
         stored = path / "runs" / "sweep.yaml"
         sweep = Sweep.read(stored) if stored.exists() else None
-        comparison = compare_with_published(reproduction, sweep, path) if sweep else None
+        comparison = None
+        if sweep is not None:
+            best_of = reproduction.scale(scale).best_of
+            comparison = compare_with_published(reproduction, sweep, path, best_of)
         return cls(path, reproduction, scale, overrides, sweep, comparison)
 
     def to_json(self) -> dict[str, Any]:

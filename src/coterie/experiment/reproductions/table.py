@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,12 @@ class Line:
     entries: tuple[Entry, ...]
     printed_as: str | None
     """What the publication calls it, if it has it."""
+    best: str = ""
+    """The setting that was best for this row, where several were tried."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.row} ({self.best})" if self.best else self.row
 
     @property
     def clusters_found(self) -> str:
@@ -227,8 +233,14 @@ class Comparison:
         return [measure for measure in MEASURES if measure.key in shown or measure.key not in OF_CLIENTS]
 
 
-def compare_with_published(reproduction: Reproduction, sweep: Sweep, out: Path) -> Comparison:
-    """Read the finished runs under `out` and set them beside the publication."""
+def compare_with_published(
+    reproduction: Reproduction, sweep: Sweep, out: Path, best_of: str | None = None
+) -> Comparison:
+    """Read the finished runs under `out` and set them beside the publication.
+
+    Args:
+        best_of: a key that varies, of whose values each row shows the best alone, and says which.
+    """
     source = reproduction.publication
     publication = published.read(f"{source.source}.yaml") if source else None
     varying = tuple(key for key in sweep.varying if key not in (ALGORITHM, LABEL))
@@ -243,8 +255,24 @@ def compare_with_published(reproduction: Reproduction, sweep: Sweep, out: Path) 
         groups.setdefault(key, []).append(_read(cell, path, out))
     lines = [_line(runs, varying, source, publication) for runs in groups.values()]
     order = {row: place for place, row in enumerate(dict.fromkeys(line.row for line in lines))}
+    if best_of in varying:
+        assert best_of is not None
+        lines = best_lines(lines, best_of)
+        varying = tuple(key for key in varying if key != best_of)
     lines.sort(key=lambda line: ([_sortable(value) for value in line.setting.values()], order[line.row]))
     return Comparison(varying, tuple(lines), publication.source if publication else None, tuple(missing))
+
+
+def best_lines(lines: Sequence[Line], key: str) -> list[Line]:
+    """Of the lines that differ in this key alone, the one with the best average over clients."""
+    best: dict[str, Line] = {}
+    for line in lines:
+        rest = {name: value for name, value in line.setting.items() if name != key}
+        named = replace(line, setting=rest, best=f"{key.rpartition('.')[2]} {line.setting[key]}")
+        known = best.setdefault(repr((line.row, rest)), named)
+        if (line.entries[0].ours or 0.0) > (known.entries[0].ours or 0.0):
+            best[repr((line.row, rest))] = named
+    return list(best.values())
 
 
 def _row(cell: Cell) -> str:
@@ -338,7 +366,7 @@ def markdown(comparison: Comparison) -> str:
     for setting in comparison.settings:
         rows = [
             [
-                line.row,
+                line.name,
                 str(len(line.runs)),
                 *(_both(entry) for entry in line.entries if entry.measure in comparison.measures),
                 line.clusters_found,
@@ -405,6 +433,7 @@ def _csv_row(line: Line, entry: Entry) -> dict[str, Any]:
     cell = entry.printed.cell if entry.printed else None
     return {
         "algorithm": line.row,
+        "best": line.best,
         **line.setting,
         "figure": entry.measure.key,
         "runs": len(line.runs),
@@ -427,6 +456,7 @@ def to_json(comparison: Comparison) -> list[dict[str, Any]]:
     return [
         {
             "algorithm": line.row,
+            "best": line.best,
             "setting": dict(line.setting),
             "seeds": [run.cell.values[SEED] for run in line.runs],
             "figures": {
