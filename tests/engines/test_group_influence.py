@@ -17,7 +17,7 @@ from coterie.groups import (
     string,
 )
 
-EPOCHS = 9
+EPOCHS = 8
 
 
 def random_structure(seed):

@@ -35,8 +35,8 @@ def test_every_worker_is_charged_for_each_of_its_groups_and_epochs(name, release
 def test_a_worker_flips_a_coin_of_its_own_for_each_group_and_epoch():
     """Coins of one worker in two groups, and in one group from epoch to epoch, are independent."""
     structure = Structure("two", ((0, 1), (0, 2)), 3)
-    run = Training(build("dp-ogl", 200, period=1, rate=0.5), workers(structure))
-    drawn = np.array([["w0" in run.sampled[e, f"group {g}"] for e in range(1, 201)] for g in (0, 1)])
+    run = Training(build("dp-ogl", 120, period=1, rate=0.5), workers(structure))
+    drawn = np.array([["w0" in run.sampled[e, f"group {g}"] for e in range(1, 121)] for g in (0, 1)])
     for coins in (drawn[0], drawn[1], drawn[0] == drawn[1], drawn[0, 1:] == drawn[0, :-1]):
         assert stats.binomtest(int(coins.sum()), len(coins), 0.5).pvalue > 1e-6
 
@@ -71,7 +71,7 @@ def test_other_records_of_one_worker_move_each_of_its_sums_by_two_clips_at_most(
 
 def test_noise_has_the_planned_size_and_is_another_in_every_group_and_epoch():
     # Steps so small that the sums are their noise.
-    run = Training(build("dp-ogl", 40, period=2, noise=3.0, lr=1e-9), workers(ring(8, 4)))
+    run = Training(build("dp-ogl", 25, period=2, noise=3.0, lr=1e-9), workers(ring(8, 4)))
     noise = np.array([rows.value[0] for rows in run.sums.values()])
     assert {rows.noise_std for rows in run.sums.values()} == {3.0 * CLIP}
     assert stats.kstest(noise.ravel() / (3.0 * CLIP), "norm").pvalue > 1e-6

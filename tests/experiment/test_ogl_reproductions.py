@@ -46,3 +46,11 @@ def test_the_five_configurations_of_figure_3_are_there_with_both_models() -> Non
     for row in ("GL 100/1/1/2", "CL 100/4/2/2", "LB 100/5/10/3", "RI 100/4/10/2", "RI+ 100/4/2/2"):
         assert {row, f"{row}, 1.66M"} <= rows
     assert all(find_algorithm(Unit.WORKER, contender.name) for contender in paper.algorithms)
+
+
+@pytest.mark.parametrize("name", ["ogl-mnist", "ogl-fmnist"])
+@pytest.mark.parametrize("scale", ScaleName)
+def test_every_row_of_a_panel_is_run_and_every_row_is_in_a_panel(name: str, scale: ScaleName) -> None:
+    chosen = find(name).scale(scale)
+    drawn = {row for rows in chosen.panels.values() for row in rows}
+    assert drawn == {contender.row for contender in chosen.algorithms}

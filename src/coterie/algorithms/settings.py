@@ -14,7 +14,8 @@ class AlgorithmSettings(Settings):
 
     name: str = Field(
         "r-dpcfl",
-        description="r-dpcfl | global | local | oracle | mr-mtl | dp-ifca | km-cdpfl | rc-dpfl (mode paper)",
+        description="r-dpcfl | global | local | oracle | mr-mtl | dp-ifca | km-cdpfl | rc-dpfl (mode paper); "
+        "unit worker: dp-ogl | dp-ogl-plus | dp-fedavg; unit client has others",
     )
 
 

@@ -26,6 +26,8 @@ from coterie.report.record import read_findings, read_run
 Draw = Callable[[Comparison | None], Iterator[Figure]]
 
 EPSILON = "privacy.epsilon"
+PANELS = "panels"
+"""The one figure that the reproduction itself divides into charts."""
 CLEAR = 2.0
 """Separation from which the publication calls clusters always found."""
 
@@ -33,10 +35,10 @@ CLEAR = 2.0
 def figures_of(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
     """What the reproduction asks for, as far as its runs allow."""
     for name in result.reproduction.figures:
-        if name not in FIGURES:
-            known = ", ".join(FIGURES)
+        if name not in (*FIGURES, PANELS):
+            known = ", ".join((*FIGURES, PANELS))
             raise InputError(f"{result.reproduction.name}: no figure is called '{name}'; allowed: {known}")
-        yield from FIGURES[name](runs)
+        yield from FIGURES[name](runs) if name in FIGURES else _panels(result, runs)
 
 
 # --- from runs --------------------------------------------------------------------------------------
@@ -203,6 +205,38 @@ def _batches(runs: Comparison | None) -> Iterator[Figure]:
 
 def _records(run: CellRun) -> int:
     return max(client.records for client in read_run(run.result.folder).clients)
+
+
+def _panels(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """Accuracy and loss against round of the rows that a publication draws together."""
+    by_row = {} if runs is None else {str(each.values.get(LABEL)): each for each in runs.settings}
+    for place, (heading, rows) in enumerate(result.scale.panels.items()):
+        for kind in ("accuracy", "loss"):
+            series = [
+                Series(row, points)
+                for row in rows
+                if row in by_row and len(points := _curve(by_row[row], kind)) > 1
+            ]
+            if series:
+                ends = ", ".join(f"{each.name} {each.points[-1][1]:.3g}" for each in series)
+                yield line_figure(
+                    f"panel-{place}-{kind}",
+                    f"{kind.capitalize()} against round: {heading}",
+                    series,
+                    Scale("round", lambda value: f"{value:.0f}"),
+                    Scale(kind, lambda value: f"{value:.3g}", floor=0.0 if kind == "accuracy" else None),
+                    f"Mean over clients on held-out records. At the end: {ends}.",
+                )
+
+
+def _curve(setting: Setting, kind: str) -> list[tuple[float, float]]:
+    """The mean over runs after each round that all of them measured."""
+    series = [
+        {line.round: float(spread.mean) for line in run.rounds if (spread := getattr(line, kind)) is not None}
+        for run in setting.runs
+    ]
+    common = sorted(set.intersection(*(set(values) for values in series))) if series else []
+    return [(number, sum(values[number] for values in series) / len(series)) for number in common]
 
 
 def _leakage(runs: Comparison | None) -> Iterator[Figure]:

@@ -20,6 +20,7 @@ one, add a file:
         - {name: global, seeds: [0], set: {privacy.clip: 0.5}, label: global with a small clip}
         best_of: privacy.clip       # of a key under vary: show each row at its best value only
         differs: [one sentence for everything that is not as in the publication]
+        panels: {clips: [global, global with a small clip]}     # rows that the figure `panels` draws together
         references: 30              # epochs of the central models for F_acc and F_loss, one for each seed
       paper: {...}
     figures: [budgets, rounds]      # names of coterie.report.reproduction_figures.FIGURES
@@ -87,6 +88,8 @@ class Scale(Settings):
     """A key that varies: of its values, each row shows the one with the best average accuracy."""
     algorithms: tuple[Contender, ...] = ()
     differs: tuple[str, ...] = ()
+    panels: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Rows that share a chart of accuracy and one of loss, by what the charts are called."""
     references: int = Field(0, ge=0)
     """Epochs of the central models for F_acc and F_loss; 0 trains none."""
 
