@@ -22,7 +22,7 @@ def test_a_row_runs_what_it_is_called(name: str, scale: ScaleName) -> None:
     assert rounds == ({200} if scale is ScaleName.PAPER else {20})
     for cell in sweep.cells():
         experiment, row = cell.experiment, str(cell.values[LABEL])
-        shape, numbers = row.partition(", ")[0].split()
+        shape, numbers, *big = row.split()
         workers, groups, period, noise = (float(number) for number in numbers.split("/"))
         federation, algorithm = experiment.federation, experiment.algorithm.model_dump()
         assert isinstance(federation, GroupsFederation)
@@ -36,15 +36,15 @@ def test_a_row_runs_what_it_is_called(name: str, scale: ScaleName) -> None:
         assert (experiment.privacy.unit, experiment.privacy.clip) == (Unit.WORKER, 0.05)
         assert experiment.privacy.delta == 1e-5
         assert math.isinf(experiment.privacy.epsilon)
-        assert experiment.model.name == ("mcmahan-cnn" if "1.66M" in row else "softmax")
-        assert (experiment.schedule.lr == 0.001) == ("1.66M" in row)
+        assert experiment.model.name == ("mcmahan-cnn" if big else "softmax")
+        assert (experiment.schedule.lr == 0.001) == (big == ["CNN"])
 
 
 def test_the_five_configurations_of_figure_3_are_there_with_both_models() -> None:
     paper = find("ogl-mnist").scale(ScaleName.PAPER)
     rows = {contender.row for contender in paper.algorithms}
     for row in ("GL 100/1/1/2", "CL 100/4/2/2", "LB 100/5/10/3", "RI 100/4/10/2", "RI+ 100/4/2/2"):
-        assert {row, f"{row}, 1.66M"} <= rows
+        assert {row, f"{row} CNN"} <= rows
     assert all(find_algorithm(Unit.WORKER, contender.name) for contender in paper.algorithms)
 
 
