@@ -619,7 +619,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="digits alone, some sizes, sketches")
-    parser.add_argument("--draws", type=int, default=20, help="noise draws per row")
+    parser.add_argument("--draws", type=int, default=12, help="noise draws per row")
     parser.add_argument("--data", nargs="*", help="only these datasets")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--figure", type=Path, help="draw success against MSS into this file")
