@@ -614,6 +614,22 @@ def available(sources: Sequence[Source]) -> list[Source]:
     return found
 
 
+SIZES_OF_IMAGES = {
+    "rotation": ((2, 6), (3, 6, 6, 6), (2, 2, 2, 2)),
+    "label": ((2, 3, 4, 5, 6, 6), (4,) * 8),
+}
+"""For the larger data, whose easiest noise is left out, too."""
+
+
+def tasks_of(source: Source, arguments: argparse.Namespace) -> Iterator[Task]:
+    small = source.data == "digits"
+    for kind in ("sketch",) if arguments.quick else ("sketch", "update"):
+        by_shift = SOME_SIZES if arguments.quick or kind == "update" else SIZES if small else SIZES_OF_IMAGES
+        for shift, every in by_shift.items():
+            for sizes, noise in itertools.product(every, source.noise[kind][0 if small else 1 :]):
+                yield source, shift, kind, sizes, noise, arguments.draws, arguments.cache
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -641,14 +657,7 @@ def main() -> None:
         for done in prepared:
             done.result()
         print(f"exact releases: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        tasks = [
-            (source, shift, kind, sizes, noise, draws, arguments.cache)
-            for source in sources
-            for kind in (("sketch",) if arguments.quick else ("sketch", "update"))
-            for shift in SIZES
-            for sizes in (SOME_SIZES if arguments.quick or kind == "update" else SIZES)[shift]
-            for noise in source.noise[kind]
-        ]
+        tasks = [task for source in sources for task in tasks_of(source, arguments)]
         rows = []
         for number, row in enumerate(pool.map(measure_once, tasks), start=1):
             rows.append(row)
