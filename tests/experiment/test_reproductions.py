@@ -133,7 +133,7 @@ def test_overrides_reach_every_run_and_mistakes_in_them_are_found() -> None:
 
 
 def test_unknown_names_and_malformed_files_are_one_line() -> None:
-    with pytest.raises(InputError, match="nix: no such reproduction; allowed: .*rdpcfl-"):
+    with pytest.raises(InputError, match=r"nix: no such reproduction; allowed: .*rdpcfl-"):
         find("nix")
     with pytest.raises(InputError, match=r"reproduction odd: .*seed: unknown key"):
         parse("odd", TINY.replace("name: local, seeds: [1]", "name: local, seed: [1], seeds: [1]"))
