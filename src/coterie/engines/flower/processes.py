@@ -31,6 +31,13 @@ class ChildEnded(CoterieError):
     """A program of Flower's ended by itself."""
 
 
+def keep_loopback_direct() -> None:
+    """Let no proxy carry what stays on this machine: Flower's clients ask the environment for one."""
+    for name in ("NO_PROXY", "no_proxy"):
+        kept = [entry for entry in os.environ.get(name, "").split(",") if entry]
+        os.environ[name] = ",".join(dict.fromkeys([*kept, "127.0.0.1", "localhost", "::1"]))
+
+
 def environment(home: Path) -> dict[str, str]:
     """Settings for every program of Flower's: it calls nobody, installs nothing, has a home of its own."""
     ours = str(Path(sys.executable).parent)
@@ -49,6 +56,7 @@ class Child:
     """One program, its log in a file; it ends with this process whatever happens."""
 
     def __init__(self, program: str, arguments: Sequence[str], home: Path, log: Path) -> None:
+        keep_loopback_direct()
         settings = environment(home)
         found = shutil.which(program, path=settings["PATH"])
         if found is None:
@@ -93,12 +101,15 @@ def free_port() -> int:
 def wait_until_healthy(child: Child, url: str, authority: Path | None, seconds: float = 120.0) -> None:
     """Return once the program answers; an error that names its log if it ends or takes too long."""
     context = ssl.create_default_context(cafile=str(authority)) if authority else None
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if child.ended:
             raise ChildEnded(f"{child.program} ended at its start; see {child.log}")
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5, context=context) as answer:
+            with opener.open(f"{url}/health", timeout=5) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):

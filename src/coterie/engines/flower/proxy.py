@@ -95,7 +95,9 @@ class Door:
             else False
         )
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        async with httpx.AsyncClient(verify=verify, timeout=SECONDS, limits=limits) as self._client:
+        async with httpx.AsyncClient(
+            verify=verify, timeout=SECONDS, limits=limits, trust_env=False
+        ) as self._client:
             await receive()
             await send({"type": "lifespan.startup.complete"})
             await receive()
