@@ -22,7 +22,9 @@ from coterie.privacy.calibration import has_free_noise, smallest_noise, with_sha
 from coterie.privacy.units import short_number
 
 _TOLERANCE = 1e-4
-_MOST_EPOCHS = 40
+_MOST_EPOCHS, _FEWER_EPOCHS = 40, 8
+_MANY_CLASSES = 250
+"""Workers in so many different sets of groups take a second or two for each epoch of the history."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Promise:
         if self.watched is None:
             return None
         structure, found = self.watched.structure, self._leakage()
-        epochs = np.unique(np.linspace(0, self.watched.epochs, _MOST_EPOCHS + 1).astype(int)).tolist()
+        moments = _MOST_EPOCHS if len(structure.classes) <= _MANY_CLASSES else _FEWER_EPOCHS
+        epochs = np.unique(np.linspace(0, self.watched.epochs, moments + 1).astype(int)).tolist()
         history = []
         for epoch in epochs:
             rows = self._leakage(epoch).per_worker
