@@ -36,7 +36,7 @@ def test_the_printed_plan_is_what_the_command_prints(
 def test_every_dataset_model_and_algorithm_of_the_readme_exists() -> None:
     for name in [*dataset_names(), *model_names()]:
         assert f"`{name}`" in README, name
-    for name in algorithm_names(Unit.RECORD):
+    for name in [*algorithm_names(Unit.RECORD), *algorithm_names(Unit.CLIENT)]:
         assert f"`{name}`" in README, name
 
 

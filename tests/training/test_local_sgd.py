@@ -1,5 +1,7 @@
 """Learning without noise on a processor: as fast as it may be, it is plain SGD."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.training.learner import Batch, Learner
-from coterie.training.local_sgd import LocalSGD, mean_gradient, train_one
+from coterie.training.local_sgd import LocalSGD, StackedLocalSGD, mean_gradient, train_one
 from coterie.training.parameters import flatten
+from coterie.training.scoring import padded_loss_sums, score_sums
 
 CPU = torch.device("cpu")
 IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
@@ -80,3 +83,56 @@ def test_the_gradient_of_the_mean_loss_is_autograds(name: str) -> None:
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     found = mean_gradient(learner, learner.initial(), batch)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+# --- many clients as one program ----------------------------------------------------------------------------
+
+
+SIZES = (17, 9, 12, 5)
+
+
+def people(learner: Learner, rule: LocalSGD) -> tuple[torch.Tensor, list[Batch], list[np.ndarray]]:
+    """Clients with different starts and numbers of records: the last steps of some are empty."""
+    generator = torch.Generator().manual_seed(4)
+    everyone = batch_of(IMAGES, sum(SIZES))
+    bounds = np.cumsum((0, *SIZES))
+    records = [everyone.take(slice(low, high)) for low, high in itertools.pairwise(bounds)]
+    starts = learner.initial() + 0.05 * torch.randn(len(SIZES), learner.layout.size, generator=generator)
+    return starts, records, [rule.batches(size, seed) for seed, size in enumerate(SIZES)]
+
+
+@pytest.mark.parametrize("name", ["cnn", "softmax"])
+@pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.5)])
+def test_stacked_clients_end_where_each_alone_ends(name: str, momentum: float, proximal: float) -> None:
+    learner = Learner(build_model(ModelSettings(name=name), IMAGES, seed=1), IMAGES, CPU)
+    rule = LocalSGD(epochs=2, batch=5, lr=0.1, momentum=momentum, proximal=proximal)
+    starts, records, batches = people(learner, rule)
+    together = StackedLocalSGD(learner, records, batches, rule).train(starts)
+    for client, own in enumerate(records):
+        alone = train_one(learner, starts[client], own, batches[client], rule)
+        torch.testing.assert_close(together[client], alone, rtol=1e-3, atol=1e-5)
+
+
+def test_a_stacked_clients_update_has_the_same_bits_whoever_its_neighbours_are() -> None:
+    """Given the number of clients in the program, which is public."""
+    learner = Learner(build_model(ModelSettings(name="cnn"), IMAGES, seed=1), IMAGES, CPU)
+    rule = LocalSGD(epochs=1, batch=5, lr=0.1)
+    starts, records, batches = people(learner, rule)
+    updates = []
+    for order in ([0, 1, 2, 3], [2, 0, 0, 0], [3, 3, 0, 1]):
+        stacked = StackedLocalSGD(learner, [records[k] for k in order], [batches[k] for k in order], rule)
+        updates.append(stacked.train(starts[order])[order.index(0)])
+    assert torch.equal(updates[0], updates[1])
+    assert torch.equal(updates[0], updates[2])
+
+
+def test_padded_losses_are_those_of_each_alone_whoever_else_there_is() -> None:
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    starts, records, _ = people(learner, LocalSGD(1, 5, 0.1))
+    models = starts[:3]
+    found = padded_loss_sums(learner, models, records, wave=3, length=20)
+    alone = [[score_sums(learner, model, own, [len(own)])[1][0] for model in models] for own in records]
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
+    fewer = padded_loss_sums(learner, models, records[:1], wave=3, length=20)
+    np.testing.assert_array_equal(fewer[0], found[0])
+    assert padded_loss_sums(learner, models, [], wave=3, length=20).shape == (0, 3)

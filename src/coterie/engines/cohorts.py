@@ -53,7 +53,7 @@ from coterie.privacy import (
 from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch, Learner, on_device
 from coterie.training.local_sgd import LocalSGD, stacks, train_locally
-from coterie.training.scoring import join, score_sums, select_lowest
+from coterie.training.scoring import join, padded_loss_sums, score_sums, select_lowest
 
 CohortMechanism: TypeAlias = SampledSum | RoutedSums | RebalancedSums
 WAVES_SPREAD = 3.0
@@ -280,7 +280,8 @@ class Cohorts:
             return np.zeros(len(members), dtype=np.int64)
         stacked = on_device(models, self._learner.device)
         if choice is Choice.LOWEST_LOSS:
-            losses = self._losses(members, stacked, parts, alone=cohort is not None)
+            wave = None if cohort is None else self._wave(cohort, len(members))
+            losses = self._losses(members, stacked, parts, wave)
             return np.array([select_lowest(own) for own in losses], dtype=np.int64)
         middle = stacked.mean(dim=0)
         each = [(member, cohort) for member in members]
@@ -289,20 +290,23 @@ class Cohorts:
         return nearest(trained, stacked - middle)
 
     def _losses(
-        self, members: Sequence[str], models: Tensor, parts: Parts | None, *, alone: bool
+        self, members: Sequence[str], models: Tensor, parts: Parts | None, wave: int | None
     ) -> NDArray[np.float64]:
         """Sum of the losses of every model on each member's records: (members, models).
 
         Args:
-            alone: whether each member's records go through the models by themselves, so that what it finds
-                has the same bits whoever else was sampled.
+            wave: members that a GPU computes at a time, so that what one finds has the same bits whoever
+                else was sampled; on a processor each goes through the models alone. None for evaluation.
         """
         batches = [self._records[member] for member in members]
         personal = parts is not None and bool(parts.personal.any())
         with one_thread():
-            if not alone and not personal:
+            if wave is None and not personal:
                 table, sizes = join(batches), [len(batch) for batch in batches]
                 return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in models], 1)
+            if wave is not None and not personal and stacks(self._learner):
+                longest = max(self._facts.sizes)
+                return padded_loss_sums(self._learner, models, batches, wave, longest)
             pool = None if personal else self._workers(0.0)
             if pool is not None:
                 apart = pool.run({member: ("score", (member, models.numpy())) for member in members})

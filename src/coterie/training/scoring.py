@@ -48,6 +48,38 @@ def score_sums(
     return totals[:, 0], totals[:, 1]
 
 
+@torch.no_grad()
+def padded_loss_sums(
+    learner: Learner, models: Tensor, batches: Sequence[Batch], wave: int, length: int
+) -> NDArray[np.float64]:
+    """Sum of the losses of every model on each set of records: (sets, models), in constant shapes.
+
+    Sets are padded to `length` records and go through a model `wave` at a time, the last wave filled up: both
+    are public numbers, so that a set's sums have the same bits whichever others there are.
+    """
+    found = []
+    for first in range(0, len(batches), wave):
+        mine = batches[first : first + wave]
+        filled = [*mine, *[mine[-1]] * (wave - len(mine))]
+        places = torch.cat([torch.arange(len(own)) + slot * length for slot, own in enumerate(filled)])
+        places = places.to(learner.device)
+        table = join(filled)
+        features = table.features.new_zeros(wave * length, *table.features.shape[1:])
+        targets = table.targets.new_zeros(wave * length)
+        features[places], targets[places] = table.features, table.targets
+        present = torch.zeros(wave * length, dtype=torch.bool, device=learner.device)
+        present[places] = True
+        for model in models:
+            parts = Batch(features, targets).split(EVALUATION_BATCH[learner.device.type])
+            losses = torch.cat(
+                [learner.output_losses(learner.predict(model, part.features), part.targets) for part in parts]
+            )
+            sums = torch.where(present, losses.double(), 0.0).view(wave, length).sum(dim=1)
+            found.append(sums[: len(mine)].cpu().numpy())
+    waves = [np.stack(found[at : at + len(models)], axis=1) for at in range(0, len(found), len(models))]
+    return np.concatenate(waves) if waves else np.zeros((0, len(models)))
+
+
 def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:
     """Number of records that the model gets right (for a regression, the sum of bounded scores)."""
     return float(score_sums(learner, parameters, records, [len(records)])[0][0])
