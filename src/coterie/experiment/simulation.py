@@ -10,7 +10,6 @@ import os
 import threading
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 from flwr.app import Context, Message
@@ -19,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from coterie.data import Federation
 from coterie.engines.flower import messages
+from coterie.engines.flower.clientapp import app_answering
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.server import Patience
 from coterie.engines.flower.site import Site, one_client
@@ -55,7 +55,7 @@ def virtual_site(text: str, folder: Path, position: int) -> Site:
     )
 
 
-def client_app(text: str, folder: Path) -> Any:
+def client_app(text: str, folder: Path) -> ClientApp:
     """All virtual sites; which of them is asked, Flower says in the node's configuration."""
 
     def answer(message: Message, context: Context) -> Message:
@@ -68,12 +68,7 @@ def client_app(text: str, folder: Path) -> Any:
         finally:
             site.close()
 
-    app = ClientApp()
-    app.train()(answer)
-    app.evaluate()(answer)
-    for kind in (messages.FACTS, messages.OFFER, messages.SELECT, messages.FINISHED):
-        app.query(kind.partition(".")[2])(answer)
-    return app
+    return app_answering(answer)
 
 
 def simulate(experiment: Experiment, out: Path, watch: Watcher) -> ServedResult:

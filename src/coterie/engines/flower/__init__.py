@@ -6,15 +6,19 @@ messages. `messages` says what travels, `contract` what a site agrees to, `site`
 answers become an algorithm's replies; `runtime` is the one place that touches Flower's internals.
 """
 
-import importlib.util
+from importlib.metadata import PackageNotFoundError, version
 
 from coterie.errors import InputError
 
-FLOWER = "1.41.0"
-"""The release that `runtime` was written against, as pinned by the extra."""
+FLOWER = "1.41"
+"""The minor release that `runtime` was written against; internals move between minors."""
 
 
 def require_flower() -> None:
-    """One clear line where the extra is not installed."""
-    if importlib.util.find_spec("flwr") is None:
-        raise InputError("Flower is not installed; pip install 'coterie[flower]' brings it")
+    """One clear line where the extra is not installed, or is another Flower than ours was written for."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise InputError("Flower is not installed; pip install 'coterie[flower]' brings it") from None
+    if not found.startswith(f"{FLOWER}."):
+        raise InputError(f"Flower {found} is installed; allowed: {FLOWER} (pip install 'coterie[flower]')")

@@ -5,6 +5,8 @@ The node's configuration says what `coterie join` would be told: `flower-superno
 import this module; whoever does not want to rely on that uses `coterie join`, which runs nothing it is sent.
 """
 
+from collections.abc import Callable
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -24,8 +26,14 @@ def answer(message: Message, context: Context) -> Message:
         site.close()
 
 
-app = ClientApp()
-app.train()(answer)
-app.evaluate()(answer)
-for _kind in (messages.FACTS, messages.OFFER, messages.SELECT, messages.FINISHED):
-    app.query(_kind.partition(".")[2])(answer)
+def app_answering(answer: Callable[[Message, Context], Message]) -> ClientApp:
+    """A `ClientApp` that hands every message of ours to one function."""
+    made = ClientApp()
+    made.train()(answer)
+    made.evaluate()(answer)
+    for kind in (messages.FACTS, messages.OFFER, messages.SELECT, messages.FINISHED):
+        made.query(kind.partition(".")[2])(answer)
+    return made
+
+
+app = app_answering(answer)

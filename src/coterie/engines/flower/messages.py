@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -61,7 +61,6 @@ REFUSALS = {
 Scalar: TypeAlias = str | int | float | bool
 Values: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
 """What a site releases: a vector, or an index as an array of one."""
-T = TypeVar("T")
 
 
 class GarbageError(CoterieError):
