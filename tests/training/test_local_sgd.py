@@ -113,6 +113,18 @@ def test_stacked_clients_end_where_each_alone_ends(name: str, momentum: float, p
         torch.testing.assert_close(together[client], alone, rtol=1e-3, atol=1e-5)
 
 
+def test_a_batch_may_take_several_tiles() -> None:
+    """Layer rules take so many records at once; a larger batch is cut, and its gradient is the same."""
+    learner = Learner(build_model(ModelSettings(name="cnn"), IMAGES, seed=1), IMAGES, CPU)
+    rule = LocalSGD(epochs=1, batch=7, lr=0.1)
+    starts, records, batches = people(learner, rule)
+    whole = StackedLocalSGD(learner, records, batches, rule)
+    learner.micro_batch = 3
+    cut = StackedLocalSGD(learner, records, batches, rule)
+    assert (whole.tiles.count, cut.tiles.count, cut.tiles.size) == (4, 12, 3)
+    torch.testing.assert_close(cut.train(starts), whole.train(starts), rtol=1e-3, atol=1e-6)
+
+
 def test_a_stacked_clients_update_has_the_same_bits_whoever_its_neighbours_are() -> None:
     """Given the number of clients in the program, which is public."""
     learner = Learner(build_model(ModelSettings(name="cnn"), IMAGES, seed=1), IMAGES, CPU)

@@ -17,6 +17,11 @@ from torch import Tensor
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 
+MOST_CLIENTS = 1024
+"""Clients in one program, however small they are."""
+_BUFFERS = 8
+"""Arrays of the size of a client's parameters that a step holds at one time."""
+
 
 @dataclass(frozen=True)
 class LocalSGD:
@@ -127,6 +132,7 @@ def _train_stacked(
 ) -> Tensor:
     """Waves of a constant number of clients, the last filled up with copies whose result is thrown away."""
     updates = []
+    wave = min(wave, _most_at_once(learner, rule))
     for first in range(0, len(records), wave):
         mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
         stacked = StackedLocalSGD(learner, [records[k] for k in mine], [batches[k] for k in mine], rule)
@@ -134,11 +140,20 @@ def _train_stacked(
     return torch.cat(updates) if updates else torch.zeros_like(starts)
 
 
-class StackedLocalSGD:
-    """Many clients as one program: weights stacked, one tile of the flat batch for each client.
+def _most_at_once(learner: Learner, rule: LocalSGD) -> int:
+    """Clients whose step fits half of a GPU's memory; not of what is free, which changes from run to run."""
+    if learner.device.type != "cuda":
+        return MOST_CLIENTS
+    memory = torch.cuda.get_device_properties(learner.device).total_memory // 2
+    each = rule.batch * learner.bytes_per_record + _BUFFERS * 8 * learner.layout.size
+    return max(1, min(MOST_CLIENTS, memory // each))
 
-    The layer rules give what every record adds to its own client's gradient; their sum over a tile, weighted
-    by one over the number of records in the step, is the gradient of the mean loss.
+
+class StackedLocalSGD:
+    """Many clients as one program: weights stacked, tiles of the flat batch of one client each.
+
+    The layer rules give what every record adds to its client's gradient; their sum over the client's tiles,
+    weighted by one over the number of records in the step, is the gradient of the mean loss.
     """
 
     def __init__(
@@ -152,10 +167,13 @@ class StackedLocalSGD:
         self.learner, self.book, self.rule = learner, learner.book, rule
         device, clients = learner.device, len(records)
         self.steps = max(len(order) for order in batches)
-        chosen = np.full((self.steps, clients, rule.batch), -1, dtype=np.int64)
+        # As many records to a tile as the layer rules take, and as many tiles as a batch needs.
+        size = min(rule.batch, learner.micro_batch)
+        each = math.ceil(rule.batch / size)
+        chosen = np.full((self.steps, clients, each * size), -1, dtype=np.int64)
         bases = np.cumsum([0, *(len(own) for own in records)])
         for client, order in enumerate(batches):
-            chosen[: len(order), client] = np.where(order >= 0, order + bases[client], -1)
+            chosen[: len(order), client, : rule.batch] = np.where(order >= 0, order + bases[client], -1)
         present = chosen >= 0
         counts = present.sum(axis=2)
         self.table = Batch(
@@ -165,7 +183,8 @@ class StackedLocalSGD:
         weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
         self.weights = torch.from_numpy(weights.reshape(self.steps, -1)).to(device)
         self.active = torch.from_numpy(counts > 0).to(device)
-        self.tiles = Tiles(clients, rule.batch, dynamic=False)
+        owner = None if each == 1 else torch.arange(clients, device=device).repeat_interleave(each)
+        self.tiles = Tiles(clients * each, size, owner, dynamic=False)
 
     @torch.no_grad()
     def train(self, starts: Tensor) -> Tensor:
