@@ -89,6 +89,20 @@ def refused(path: Path, data: bytes, **options) -> str:
 # --- charging --------------------------------------------------------------------------------------
 
 
+def test_a_ledger_knows_each_charge_and_the_latest_round_also_after_a_restart(path):
+    with open_ledger(path) as ledger:
+        assert ledger.latest_round("a") == 0
+        ledger.charge([training("a", 3), training("b", 1)])
+        ledger.charge([training("a", 2)])
+    with open_ledger(path) as ledger:
+        assert (ledger.latest_round("a"), ledger.latest_round("b"), ledger.latest_round("c")) == (3, 1, 0)
+        assert ledger.knows(training("a", 3))
+        assert not ledger.knows(training("a", 3, "01"))
+        assert not ledger.knows(training("b", 3))
+        with pytest.raises(PlanError):
+            ledger.latest_round("nobody")
+
+
 def test_a_charge_is_on_disk_when_it_returns(path):
     with open_ledger(path) as ledger:
         before = path.read_bytes()
