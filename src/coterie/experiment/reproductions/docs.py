@@ -46,8 +46,9 @@ def table(result: Reproduced) -> str:
     lines = [""]
     for setting in result.comparison.settings:
         lines += [*_rows(result.comparison, setting), ""]
-    lines += [*notes(result.comparison), *(f"Differs: {sentence}" for sentence in result.scale.differs)]
-    lines += [f"Changed: {text}." for text in result.overrides]
+    said = [*notes(result.comparison), *(f"Differs: {sentence}" for sentence in result.scale.differs)]
+    said += [f"Changed: {text}." for text in result.overrides]
+    lines += [f"- {sentence}" for sentence in said]
     return "\n".join(lines) + "\n\n"
 
 
