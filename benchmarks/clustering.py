@@ -2,7 +2,7 @@
 
 python benchmarks/clustering.py --quick     # a minute of one core: digits alone, no download
 python benchmarks/clustering.py             # everything, ten minutes of one core; prints tables and verdicts
-python benchmarks/clustering.py --write docs/clustering-table.md --figure docs/clustering-mss.svg \\
+python benchmarks/clustering.py --write docs/clustering-table.md --figure docs/clustering-mss.png \\
     --csv benchmarks/results/clustering.csv # also keeps the tables, the figure and the numbers of every row
 
 A row is a federation (data, shift, cluster sizes), a kind of release, and a noise multiplier z of round 1:
