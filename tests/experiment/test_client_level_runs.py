@@ -158,3 +158,23 @@ def test_without_noise_clustering_learns_what_one_model_cannot(tmp_path: Path) -
     assert two.clustering_accuracy == 1.0
     assert two.live_clusters == 2
     assert two.accuracy.mean > one.accuracy.mean + 0.2
+
+
+def test_models_that_clustering_alone_loses_are_trained_with_rebalancing(tmp_path: Path) -> None:
+    """Four lines above all starts: the nearest model wins everyone, and without help others stay behind."""
+    sections: dict[str, Any] = {
+        "data": {"name": "lines"},
+        "federation": {"kind": "natural"},
+        "model": {"name": "linear"},
+        "privacy": {"unit": "client", "epsilon": float("inf"), "delta": 0.001, "clip": 100.0},
+        "schedule": {"rounds": 40, "epochs": 1, "batch": 10, "lr": 0.05},
+        "evaluation": {"references": False, "every": 40},
+    }
+    base = {"name": "dp-ifca", "rate": 1.0, "start": "random"}
+    alone = runner.run(experiment(base, **sections), tmp_path / "alone")
+    helped = runner.run(experiment({**base, "rebalance": {"minimum": 8}}, **sections), tmp_path / "helped")
+    assert alone.live_clusters < 4
+    assert helped.live_clusters == 4
+    assert helped.models is not None
+    assert len(helped.models) == 4
+    assert helped.accuracy.mean > alone.accuracy.mean

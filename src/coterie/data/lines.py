@@ -15,8 +15,8 @@ from coterie.data.records import Dataset, Owners, Records, Task
 
 Scenario = Literal["balanced-easy", "balanced-hard", "imbalanced-easy", "imbalanced-hard"]
 
-LINES = ((1.0, 3.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -3.0))
-"""Slope and intercept of each cluster's line."""
+LINES = ((1.0, 3.0), (-1.0, 5.0), (1.0, 7.0), (-1.0, 9.0))
+"""Slope and intercept of each cluster's line: all above where models begin, so that one is nearest to all."""
 SIZES = {"balanced": (20, 20, 20, 20), "imbalanced": (44, 16, 12, 8)}
 NOISE = {"easy": 0.2, "hard": 1.0}
 _POINTS = 30
