@@ -113,9 +113,15 @@ def full_batch_step(records: int) -> dict[str, float]:
     return {"records": records, "seconds": seconds, "peak_bytes": peak, "table_bytes": table}
 
 
-def in_own_process(records: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--step", str(records)]
+def in_own_process(*options: str) -> dict[str, float]:
+    """What this script prints with such options, in a process whose memory settings are its own."""
+    command = [sys.executable, __file__, *options]
     answer: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return answer
+
+
+def large_step(records: int) -> dict[str, float]:
+    answer = in_own_process("--step", str(records))
     print(
         f"ResNet-18, one step on {records} records: {answer['seconds']:.1f} s, "
         f"at most {answer['peak_bytes'] / 2**20:.0f} MiB, {answer['table_bytes'] / 2**20:.0f} of them records"
@@ -151,17 +157,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--plot", type=Path, help="draw the growth into this file")
     parser.add_argument("--step", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.profile:
+        print(json.dumps(step_profile()))
+        return
     if options.step:
         print(json.dumps(full_batch_step(options.step)))
         return
     found = limits()
     for what, speed in found.items():
         print(f"{what}: {speed:.0f} GFLOP/s")
-    parts = step_profile()
+    parts = in_own_process("--profile")
     for what, milliseconds in parts.items():
         print(f"{what}: {milliseconds:.2f} ms")
-    steps = [in_own_process(size) for size in (GROWING if options.records is None else (options.records,))]
+    steps = [large_step(size) for size in (GROWING if options.records is None else (options.records,))]
     result = run_bench(options.quick)
     show(result)
     if options.json:

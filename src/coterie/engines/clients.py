@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from coterie import __version__
 from coterie.algorithms.protocol import TrainJob, Vector
+from coterie.engines.memory import keep_freed_memory
 from coterie.models import ModelSettings
 from coterie.privacy import (
     FullBatchSketch,
@@ -100,6 +101,7 @@ class Clients:
 
     def train(self, job: TrainJob, mechanism: Trainable, occasion: Occasion) -> Vector:
         """The vector to release: an update, or a sketch of a gradient."""
+        keep_freed_memory()
         learner, device = self.learner, self.learner.device
         records = self.records[job.client]
         start = on_device(job.start, device)
@@ -123,6 +125,7 @@ class Clients:
         self, client: str, start: NDArray[np.float32], rule: LocalSGD, seed: int
     ) -> NDArray[np.float32]:
         """The raw update of a client that learns without noise: for whoever is trusted with it."""
+        keep_freed_memory()
         records = self.records[client]
         with one_thread():
             order = rule.batches(len(records), seed)

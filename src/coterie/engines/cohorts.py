@@ -37,6 +37,7 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.engines.clients import ClientFacts, Occasion, one_thread
+from coterie.engines.memory import keep_freed_memory
 from coterie.engines.workers import Call, WorkerPool
 from coterie.errors import PlanError
 from coterie.privacy import (
@@ -397,6 +398,7 @@ class Cohorts:
             return self._train_apart(pool, members, starts, rule, seeds)
         records = [self._records[member] for member, _ in members]
         batches = [rule.batches(len(own), seed) for own, seed in zip(records, seeds, strict=True)]
+        keep_freed_memory()
         with one_thread():
             return train_locally(self._learner, starts, records, batches, rule, wave=wave)
 

@@ -43,7 +43,6 @@ from coterie.engines.clients import (
     one_thread,
 )
 from coterie.engines.cohorts import Cohorts
-from coterie.engines.memory import keep_freed_memory
 from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.privacy import (
@@ -116,8 +115,6 @@ class LocalEngine:
             learner's micro-batches bound it.)
         augmentation: views of each record whose gradients are averaged before the clip.
         """
-        if learner.device.type == "cpu":
-            keep_freed_memory()
         self.learner = learner
         self.plan = plan
         self.ledger = ledger

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.data.records import Task
-from coterie.engines.memory import keep_freed_memory
 from coterie.errors import CoterieError
 from coterie.training.learner import Batch, Learner, LearnerShape
 
@@ -179,7 +178,6 @@ def work(link: connection.Connection, memory: int) -> None:
     """Answer calls until the engine goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the engine's to handle
     torch.set_num_threads(1)
-    keep_freed_memory()
     sys.path[:], current_process().authkey = link.recv()
     try:
         setup: WorkerSetup = link.recv()
