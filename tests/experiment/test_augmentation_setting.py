@@ -1,6 +1,5 @@
 """`schedule.augmentation` costs nothing, resumes to the last bit, and is the only way to augment."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +81,6 @@ def test_views_that_cannot_be_made_are_refused(overrides: list[str], message: st
 
 
 def test_views_of_records_that_are_no_images_are_refused() -> None:
-    images = prepare(read_experiment(None, SMALL)).federation
     task = Task(kind="classification", shape=(80,), classes=10, vocabulary=9)
     with pytest.raises(InputError, match=r"schedule\.augmentation: .* \[80\]; views are made of images"):
-        runner._augmentation(read_experiment(None, [*SMALL, VIEWS]), replace(images, task=task))
+        runner.augmentation_of(read_experiment(None, [*SMALL, VIEWS]), task)
