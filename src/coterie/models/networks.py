@@ -22,10 +22,13 @@ def softmax(task: Task) -> nn.Module:
 
 
 def linear(task: Task) -> nn.Module:
-    """Linear regression on the flattened features."""
+    """Linear regression on the flattened features, from zero: random weights would only be unlearnt."""
     if task.kind != "regression" or task.vocabulary is not None:
         raise _unsuitable("linear", "numeric features and a regression target", task)
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(math.prod(task.shape), 1)))
+    head = nn.Linear(math.prod(task.shape), 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
 
 
 def cnn(task: Task) -> nn.Module:
