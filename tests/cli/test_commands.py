@@ -1,6 +1,10 @@
 """The commands people type: what they print, which exit code they leave, what they write and what not."""
 
+import fcntl
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,3 +166,25 @@ def test_a_user_s_own_folder_runs_from_file_to_report(run: Run, tmp_path: Path) 
     content = json.loads(printed.out)
     assert content["clusters_found"] is None
     assert len(content["clusters"]) == 4
+
+
+def test_ending_a_comparison_ends_its_runs(tmp_path: Path) -> None:
+    """SIGTERM to the command, as a scheduler sends it: no run goes on behind its back, and all can resume."""
+    (tmp_path / "sweep.yaml").write_text(
+        "base: {schedule: {rounds: 100000}, evaluation: {references: false}}\n"
+        "grid: {algorithm.name: [local, global]}\n"
+    )
+    command = [sys.executable, "-m", "coterie", "compare", "sweep.yaml", "--out", "out"]
+    comparison = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    ledgers = [tmp_path / "out" / "cells" / f"name={name}" / "ledger.jsonl" for name in ("local", "global")]
+    while not any(ledger.exists() for ledger in ledgers):
+        assert comparison.poll() is None
+        time.sleep(0.1)
+    comparison.terminate()
+    _, printed = comparison.communicate()
+    assert comparison.returncode == 1
+    assert b"--resume continues" in printed
+    for ledger in ledgers:
+        if ledger.exists():  # the lock is free again: nobody works in the folder
+            with ledger.open("rb") as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

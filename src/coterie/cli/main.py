@@ -1,7 +1,9 @@
 """`coterie`: the commands, and how mistakes are reported."""
 
 import os
+import signal
 import sys
+import threading
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -305,8 +307,15 @@ def options(
     """Options of every command."""
 
 
+def _interrupt(signum: int, frame: object) -> None:
+    """A request to end is as good as the keyboard's: whatever is under way cleans up behind itself."""
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point: a mistake is one line on stderr and the exit code of its kind."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except CoterieError as mistake:

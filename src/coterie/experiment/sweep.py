@@ -329,6 +329,8 @@ def _run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[
     finally:
         for _, process in running:
             process.terminate()
+        for _, process in running:
+            process.wait()
 
 
 def _shares(cells: Sequence[Cell]) -> list[list[Cell]]:
