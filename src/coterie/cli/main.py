@@ -307,15 +307,18 @@ def options(
     """Options of every command."""
 
 
-def _interrupt(signum: int, frame: object) -> None:
-    """A request to end is as good as the keyboard's: whatever is under way cleans up behind itself."""
-    raise KeyboardInterrupt
+class _Ended(BaseException):
+    """Somebody asked this process to end; not an error, so that nobody takes it for one on its way up."""
+
+
+def _end(signum: int, frame: object) -> None:
+    raise _Ended
 
 
 def main() -> None:
     """Entry point: a mistake is one line on stderr and the exit code of its kind."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, _end)
     try:
         app()
     except CoterieError as mistake:
@@ -331,6 +334,6 @@ def main() -> None:
         reason = " ".join(str(trouble).split())[:300]
         print(f"error: {type(trouble).__name__}: {reason} (COTERIE_DEBUG=1 shows where)", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Ended):
         print("stopped; --resume continues", file=sys.stderr)
         sys.exit(1)
