@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from coterie import __version__
 from coterie.algorithms.protocol import TrainJob, Vector
+from coterie.data import Task
 from coterie.engines.memory import keep_freed_memory
-from coterie.models import ModelSettings
+from coterie.models import ModelSettings, build_model, check_model
 from coterie.privacy import (
     FullBatchSketch,
     FullBatchSteps,
@@ -30,6 +31,24 @@ from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
 
 Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
+
+
+def build_learner(
+    settings: ModelSettings,
+    task: Task,
+    seed: int,
+    device: torch.device,
+    *,
+    additive: bool = False,
+    max_memory: int | None = None,
+) -> Learner:
+    """The experiment's model, checked, with the fastest gradients that can be trusted for it."""
+    model = build_model(settings, task, seed, additive=additive)
+    check_model(model, task)
+    # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
+    # break the sensitivity; one record per pass of torch.func cannot.
+    ours = ":" not in settings.name
+    return Learner(model, task, device, fast=ours, max_memory=max_memory)
 
 
 @contextmanager

@@ -9,6 +9,9 @@ from coterie.errors import InputError
 from coterie.files import read_json
 from coterie.privacy import SecretKey
 
+SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
+"""What a guarantee must add where the key comes from a seed."""
+
 
 @dataclass(frozen=True)
 class RunSecret:

@@ -24,9 +24,10 @@ from coterie.data import (
     whole_test,
 )
 from coterie.data.records import Task
-from coterie.engines.clients import behaviour
+from coterie.engines.clients import behaviour, build_learner
 from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
+from coterie.engines.secret import SEEDED
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder, references
 from coterie.experiment.checkpoint import Checkpoint
@@ -49,7 +50,7 @@ from coterie.experiment.metrics import (
 )
 from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
-from coterie.models import build_model, check_model
+from coterie.models import build_model
 from coterie.privacy import (
     POPULATION,
     Budget,
@@ -71,7 +72,6 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 from coterie.training.scoring import evaluate, evaluate_clients
 
-SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
 REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
 OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
@@ -202,17 +202,17 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     Args:
         federation: the experiment's own, when it is loaded already.
     """
-    seed = experiment.seeds.simulation
     if federation is None:
         federation = load_federation(experiment)
     additive = find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive
-    model = build_model(experiment.model, federation.task, seed, additive=additive)
-    check_model(model, federation.task)
-    # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
-    # break the sensitivity; one record per pass of torch.func cannot.
-    ours = ":" not in experiment.model.name
-    memory = experiment.engine.max_bytes
-    learner = Learner(model, federation.task, _device(experiment), fast=ours, max_memory=memory)
+    learner = build_learner(
+        experiment.model,
+        federation.task,
+        experiment.seeds.simulation,
+        _device(experiment),
+        additive=additive,
+        max_memory=experiment.engine.max_bytes,
+    )
     algorithm = build_algorithm(experiment, truth_of(federation))
 
     def initialise(seed: int) -> Vector:

@@ -19,24 +19,24 @@ from coterie import __version__
 from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
 from coterie.data import NaturalFederation
 from coterie.data.records import Task
-from coterie.engines.clients import behaviour
+from coterie.engines.clients import behaviour, build_learner
 from coterie.engines.driver import drive
 from coterie.engines.flower import server
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.messages import SiteFacts, Split, task_from_json
 from coterie.engines.flower.server import FlowerEngine, Journal, Participation, Post
+from coterie.engines.secret import SEEDED
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread, accuracy, loss, same_partition
-from coterie.experiment.runner import SEEDED, augmentation_of, build_algorithm, default_delta
+from coterie.experiment.runner import augmentation_of, build_algorithm, default_delta
 from coterie.experiment.schema import Experiment
-from coterie.models import build_model, check_model
+from coterie.models import build_model
 from coterie.privacy import Budget, Ledger, Unit, calibrate, guarantee
 from coterie.privacy.units import number_to_json
-from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
 from coterie.training.scoring import Score
 
@@ -201,9 +201,7 @@ class ServedRun:
     def _prepare(self) -> None:
         experiment, sites = self.experiment, self._sites
         seed, privacy = experiment.seeds.simulation, experiment.privacy
-        model = build_model(experiment.model, sites.task, seed)
-        check_model(model, sites.task)
-        learner = Learner(model, sites.task, torch.device("cpu"), fast=":" not in experiment.model.name)
+        learner = build_learner(experiment.model, sites.task, seed, torch.device("cpu"))
         self.algorithm = build_algorithm(experiment, self.truth)
 
         def initialise(seed: int) -> Vector:

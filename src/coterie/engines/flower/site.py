@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates, Vector
 from coterie.data import Client, Federation
-from coterie.engines.clients import behaviour
+from coterie.engines.clients import behaviour, build_learner
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits, approve, cost
 from coterie.engines.flower.messages import (
@@ -36,19 +36,17 @@ from coterie.engines.flower.messages import (
     Values,
 )
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
-from coterie.engines.secret import RunSecret
+from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, InputError, PlanError
 from coterie.files import read_json, write_json
-from coterie.models import build_model, check_model
 from coterie.privacy import Budget, Charge, Guarantee, Ledger, SecretKey, guarantee
 from coterie.privacy.guarantee import round_up
 from coterie.privacy.units import number_from_json, number_to_json
-from coterie.training.learner import Batch, Learner
+from coterie.training.learner import Batch
 from coterie.training.scoring import evaluate
 
 log = logging.getLogger(__name__)
 
-SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
 REPORTED = "accuracy on held-out records is reported to the server, outside the guarantee"
 
 Records = Callable[[Split], tuple[Client, Federation]]
@@ -264,10 +262,8 @@ class Books:
         self.digest = contract.digest()
         self._files = files
         self._subject = contract.client
-        model = build_model(contract.model, contract.task, contract.public_seed)
-        check_model(model, contract.task)
-        self._learner = Learner(
-            model, contract.task, torch.device("cpu"), fast=":" not in contract.model.name
+        self._learner = build_learner(
+            contract.model, contract.task, contract.public_seed, torch.device("cpu")
         )
         self._test = Batch.of(client.test, self._learner.device)
         self._context = behaviour(
