@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
 from coterie.errors import InputError
 
 Json = Mapping[str, Any]
@@ -63,3 +68,25 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError:
             raise InputError(f"{path}: not readable as JSON lines") from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Replace a file of named arrays in one step."""
+    scratch = path.with_name(f".{path.name}")
+    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, scratch)
+    os.replace(scratch, path)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
+    """What `write_arrays` wrote; None where it never did, or the file is damaged."""
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError):
+        return None
+
+
+def forget_rounds(folder: Path, before: int) -> None:
+    """Delete the files of arrays whose names begin with an earlier round, in six digits."""
+    for path in folder.glob("*.safetensors"):
+        if int(path.name[:6]) < before:
+            path.unlink()

@@ -7,7 +7,6 @@ server's ledger is charged with what was asked, before it is asked: a site may h
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import Choices, Reply, Request, Select, Train, TrainJob, Updates, Vector
 from coterie.engines.clients import Trainable, noise_in_release
@@ -37,6 +34,7 @@ from coterie.engines.flower.messages import (
 )
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
+from coterie.files import forget_rounds, read_arrays, write_arrays
 from coterie.privacy import (
     Charge,
     FullBatchSketch,
@@ -305,23 +303,8 @@ class Journal:
         self._count = self._count + 1 if round == self._round else 1
         self._round = round
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in self.folder.glob("*.safetensors"):
-            if int(path.name[:6]) < round:
-                path.unlink()
+        forget_rounds(self.folder, before=round)
         return self.folder / f"{round:06d}-{self._count:02d}-{request[:32]}.safetensors"
-
-    @staticmethod
-    def save(path: Path, answers: Mapping[str, Values]) -> None:
-        scratch = path.with_name(f".{path.name}")
-        save_file({name: np.ascontiguousarray(value) for name, value in answers.items()}, scratch)
-        os.replace(scratch, path)
-
-    @staticmethod
-    def load(path: Path) -> dict[str, Values] | None:
-        try:
-            return dict(load_file(path)) if path.exists() else None
-        except (OSError, SafetensorError):
-            return None
 
 
 class FlowerEngine:
@@ -454,7 +437,7 @@ class FlowerEngine:
         if self._journal is not None:
             request = hashlib.sha256(repr((kind, release, sorted(hashes.items()))).encode()).hexdigest()
             path = self._journal.next(round, request)
-            known = Journal.load(path)
+            known = read_arrays(path)
             if known is not None:
                 before = {client: "missing before the restart" for client in hashes if client not in known}
                 self._watch(Participation(round, release, tuple(known), before, 0.0))
@@ -470,7 +453,7 @@ class FlowerEngine:
         if not found.by_client:
             raise NobodyAnswered(f"round {round}: no client answered '{release}'; --resume tries it again")
         if path is not None:
-            Journal.save(path, found.by_client)
+            write_arrays(path, found.by_client)
         return found.by_client
 
 

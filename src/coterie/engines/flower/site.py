@@ -6,7 +6,6 @@ bit and at no further cost; one of a round that is over, or past its time, is no
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates, Vector
 from coterie.data import Client, Federation
@@ -38,7 +35,7 @@ from coterie.engines.flower.messages import (
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, InputError, PlanError
-from coterie.files import read_json, write_json
+from coterie.files import forget_rounds, read_arrays, read_json, write_arrays, write_json
 from coterie.privacy import Budget, Charge, Guarantee, Ledger, SecretKey, guarantee
 from coterie.privacy.guarantee import round_up
 from coterie.privacy.units import number_from_json, number_to_json
@@ -352,40 +349,21 @@ class Books:
         if not again and asked.round < self._ledger.latest_round(self._subject):
             raise RefusedError("passed")
         path = self._files.answers / f"{asked.round:06d}-{hashed}.safetensors"
-        value = _load(path) if again else None
+        # None where a crash came before the answer was kept: it is computed again with the same noise.
+        value = (read_arrays(path) or {}).get("value") if again else None
         if value is None:
             began = time.perf_counter()
             value = compute()
-            _save(path, value)
+            write_arrays(path, {"value": value})
             seconds = time.perf_counter() - began
             log.info(
                 "round %d of %d, %s: released in %.1f s, spent epsilon %s",
                 *(asked.round, self.contract.rounds, asked.release, seconds, round_up(self.spent)),
             )
-            self._forget(before=asked.round - 1)
+            forget_rounds(self._files.answers, before=asked.round - 1)
         else:
             log.info("round %d, %s: the answer given before", asked.round, asked.release)
         return value
-
-    def _forget(self, before: int) -> None:
-        for path in self._files.answers.glob("*.safetensors"):
-            if int(path.name[:6]) < before:
-                path.unlink()
-
-
-def _save(path: Path, value: Values) -> None:
-    scratch = path.with_name(f".{path.name}")
-    save_file({"value": np.ascontiguousarray(value)}, scratch)
-    os.replace(scratch, path)
-
-
-def _load(path: Path) -> Values | None:
-    """What was kept; None where a crash came before it was, and it is computed again with the same noise."""
-    try:
-        value: Values = load_file(path)["value"]
-        return value
-    except (OSError, KeyError, SafetensorError):
-        return None
 
 
 def _where(mistake: BaseException) -> str:
