@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from coterie.privacy.units import number_to_json
 from coterie.training.scoring import Score
 
 Scores = Mapping[str, Score]
@@ -127,4 +129,17 @@ def cluster_means(scores: Scores, truth: Mapping[str, int]) -> dict[int, float]:
     return {
         cluster: float(np.mean([scores[client].accuracy for client, own in truth.items() if own == cluster]))
         for cluster in sorted(set(truth.values()))
+    }
+
+
+def round_line(
+    round: int, scores: Scores | None, cluster_of: Mapping[str, int], epsilon: float
+) -> dict[str, Any]:
+    """One line of a run's metrics, as reports and comparisons read it."""
+    return {
+        "round": round,
+        "accuracy": asdict(accuracy(scores)) if scores else None,
+        "loss": asdict(loss(scores)) if scores else None,
+        "clusters": dict(cluster_of),
+        "epsilon": number_to_json(epsilon),
     }

@@ -46,6 +46,7 @@ from coterie.experiment.metrics import (
     live_clusters,
     loss,
     minority_found,
+    round_line,
     same_partition,
 )
 from coterie.experiment.promises import Promise, make_promise
@@ -497,13 +498,9 @@ class Run:
 
     def _log(self, state: State, found: "Evaluation | None", ledger: Ledger) -> None:
         assignment = found.assignment if found else self.prepared.algorithm.models(state)
-        line = {
-            "round": state.round,
-            "accuracy": asdict(accuracy(found.scores)) if found else None,
-            "loss": asdict(loss(found.scores)) if found else None,
-            "clusters": dict(assignment.cluster_of) if isinstance(assignment, Assignment) else {},
-            "epsilon": number_to_json(self.prepared.promise.spent(ledger)),
-        }
+        cluster_of = assignment.cluster_of if isinstance(assignment, Assignment) else {}
+        scores = found.scores if found else None
+        line = round_line(state.round, scores, cluster_of, self.prepared.promise.spent(ledger))
         folder.append_line(self.files.metrics, line)
         findings = self.prepared.algorithm.findings(state)
         if findings is not None:

@@ -31,7 +31,7 @@ from coterie.experiment import checkpoint, folder
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Spread, accuracy, loss, same_partition
+from coterie.experiment.metrics import Spread, accuracy, round_line, same_partition
 from coterie.experiment.runner import augmentation_of, build_algorithm, default_delta
 from coterie.experiment.schema import Experiment
 from coterie.models import build_model
@@ -350,13 +350,7 @@ class ServedRun:
         return {name: Score(*score) for name, score in found.by_client.items()} or None
 
     def _log(self, state: State, scores: Mapping[str, Score] | None, ledger: Ledger, seconds: float) -> None:
-        line = {
-            "round": state.round,
-            "accuracy": asdict(accuracy(scores)) if scores else None,
-            "loss": asdict(loss(scores)) if scores else None,
-            "clusters": dict(self._assignment(state).cluster_of),
-            "epsilon": number_to_json(ledger.spent()),
-        }
+        line = round_line(state.round, scores, self._assignment(state).cluster_of, ledger.spent())
         folder.append_line(self.files.metrics, line)
         folder.append_line(self.files.timing, {"round": state.round, "train": seconds, "evaluate": 0.0})
         findings = self.algorithm.findings(state)
