@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import subprocess
 import sys
 import time
@@ -79,6 +80,24 @@ def test_report_writes_the_page_anew(run: Run, tmp_path: Path) -> None:
     assert (failed.code, failed.err.count("\n")) == (2, 1)
 
 
+def test_report_counts_the_books_again_and_refuses_a_folder_whose_figures_disagree(
+    run: Run, tmp_path: Path
+) -> None:
+    run("run", *SMALL, "--out", "out", "--json")
+    printed = run("report", "out")
+    assert re.search(
+        r"ledger: \d+ releases charged in \d+ lines of an unbroken chain; counted again", printed.out
+    )
+    stored = tmp_path / "out" / "guarantee.json"
+    content = json.loads(stored.read_text())
+    stored.write_text(json.dumps({**content, "epsilon": content["epsilon"] / 2}))
+    page = (tmp_path / "out" / "report.html").read_bytes()
+    printed = run("report", "out")
+    assert (printed.code, printed.out, printed.err.count("\n")) == (1, "", 1)
+    assert "guarantee.json" in printed.err
+    assert (tmp_path / "out" / "report.html").read_bytes() == page
+
+
 def test_a_run_without_privacy_says_so(run: Run) -> None:
     printed = run("run", *SMALL, "--set", "privacy.epsilon=.inf", "--json")
     assert printed.code == 0, printed.err
@@ -113,8 +132,16 @@ MISTAKES = {
         "plain",
     ),
     "missing sweep": (["compare", "nothing.yaml"], 2, "nothing.yaml"),
-    "unknown command": (["trian"], 2, "trian"),
-    "unknown option": (["run", "--output", "x"], 2, "--output"),
+    "unknown command": (["trian"], 2, "'trian'; coterie --help"),
+    "unknown option": (["run", "--output", "x"], 2, "coterie run --help says what is allowed"),
+    "option without its value": (["run", "--set"], 2, "--set"),
+    "argument too many": (["report", "one", "two"], 2, "two"),
+    "missing argument": (["report"], 2, "coterie report --help"),
+    "missing option": (["plan", "sample", "--batch", "4"], 2, "coterie plan sample --help"),
+    "word for a number": (["plan", "sample", "--records", "many"], 2, "--records"),
+    "unknown choice": (["reproduce", "rdpcfl-mnist", "--scale", "big"], 2, "--scale"),
+    "number out of range": (["compare", "--workers", "0"], 2, "--workers"),
+    "usage with json": (["run", "--json", "--output", "x"], 2, "--output"),
 }
 
 
@@ -127,9 +154,16 @@ def test_a_mistake_leaves_its_exit_code_and_no_folder(mistake: str, run: Run, tm
     assert "Traceback" not in printed.err
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
-    if not mistake.startswith("unknown command") and not mistake.startswith("unknown option"):
-        assert printed.err.startswith("error: ")
-        assert printed.err.strip().count("\n") == 0
+    assert printed.err.startswith("error: ")
+    assert printed.err.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["--help"], ["run", "--help"]])
+def test_help_is_no_error(run: Run, arguments: list[str]) -> None:
+    printed = run(*arguments)
+    assert "Usage: coterie" in printed.out + printed.err
+    assert "error" not in printed.err
+    assert printed.code == (0 if "--help" in arguments else 2)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:

@@ -315,12 +315,31 @@ def _end(signum: int, frame: object) -> None:
     raise _Ended
 
 
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What typer raises for an unknown command or option; in some versions click's, in others its own copy."""
+
+
+def _usage_line(mistake: Exception) -> str:
+    """A mistake on the command line in one line; empty where typer has printed the help instead."""
+    text = " ".join(getattr(mistake, "format_message", lambda: str(mistake))().split()).rstrip(".")
+    if not text:
+        return ""
+    command = getattr(getattr(mistake, "ctx", None), "command_path", "coterie")
+    return f"error: {text}; {command} --help says what is allowed"
+
+
 def main() -> None:
     """Entry point: a mistake is one line on stderr and the exit code of its kind."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end)
     try:
-        app()
+        code = app(prog_name="coterie", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except _UsageError as mistake:
+        if line := _usage_line(mistake):
+            print(line, file=sys.stderr)
+        sys.exit(2)
     except CoterieError as mistake:
         print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
         sys.exit(mistake.exit_code)

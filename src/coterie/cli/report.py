@@ -1,4 +1,4 @@
-"""`coterie report`: write the report of what was run anew."""
+"""`coterie report`: count the books of what was run again, and write its report anew."""
 
 import webbrowser
 from pathlib import Path
@@ -7,19 +7,33 @@ from coterie import api
 from coterie.cli.console import out
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.recount import recount
 from coterie.experiment.reproductions.running import RECORD
+from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
 
 
 def report(folder: Path, *, show: bool) -> None:
     if RunFolder(folder).exists:
+        counted = recount(folder)
         written = write_run_report(folder)
+        said = "nothing was charged yet" if counted is None else str(counted)
     elif (folder / "sweep.yaml").exists():
+        said = _recount_all(folder)
         written = write_comparison_report(folder)
     elif (folder / RECORD).exists():
+        said = _recount_all(folder / "runs") if (folder / "runs" / "sweep.yaml").exists() else "no runs"
         written = api.render(folder).report
     else:
         raise InputError(f"{folder}: neither a run folder nor the folder of a comparison or reproduction")
+    out.print(f"ledger: {said}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
     if show:
         webbrowser.open(written.resolve().as_uri())
+
+
+def _recount_all(folder: Path) -> str:
+    """The books of every finished run of a comparison."""
+    counted = [recount(path) for path in SweepResult.load(folder).cells.values()]
+    releases = sum(each.releases for each in counted if each is not None)
+    return f"{releases:,} releases of {len(counted):,} finished runs, counted again: no figure differs"

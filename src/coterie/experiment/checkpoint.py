@@ -89,6 +89,18 @@ def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
         raise InputError(f"{newest}: damaged checkpoint ({type(error).__name__}: {error})") from None
 
 
+def ledger_head(folder: Path) -> LedgerHead | None:
+    """Where the ledger stood at the newest checkpoint, or None before the first."""
+    found = sorted(folder.glob("round-*"))
+    if not found:
+        return None
+    try:
+        content = json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))
+        return LedgerHead.from_json(content["ledger"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{found[-1]}: damaged checkpoint ({type(error).__name__}: {error})") from None
+
+
 def _frozen(value: Any) -> Any:
     """JSON back to what a state holds: lists were tuples."""
     if isinstance(value, Mapping):

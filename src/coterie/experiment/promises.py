@@ -17,7 +17,17 @@ from coterie.algorithms.settings import PrivacySettings
 from coterie.errors import BudgetError, InputError
 from coterie.experiment.folder import Json
 from coterie.groups import Leakage, Watched
-from coterie.privacy import Adjacency, Budget, Guarantee, Ledger, Mode, PrivacyPlan, calibrate, guarantee
+from coterie.privacy import (
+    Adjacency,
+    Books,
+    Budget,
+    Guarantee,
+    Ledger,
+    Mode,
+    PrivacyPlan,
+    calibrate,
+    guarantee,
+)
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
 from coterie.privacy.units import short_number
 
@@ -37,7 +47,7 @@ class Promise:
     watched: Watched | None = None
     """Who sees what, where workers watch each other."""
 
-    def spent(self, ledger: Ledger) -> float:
+    def spent(self, ledger: Ledger | Books) -> float:
         """Epsilon of what was charged so far, of the unit that spent most."""
         if self.watched is None:
             return ledger.spent()

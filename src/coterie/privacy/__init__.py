@@ -7,7 +7,7 @@ from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.guarantee import Guarantee, guarantee
-from coterie.privacy.ledger import Charge, Ledger, LedgerHead, executed_in
+from coterie.privacy.ledger import Books, Charge, Ledger, LedgerHead
 from coterie.privacy.mechanisms import (
     AccuracySelection,
     DraftedSum,
@@ -33,6 +33,7 @@ __all__ = [
     "POPULATION",
     "AccuracySelection",
     "Adjacency",
+    "Books",
     "Budget",
     "BudgetError",
     "Charge",
@@ -68,6 +69,5 @@ __all__ = [
     "calibrate",
     "delta_of",
     "epsilon_of",
-    "executed_in",
     "guarantee",
 ]

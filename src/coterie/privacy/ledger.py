@@ -23,7 +23,7 @@ from coterie.privacy.accounting import accountant_named, epsilon_of
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, canonical_json
-from coterie.privacy.units import Budget, Json, number_to_json
+from coterie.privacy.units import Budget, Json, number_from_json, number_to_json
 
 _FORMAT = 1
 _NOTHING_BEFORE = "0" * 64
@@ -280,17 +280,50 @@ class Ledger:
             raise LedgerError(f"{self._path}: the ledger was {what} by somebody else during the run")
 
 
-def executed_in(path: Path, plan: PrivacyPlan) -> dict[str, dict[str, int]]:
-    """How often each planned release of each subject was charged, from the file alone: nothing is locked.
+@dataclass(frozen=True)
+class Books:
+    """What the file of a ledger says, read without a lock and without a write."""
 
-    The whole chain is checked as `Ledger.open` does, and that it was written for this plan.
-    """
-    with _explained(path):
-        contents = path.read_bytes()
-    header, _ = _parse(path, 1, contents.partition(b"\n")[0], _NOTHING_BEFORE)
-    if header.get("plan") != plan.digest():
-        raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({header.get('plan')})")
-    return _replay(path, contents, plan, header, anchor=None).counts
+    plan: PrivacyPlan
+    accountant: str
+    budgets: Mapping[str, Budget]
+    counts: Mapping[str, Mapping[str, int]]
+    head: LedgerHead
+
+    @classmethod
+    def read(cls, path: Path, plan: PrivacyPlan, *, anchor: LedgerHead | None = None) -> Self:
+        """Check the whole chain as `Ledger.open` does, that it was written for this plan, and what it says.
+
+        Args:
+            path: The file.
+            plan: The plan that it must belong to.
+            anchor: The head at the last checkpoint; the file must contain it.
+        """
+        with _explained(path):
+            contents = path.read_bytes()
+        found, _ = _parse(path, 1, contents.partition(b"\n")[0], _NOTHING_BEFORE)
+        budgets, accountant = _read_header(path, found, plan)
+        history = _replay(path, contents, plan, _header(plan, budgets, accountant), anchor)
+        return cls(plan, accountant, budgets, history.counts, history.head)
+
+    def executed(self, subject: str) -> Mapping[str, int]:
+        """How often each planned release of a subject was charged."""
+        return self.counts[subject]
+
+    def spent(self) -> float:
+        """Epsilon of what was charged, of the subject that spent most, computed anew."""
+        alike = {
+            (unit.releases, tuple(self.counts[unit.subject].items()), self.budgets[unit.subject].delta): unit
+            for unit in self.plan.units
+        }
+        return max(
+            (
+                epsilon_of(unit.executed(dict(counts)), delta, self.accountant, self.plan.adjacency)
+                for (_, counts, delta), unit in alike.items()
+                if any(times for _, times in counts)
+            ),
+            default=0.0,
+        )
 
 
 @contextlib.contextmanager
@@ -386,6 +419,25 @@ def _replay(
     if anchor is not None:
         _check_anchor(path, history.hashes, anchor)
     return history
+
+
+def _read_header(path: Path, found: Json, plan: PrivacyPlan) -> tuple[dict[str, Budget], str]:
+    """Budgets and accountant of a ledger of this plan."""
+    if found.get("plan") != plan.digest():
+        raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({found.get('plan')})")
+    units = found.get("units")
+    try:
+        if not isinstance(units, list):
+            raise TypeError
+        budgets = {
+            str(subject): Budget(number_from_json(unit["epsilon"]), float(unit["delta"]))
+            for unit in units
+            for subject in unit["subjects"]
+        }
+        accountant = accountant_named(str(found.get("accountant"))).name
+        return {unit.subject: budgets[unit.subject] for unit in plan.units}, accountant
+    except (KeyError, TypeError, ValueError, PrivacyInputError):
+        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}") from None
 
 
 def _check_header(path: Path, found: Json, header: Json) -> None:

@@ -17,7 +17,7 @@ from coterie.experiment.published import Printed, Publication
 from coterie.experiment.reproductions import ALGORITHM, SEED, Reproduction, Source, central
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import ALONE, LABEL, Cell, Sweep
-from coterie.privacy import PrivacyPlan, Unit, executed_in
+from coterie.privacy import Books, PrivacyPlan, Unit
 from coterie.privacy.units import number_from_json
 from coterie.training.scoring import Score
 
@@ -301,9 +301,9 @@ def charged_in(path: Path, result: RunResult) -> Charged:
     """The ledger of a run folder against its plan."""
     files = RunFolder(path)
     plan = PrivacyPlan.from_json(read_json(files.plan))
-    executed = executed_in(files.ledger, plan)
+    books = Books.read(files.ledger, plan)
     pairs = [
-        (release.times, executed[unit.subject][release.name])
+        (release.times, books.executed(unit.subject)[release.name])
         for unit in plan.units
         for release in unit.releases
     ]

@@ -1,0 +1,198 @@
+"""The books of a run counted once more: does what the folder promises follow from what was charged?
+
+A run folder states its epsilon several times: in the guarantee, in the result, in each round's line. All of
+them follow from the plan and from the ledger, so they are computed again from these two and compared.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.algorithms.protocol import PublicFacts, Vector
+from coterie.errors import InputError, LedgerError, PlanError
+from coterie.experiment import checkpoint
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import Json, RunFolder, read_json, read_lines
+from coterie.experiment.promises import Promise
+from coterie.experiment.runner import build_algorithm
+from coterie.groups import Structure, Watched
+from coterie.privacy import Books, Guarantee, PlannedRelease, PrivacyPlan, guarantee
+from coterie.privacy.guarantee import round_up
+from coterie.privacy.units import number_from_json
+
+TOLERANCE = 1e-6
+"""Relative; other versions of the numerical libraries differ by less, a rounded or edited figure by more."""
+
+
+@dataclass(frozen=True)
+class Recount:
+    """What the books of a run say when they are counted again."""
+
+    releases: int
+    lines: int
+    spent: float
+    promised: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.releases:,} releases charged in {self.lines:,} lines of an unbroken chain; counted "
+            f"again, they spent epsilon {round_up(self.spent)} of {round_up(self.promised)}"
+        )
+
+
+def recount(path: Path) -> Recount | None:
+    """Count the books of a run folder again; None where its ledger was never opened.
+
+    Raises:
+        LedgerError: the chain is broken, or a figure in the folder does not follow from plan and ledger.
+    """
+    files = RunFolder(path)
+    if not files.ledger.exists() and not files.metrics.exists() and not files.finished:
+        return None
+    plan = _read_plan(files)
+    books = Books.read(files.ledger, plan, anchor=checkpoint.ledger_head(files.checkpoint))
+    stored = _read_guarantee(files)
+    watched = _watched(files, plan)
+    promise = Promise(plan, books.budgets, _proven(plan, books, stored, watched), watched)
+    _check_guarantee(files.guarantee, stored, promise.guarantee)
+    _check_leakage(files.leakage, promise)
+    spent = promise.spent(books)
+    if not _within(spent, stored.epsilon):
+        raise LedgerError(
+            f"{files.ledger}: what was charged costs epsilon {spent:.6g}, {files.guarantee.name} promises "
+            f"{stored.epsilon:.6g}"
+        )
+    _check_rounds(files, spent)
+    if files.finished:
+        _check_result(files.result, read_json(files.result), stored)
+    releases = sum(sum(counts.values()) for counts in books.counts.values())
+    return Recount(releases, books.head.count, spent, stored.epsilon)
+
+
+def _read_plan(files: RunFolder) -> PrivacyPlan:
+    try:
+        return PrivacyPlan.from_json(read_json(files.plan))
+    except PlanError as mistake:
+        raise LedgerError(f"{files.plan}: {mistake}") from None
+
+
+def _read_guarantee(files: RunFolder) -> Guarantee:
+    content = read_json(files.guarantee)
+    try:
+        stored = Guarantee.from_json(content)
+    except PlanError as mistake:
+        raise LedgerError(f"{files.guarantee}: {mistake}") from None
+    if content.get("sentence") != str(stored):
+        raise LedgerError(f"{files.guarantee}: its sentence does not say what its figures do: {stored}")
+    return stored
+
+
+def _watched(files: RunFolder, plan: PrivacyPlan) -> Watched | None:
+    """Who sees what, where workers watch each other, from the groups that the folder names."""
+    if not files.leakage.exists():
+        return None
+    content, federation = read_json(files.leakage), read_json(files.federation)
+    try:
+        names = tuple(str(name) for name in content["workers"])
+        groups = {str(name): tuple(members) for name, members in content["groups"].items()}
+        kind = str(content["structure"]).partition(":")[0]
+        structure = Structure(kind, tuple(groups.values()), len(names), names, tuple(groups))
+        records = {str(client["name"]): int(client["records"]) for client in federation["clients"]}
+        facts = PublicFacts(names, records, int(federation["parameters"]), _no_model, structure=structure)
+    except (KeyError, TypeError, ValueError, AttributeError, InputError) as mistake:
+        raise LedgerError(f"{files.leakage}: does not say who is in which group ({mistake!r})") from None
+    algorithm = build_algorithm(read_experiment(files.experiment), None)
+    drafted = {unit.subject: _times(unit.releases) for unit in algorithm.plan(facts).units}
+    if drafted != {unit.subject: _times(unit.releases) for unit in plan.units}:
+        raise LedgerError(f"{files.leakage}: its groups are not those of {files.plan.name}")
+    return algorithm.watched(facts, plan)
+
+
+def _times(releases: tuple[PlannedRelease, ...]) -> dict[str, int]:
+    return {release.name: release.times for release in releases}
+
+
+def _no_model(seed: int) -> Vector:
+    raise AssertionError("a recount starts no model")
+
+
+def _proven(plan: PrivacyPlan, books: Books, stored: Guarantee, watched: Watched | None) -> Guarantee:
+    """The guarantee as the plan proves it; caveats of the run itself are taken as they are."""
+    if watched is None:
+        return guarantee(
+            plan,
+            budget=books.budgets,
+            accountant=books.accountant,
+            mode=stored.mode,
+            caveats=stored.caveats,
+        )
+    delta = max(budget.delta for budget in books.budgets.values())
+    return watched.guarantee(delta=delta, adjacency=plan.adjacency, caveats=(*plan.caveats, *stored.caveats))
+
+
+def _check_guarantee(path: Path, stored: Guarantee, proven: Guarantee) -> None:
+    figures = ("epsilon", "epsilon_replace_one", "published_epsilon", "delta")
+    for name in (*figures, "unit", "subject", "adjacency", "threat", "accountant", "mode", "event"):
+        says, follows = getattr(stored, name), getattr(proven, name)
+        same = _close(says, follows) if name in figures else says == follows
+        if not same:
+            raise LedgerError(
+                f"{path}: {name} is {_shown(says)}; counted again from the plan and the ledger it is "
+                f"{_shown(follows)}"
+            )
+    for caveat in proven.caveats:
+        if caveat not in stored.caveats:
+            raise LedgerError(f"{path}: the caveat '{_shown(caveat)}' of the plan is missing")
+
+
+def _check_leakage(path: Path, promise: Promise) -> None:
+    """Each worker's epsilon, where workers watch each other."""
+    counted = promise.per_worker()
+    if counted is None:
+        return
+    stored = read_json(path).get("per_worker")
+    for worker, follows in counted.items():
+        says = stored.get(worker) if isinstance(stored, dict) else None
+        if not _close(says, follows):
+            raise LedgerError(f"{path}: epsilon of {worker} is {says}; counted again it is {follows}")
+
+
+def _check_rounds(files: RunFolder, spent: float) -> None:
+    """No round may state more than was charged by now, nor less than the one before it."""
+    before = 0.0
+    for line in read_lines(files.metrics):
+        stated = number_from_json(line["epsilon"])
+        if not (_within(before, stated) and _within(stated, spent)):
+            raise LedgerError(
+                f"{files.metrics}: round {line['round']} states epsilon {stated:.6g}; counted again, "
+                f"{before:.6g} to {spent:.6g} was spent by then"
+            )
+        before = stated
+    if files.finished and not _close(before, spent):
+        raise LedgerError(
+            f"{files.metrics}: the last round states epsilon {before:.6g}; counted again it is {spent:.6g}"
+        )
+
+
+def _check_result(path: Path, result: Json, stored: Guarantee) -> None:
+    if result.get("guarantee") != str(stored):
+        raise LedgerError(f"{path}: its guarantee is not the one of the run's plan: {stored}")
+    for name in ("epsilon", "delta"):
+        says, follows = result.get(name), getattr(stored, name)
+        if says is None or not _close(number_from_json(says), follows):
+            raise LedgerError(f"{path}: {name} is {says!r}; the guarantee says {follows!r}")
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == other or math.isclose(one, other, rel_tol=TOLERANCE)
+
+
+def _within(less: float, more: float) -> bool:
+    return less <= more or _close(less, more)
+
+
+def _shown(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
