@@ -11,6 +11,7 @@ the script itself.
 
 import argparse
 import json
+import math
 import platform
 import sys
 import time
@@ -28,11 +29,14 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from coterie.data.records import Task
+from coterie.experiment.bench_rounds import RoundWork, our_round
+from coterie.experiment.peers import plain_round
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PoissonSteps
 from coterie.training import philox
 from coterie.training.clipping import MARGIN, clip_rows, clip_scales
 from coterie.training.learner import Batch, Learner
+from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
 
@@ -321,6 +325,67 @@ def vmapped(bench: Bench, name: str, clients: int, compiled: bool) -> dict[str, 
     return {"samples_per_second": round(clients * size / sorted(times)[len(times) // 2])}
 
 
+# --- a round of client-level learning -----------------------------------------------------------------
+
+
+def check_local(bench: Bench) -> dict[str, Any]:
+    """Clients that learn as one program against each of them alone, on the same records in the same order."""
+    learner, data, start = setup(bench, "cnn", 5, 23)
+    rule = LocalSGD(epochs=2, batch=10, lr=LR, momentum=0.5)
+    batches = [rule.batches(23, seed) for seed in range(5)]
+    starts = start.expand(5, -1)
+    trainer = LocalTrainer(learner)
+    twice = [trainer.train_stacked(starts, data, batches, rule, wave=5) for _ in range(2)]
+    alone = torch.stack(
+        [train_one(learner, start, own, o, rule) for own, o in zip(data, batches, strict=True)]
+    )
+    worst = float(((twice[1] - alone).norm(dim=1) / alone.norm(dim=1)).max())
+    program = next(iter(trainer._programs.values()))
+    return {
+        "relative_error": worst,
+        "ok": worst < 1e-2 and torch.equal(*twice),
+        "own_kernels": program.tiles.bounds is not None,
+        "captured": program.captured,
+    }
+
+
+def round_work(bench: Bench) -> RoundWork:
+    shape = IMAGES["cnn"]
+    return RoundWork(1000, 100, shape=shape) if not bench.tiny else RoundWork(6, 3, 8, 2, shape=shape)
+
+
+def our_client_level_round(bench: Bench) -> dict[str, Any]:
+    """Sampled, charged, trained, clipped, noised: the round of the engine that runs experiments."""
+    work = round_work(bench)
+    with our_round(work, work.federation(), bench.device) as run:
+        first = bench.timed(run)
+        speeds = [round_speed(bench, run) for _ in range(5)]
+        result = {"samples_per_second": round(sorted(speeds)[2]), "first_round_seconds": round(first, 1)}
+        if bench.device.type == "cuda":
+            result["kernels"] = kernels(run, work.epochs * math.ceil(work.records / work.batch))
+    return result
+
+
+def plain_client_level_round(bench: Bench) -> dict[str, Any]:
+    work = round_work(bench)
+    model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(bench.device)
+    records = {c.name: (c.train.features, c.train.targets) for c in work.federation().clients}
+    loop_over_clients = plain_round(model, records, work.sampled, work.lr, work.epochs, work.batch)
+
+    def run() -> int:
+        return work.samples(loop_over_clients())
+
+    run()
+    return {"samples_per_second": round(sorted(round_speed(bench, run) for _ in range(3))[1])}
+
+
+def round_speed(bench: Bench, run: Callable[[], int]) -> float:
+    """Records a second of one round, which returns how many went through a model."""
+    samples: list[int] = []
+    seconds = bench.timed(lambda: samples.append(run()))
+    return samples[0] / seconds
+
+
 # --- all of it --------------------------------------------------------------------------------------
 
 
@@ -358,6 +423,9 @@ def measure(bench: Bench) -> None:
     bench.variant(
         "resnet18 peer: Opacus ghost loop", 15, lambda: loop(bench, "resnet18", peers, opacus_step("ghost"))
     )
+    bench.variant("check client-level, own kernels", 10, lambda: check_local(bench))
+    bench.variant("client-level round, 100 of 1,000: ours", 10, lambda: our_client_level_round(bench))
+    bench.variant("client-level round, 100 of 1,000: plain loop", 25, lambda: plain_client_level_round(bench))
     resnet("tile 8, torch's kernels, graph", 15, tile=8, own_kernels=False, tf32=False)
     cnn("tile 4, torch's kernels, graph, tf32", 10, own_kernels=False)
     bench.variant("cnn peer: vmap eager", 10, lambda: vmapped(bench, "cnn", peers, False))

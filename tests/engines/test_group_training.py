@@ -15,7 +15,7 @@ from coterie.errors import PlanError
 from coterie.groups import Structure, ring
 from coterie.privacy import Mode
 from coterie.training.learner import Batch
-from coterie.training.local_sgd import LocalSGD, _train_stacked, train_one
+from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 
 STRUCTURE = Structure("mine", ((0, 1), (1, 2, 3), (3, 4)), 5)
 
@@ -95,13 +95,15 @@ def test_the_workers_of_all_groups_train_as_one_program_where_a_gpu_does_it(monk
     one_by_one = Training(algorithm, workers(STRUCTURE))
     waves = []
 
-    def stacked(learner, starts, records, batches, rule, wave):
+    train_stacked = LocalTrainer.train_stacked
+
+    def stacked(trainer, starts, records, batches, rule, wave):
         waves.append((len(starts), wave))
-        return _train_stacked(learner, starts, records, batches, rule, wave)
+        return train_stacked(trainer, starts, records, batches, rule, wave)
 
     monkeypatch.setattr("coterie.engines.cohorts.stacks", lambda learner: True)
     monkeypatch.setattr("coterie.training.local_sgd.stacks", lambda learner: True)
-    monkeypatch.setattr("coterie.training.local_sgd._train_stacked", stacked)
+    monkeypatch.setattr(LocalTrainer, "train_stacked", stacked)
     together = Training(algorithm, workers(STRUCTURE))
     assert len(waves) == 4
     assert len({members for members, _ in waves}) > 1

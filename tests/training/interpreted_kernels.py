@@ -12,6 +12,7 @@ from coterie.training import kernels, philox
 from coterie.training.clipping import MARGIN, clip_scales
 from coterie.training.kernels import Geometry, MaxPool
 from coterie.training.learner import Batch, Learner
+from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
 from coterie.training.tiles import Tiles
@@ -142,3 +143,22 @@ def test_coins_and_whole_rounds(own_coins: int, monkeypatch: pytest.MonkeyPatch)
     keys, rates = philox.split_keys([own_coins, 1], CPU), torch.tensor([0.1, 1.0], dtype=torch.float64)
     expected = philox.coins(keys, rates, torch.arange(7, 12), philox.places(42, 4, CPU))
     assert torch.equal(kernels.coins(keys, rates, 7, 5, 42), expected)
+
+
+@pytest.mark.parametrize("micro_batch", [512, 2])
+def test_local_learning(micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that learn as one program of our kernels, one of them with fewer records, and each alone."""
+    task = Task(kind="classification", shape=(1, 8, 8), classes=4)
+    learner = Learner(build_model(ModelSettings(name="cnn"), task, seed=0), task, CPU)
+    rule = LocalSGD(epochs=2, batch=3, lr=0.1, momentum=0.5, proximal=0.1)
+    records = [Batch(torch.rand(size, 1, 8, 8), torch.arange(size) % 4) for size in (7, 3)]
+    batches = [rule.batches(len(own), seed) for seed, own in enumerate(records)]
+    starts = torch.stack([learner.initial(), 1.1 * learner.initial()])
+    alone = [train_one(learner, *one, rule) for one in zip(starts, records, batches, strict=True)]
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    learner.micro_batch = micro_batch
+    trainer = LocalTrainer(learner)
+    found = trainer.train_stacked(starts, records, batches, rule, wave=2)
+    (program,) = trainer._programs.values()
+    assert program.tiles.bounds is not None
+    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-2, atol=1e-4)

@@ -53,7 +53,7 @@ from coterie.privacy import (
 )
 from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch, Learner, on_device
-from coterie.training.local_sgd import LocalSGD, stacks, train_locally
+from coterie.training.local_sgd import LocalSGD, LocalTrainer, stacks
 from coterie.training.scoring import join, padded_loss_sums, score_sums, select_lowest
 
 CohortMechanism: TypeAlias = SampledSum | RoutedSums | RebalancedSums
@@ -107,6 +107,7 @@ class Cohorts:
         self._ledger = ledger
         self._context = context
         self._workers = workers
+        self._local = LocalTrainer(learner)
         self._round = 0
         self._open: dict[int, _OpenCohort] = {}
         self._seen: set[tuple[str, str]] = set()
@@ -400,7 +401,7 @@ class Cohorts:
         batches = [rule.batches(len(own), seed) for own, seed in zip(records, seeds, strict=True)]
         keep_freed_memory()
         with one_thread():
-            return train_locally(self._learner, starts, records, batches, rule, wave=wave)
+            return self._local.train(starts, records, batches, rule, wave=wave)
 
     def _train_apart(
         self,

@@ -84,7 +84,7 @@ def compare_rounds(
 ) -> list[Row]:
     """Ours and every installed peer on the same round."""
     federation = work.federation()
-    with _our_round(work, federation, device) as ours:
+    with our_round(work, federation, device) as ours:
         ways: dict[str, Way] = {OURS: ours}
         for name, peer in installed_round_peers().items():
             model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(device)
@@ -97,7 +97,8 @@ def compare_rounds(
 
 
 @contextmanager
-def _our_round(work: RoundWork, federation: Federation, device: torch.device) -> Iterator[Way]:
+def our_round(work: RoundWork, federation: Federation, device: torch.device) -> Iterator[Way]:
+    """Our own round: sampled, charged, trained, clipped and noised."""
     model = build_model(ModelSettings(name=work.model), work.task, seed=0)
     start = flatten(model)
     plan, key = _plan(work), SecretKey.from_os()

@@ -120,7 +120,8 @@ def plain_round(
     model: nn.Module, clients: Mapping[str, Arrays], sampled: int, lr: float, epochs: int, batch: int
 ) -> Round:
     """A loop over the sampled clients: load the weights, train, add up the difference."""
-    tables = [tuple(torch.from_numpy(array) for array in arrays) for arrays in clients.values()]
+    device = next(model.parameters()).device
+    tables = [tuple(torch.from_numpy(array).to(device) for array in arrays) for arrays in clients.values()]
     start = {name: value.clone() for name, value in model.state_dict().items()}
     rng = np.random.default_rng(0)
 
@@ -131,7 +132,7 @@ def plain_round(
             model.load_state_dict(start)
             optimiser = torch.optim.SGD(model.parameters(), lr=lr)
             for _ in range(epochs):
-                for part in torch.split(torch.randperm(len(targets)), batch):
+                for part in torch.split(torch.randperm(len(targets), device=device), batch):
                     optimiser.zero_grad()
                     functional.cross_entropy(model(features[part]), targets[part]).backward()  # type: ignore[no-untyped-call]
                     optimiser.step()

@@ -113,7 +113,7 @@ class Learner:
         self.bytes_per_record = 4 * self.layout.size
         self.row_batch = self.micro_batch = self._affordable(self.bytes_per_record)
         if self.book is not None:
-            probe = self._random_batch(1)
+            probe = self.random_batch(1)
             self.bytes_per_record, positions = self.book.footprint(
                 self.initial(), probe.features, probe.targets
             )
@@ -212,7 +212,7 @@ class Learner:
             # Two sizes: a model that keeps some other dimension first cannot pass for both.
             with precision(tf32=False):
                 for records in (3, 5):
-                    self._compare(book, self._random_batch(records))
+                    self._compare(book, self.random_batch(records))
         except Exception as reason:  # a user's model may raise anything when its layers are replaced
             text = " ".join(str(reason).split())
             log.warning("per-record gradients by torch.func, several times slower: %s", text)
@@ -242,7 +242,8 @@ class Learner:
         if not bool((error <= 1e-3).all()):
             raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
 
-    def _random_batch(self, records: int) -> Batch:
+    def random_batch(self, records: int) -> Batch:
+        """Records of the task's shape that are nobody's."""
         generator = torch.Generator().manual_seed(records)
         task = self.task
         if task.vocabulary is not None:

@@ -6,7 +6,7 @@ vector afterwards.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.training.learner import Batch, Learner
+from coterie.training.learner import Batch, Learner, precision
+from coterie.training.stacked import capture, kernels_agree
 from coterie.training.tiles import Tiles
 
 MOST_CLIENTS = 1024
 """Clients in one program, however small they are."""
+_GRAPHS = 8
+"""Programs that fit the memory at one time where each is kept as a graph."""
 _BUFFERS = 8
 """Arrays of the size of a client's parameters that a step holds at one time."""
 
@@ -63,31 +66,78 @@ def stacks(learner: Learner) -> bool:
     return learner.device.type == "cuda" and learner.book is not None
 
 
-def train_locally(
-    learner: Learner,
-    starts: Tensor,
-    records: Sequence[Batch],
-    batches: Sequence[NDArray[np.int64]],
-    rule: LocalSGD,
-    *,
-    wave: int,
-) -> Tensor:
-    """Every client's update, (clients, parameters) in float32, on the learner's device.
+class LocalTrainer:
+    """Trains clients without noise: one after the other, or on a GPU as one program, kept for the next round.
 
     Args:
-        starts: parameters from which each client starts, (clients, parameters).
-        records: each client's own.
-        batches: which of them every step takes, as `LocalSGD.batches` gives it.
-        wave: clients that a GPU computes at a time. A public number: shapes, and with them rounding, must not
-            tell how many were sampled.
+        own_kernels: whether to use the kernels of `kernels.py` on a GPU, where they work.
+        captured: whether steps are replayed as a CUDA graph there.
     """
-    if stacks(learner):
-        return _train_stacked(learner, starts, records, batches, rule, wave)
-    updates = [
-        train_one(learner, start, own, order, rule)
-        for start, own, order in zip(starts, records, batches, strict=True)
-    ]
-    return torch.stack(updates) if updates else torch.zeros_like(starts)
+
+    def __init__(self, learner: Learner, *, own_kernels: bool = True, captured: bool = True) -> None:
+        self.learner = learner
+        self._own_kernels = own_kernels
+        self._captured = captured
+        self._programs: dict[tuple[LocalSGD, int], StackedLocalSGD] = {}
+
+    def train(
+        self,
+        starts: Tensor,
+        records: Sequence[Batch],
+        batches: Sequence[NDArray[np.int64]],
+        rule: LocalSGD,
+        *,
+        wave: int,
+    ) -> Tensor:
+        """Every client's update, (clients, parameters) in float32, on the learner's device.
+
+        Args:
+            starts: parameters from which each client starts, (clients, parameters).
+            records: each client's own.
+            batches: which of them every step takes, as `LocalSGD.batches` gives it.
+            wave: clients that a GPU computes at a time. A public number: shapes, and with them rounding, must
+                not tell how many were sampled.
+        """
+        if stacks(self.learner):
+            return self.train_stacked(starts, records, batches, rule, wave)
+        updates = [
+            train_one(self.learner, start, own, order, rule)
+            for start, own, order in zip(starts, records, batches, strict=True)
+        ]
+        return torch.stack(updates) if updates else torch.zeros_like(starts)
+
+    def train_stacked(
+        self,
+        starts: Tensor,
+        records: Sequence[Batch],
+        batches: Sequence[NDArray[np.int64]],
+        rule: LocalSGD,
+        wave: int,
+    ) -> Tensor:
+        """Waves of constant size; the last is filled up with copies whose result is thrown away."""
+        updates = []
+        wave = min(wave, MOST_CLIENTS, _room(self.learner, rule))
+        for first in range(0, len(records), wave):
+            mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
+            program = self._program(rule, wave)
+            order = Schedule.of([records[k] for k in mine], [batches[k] for k in mine], program.tiles)
+            updates.append(program.train(starts[mine], order)[: len(records) - first])
+        return torch.cat(updates) if updates else torch.zeros_like(starts)
+
+    def _program(self, rule: LocalSGD, clients: int) -> "StackedLocalSGD":
+        """The step for so many clients; prepared once, used for every round."""
+        if (rule, clients) not in self._programs:
+            room = _room(self.learner, rule)
+            if sum(others for _, others in self._programs) + clients > room:
+                self._programs.clear()  # a program keeps its memory
+            size = min(rule.batch, self.learner.micro_batch)
+            own = self._own_kernels and kernels_agree(self.learner, size)
+            # Several runs may share a GPU: a step that takes a large part of it must give it back.
+            small = _GRAPHS * clients <= room
+            self._programs[rule, clients] = StackedLocalSGD(
+                self.learner, clients, rule, own_kernels=own, captured=self._captured and small
+            )
+        return self._programs[rule, clients]
 
 
 def train_one(
@@ -122,92 +172,155 @@ def _moved(
     return parameters - rule.lr * velocity, velocity
 
 
-def _train_stacked(
-    learner: Learner,
-    starts: Tensor,
-    records: Sequence[Batch],
-    batches: Sequence[NDArray[np.int64]],
-    rule: LocalSGD,
-    wave: int,
-) -> Tensor:
-    """Waves of a constant number of clients, the last filled up with copies whose result is thrown away."""
-    updates = []
-    wave = min(wave, _most_at_once(learner, rule))
-    for first in range(0, len(records), wave):
-        mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
-        stacked = StackedLocalSGD(learner, [records[k] for k in mine], [batches[k] for k in mine], rule)
-        updates.append(stacked.train(starts[mine])[: len(records) - first])
-    return torch.cat(updates) if updates else torch.zeros_like(starts)
-
-
-def _most_at_once(learner: Learner, rule: LocalSGD) -> int:
+def _room(learner: Learner, rule: LocalSGD) -> int:
     """Clients whose step fits half of a GPU's memory; not of what is free, which changes from run to run."""
     if learner.device.type != "cuda":
         return MOST_CLIENTS
     memory = torch.cuda.get_device_properties(learner.device).total_memory // 2
     each = rule.batch * learner.bytes_per_record + _BUFFERS * 8 * learner.layout.size
-    return max(1, min(MOST_CLIENTS, memory // each))
+    return max(1, memory // each)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which record every slot of every step of a program takes, and how much it counts.
+
+    Args:
+        table: the records of all clients, one client after the other.
+        index: (steps, slots), places in the table; anything where the weight is zero.
+        weights: (steps, slots) in float64: one over the number of records in the client's step.
+        active: (steps, clients), false once a client that has fewer records is done.
+    """
+
+    table: Batch
+    index: Tensor
+    weights: Tensor
+    active: Tensor
+
+    @classmethod
+    def of(cls, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]], tiles: Tiles) -> "Schedule":
+        clients, device = len(records), records[0].targets.device
+        steps = max(len(order) for order in batches)
+        chosen = np.full((steps, clients, tiles.records // clients), -1, dtype=np.int64)
+        bases = np.cumsum([0, *(len(own) for own in records)])
+        for client, order in enumerate(batches):
+            chosen[: len(order), client, : order.shape[1]] = np.where(order >= 0, order + bases[client], -1)
+        present = chosen >= 0
+        counts = present.sum(axis=2)
+        weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
+        return cls(
+            Batch(torch.cat([own.features for own in records]), torch.cat([own.targets for own in records])),
+            torch.from_numpy(np.where(present, chosen, 0).reshape(steps, -1)).to(device),
+            torch.from_numpy(weights.reshape(steps, -1)).to(device),
+            torch.from_numpy(counts > 0).to(device),
+        )
 
 
 class StackedLocalSGD:
     """Many clients as one program: weights stacked, tiles of the flat batch of one client each.
 
     The layer rules give what every record adds to its client's gradient; their sum over the client's tiles,
-    weighted by one over the number of records in the step, is the gradient of the mean loss.
+    weighted by one over the number of records in the step, is the gradient of the mean loss. A step reads and
+    writes buffers that stay where they are, so that a GPU replays it without Python inside.
     """
 
     def __init__(
         self,
         learner: Learner,
-        records: Sequence[Batch],
-        batches: Sequence[NDArray[np.int64]],
+        clients: int,
         rule: LocalSGD,
+        *,
+        own_kernels: bool = False,
+        captured: bool = False,
     ) -> None:
         assert learner.book is not None, "clients can only be stacked where every layer has a rule"
         self.learner, self.book, self.rule = learner, learner.book, rule
-        device, clients = learner.device, len(records)
-        self.steps = max(len(order) for order in batches)
+        self.clients = clients
         # As many records to a tile as the layer rules take, and as many tiles as a batch needs.
         size = min(rule.batch, learner.micro_batch)
         each = math.ceil(rule.batch / size)
-        chosen = np.full((self.steps, clients, each * size), -1, dtype=np.int64)
-        bases = np.cumsum([0, *(len(own) for own in records)])
-        for client, order in enumerate(batches):
-            chosen[: len(order), client, : rule.batch] = np.where(order >= 0, order + bases[client], -1)
-        present = chosen >= 0
-        counts = present.sum(axis=2)
-        self.table = Batch(
-            torch.cat([own.features for own in records]), torch.cat([own.targets for own in records])
-        )
-        self.index = torch.from_numpy(np.where(present, chosen, 0).reshape(self.steps, -1)).to(device)
-        weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
-        self.weights = torch.from_numpy(weights.reshape(self.steps, -1)).to(device)
-        self.active = torch.from_numpy(counts > 0).to(device)
-        owner = None if each == 1 else torch.arange(clients, device=device).repeat_interleave(each)
-        self.tiles = Tiles(clients * each, size, owner, dynamic=False)
+        device = learner.device
+        owner = bounds = None
+        if own_kernels or each > 1:
+            owner = torch.arange(clients, device=device).repeat_interleave(each)
+        if own_kernels:
+            bounds = each * torch.arange(clients + 1, device=device)
+        self.tiles = Tiles(clients * each, size, owner, dynamic=False, bounds=bounds)
+        self.captured = captured and device.type == "cuda"
+        self._state: _State | None = None
+        self._step: Callable[[], None] = self._take_step
 
     @torch.no_grad()
-    def train(self, starts: Tensor) -> Tensor:
+    def train(self, starts: Tensor, schedule: Schedule) -> Tensor:
         """The update of every client, (clients, parameters)."""
-        parameters, velocity = starts.clone(), torch.zeros_like(starts)
-        for step in range(self.steps):
-            gradient = self._gradients(parameters, step)
-            moved, faster = _moved(parameters, velocity, gradient, starts, self.rule)
-            active = self.active[step][:, None]  # a client with fewer records is done sooner
-            parameters = torch.where(active, moved, parameters)
-            velocity = torch.where(active, faster, velocity)
-        return parameters - starts
+        with precision(tf32=True):  # the whole update is clipped afterwards, whatever rounding went into it
+            state = self._begin(starts, schedule)
+            for step in range(len(schedule.index)):
+                state.load(schedule, step)
+                self._step()
+        return state.parameters - starts
 
-    def _gradients(self, parameters: Tensor, step: int) -> Tensor:
-        batch = self.table.take(self.index[step])
-        found = self.book.contributions(parameters, batch.features, batch.targets, self.tiles)
-        weights = self.weights[step]
+    def _begin(self, starts: Tensor, schedule: Schedule) -> "_State":
+        if self._state is None:
+            self._state = _State.like(starts, schedule)
+            if self.captured:
+                self._state.load(schedule, 0)
+                self._step = capture(self._take_step)
+        self._state.starts.copy_(starts)
+        self._state.parameters.copy_(starts)
+        self._state.velocity.zero_()
+        return self._state
+
+    def _take_step(self) -> None:
+        state = self._state
+        assert state is not None
+        gradient = self._gradients(state)
+        moved, faster = _moved(state.parameters, state.velocity, gradient, state.starts, self.rule)
+        active = state.active[:, None]
+        torch.where(active, moved, state.parameters, out=state.parameters)
+        torch.where(active, faster, state.velocity, out=state.velocity)
+
+    def _gradients(self, state: "_State") -> Tensor:
+        parameters, weights = state.parameters, state.weights
+        found = self.book.contributions(parameters, state.features, state.targets, self.tiles)
         usable = weights > 0
-        clients = len(parameters)
         sums = [
-            found[name].client_sums(weights, usable, self.tiles, clients)
+            found[name].client_sums(weights, usable, self.tiles, self.clients)
             if name in found
-            else parameters.new_zeros(clients, shape.numel())
+            else parameters.new_zeros(self.clients, shape.numel())
             for name, shape in self.learner.layout.shapes.items()
         ]
         return torch.cat([part.to(parameters.dtype) for part in sums], dim=1)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a step reads and writes, always in the same places."""
+
+    starts: Tensor
+    parameters: Tensor
+    velocity: Tensor
+    features: Tensor
+    targets: Tensor
+    weights: Tensor
+    active: Tensor
+
+    @classmethod
+    def like(cls, starts: Tensor, schedule: Schedule) -> "_State":
+        first = schedule.table.take(schedule.index[0])
+        return cls(
+            starts=starts.clone(),
+            parameters=starts.clone(),
+            velocity=torch.zeros_like(starts),
+            features=first.features,
+            targets=first.targets,
+            weights=schedule.weights[0].clone(),
+            active=schedule.active[0].clone(),
+        )
+
+    def load(self, schedule: Schedule, step: int) -> None:
+        """The records of a step."""
+        torch.index_select(schedule.table.features, 0, schedule.index[step], out=self.features)
+        torch.index_select(schedule.table.targets, 0, schedule.index[step], out=self.targets)
+        self.weights.copy_(schedule.weights[step])
+        self.active.copy_(schedule.active[step])

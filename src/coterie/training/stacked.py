@@ -55,6 +55,57 @@ class StackedJob:
     view_key: int = 0
 
 
+def _tiles(owner: Tensor, size: int, clients: int, own_kernels: bool) -> Tiles:
+    bounds = None
+    if own_kernels:
+        bounds = torch.searchsorted(owner, torch.arange(clients + 1, device=owner.device))
+    return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds)
+
+
+def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True) -> bool:
+    """Whether our kernels run here and agree with torch's operations, on records that are nobody's."""
+    device = learner.device
+    if not kernels.available(device) or learner.book is None:
+        return False
+    try:
+        owner = torch.tensor([0, 0, 1, 2, 2], device=device)
+        probe = learner.random_batch(len(owner) * tile)
+        spread = torch.tensor([[1.0], [0.9], [1.1]], device=device)
+        stacked = spread * learner.initial()
+        present = torch.arange(len(probe), device=device) % 3 > 0
+        clips = torch.ones(len(probe), dtype=torch.float64, device=device)
+        with precision(tf32=tf32):
+            sums = [
+                stacked_clipped_sum(learner.book, stacked, probe, _tiles(owner, tile, 3, own), clips, present)
+                for own in (True, False)
+            ]
+        error = float((sums[0] - sums[1]).norm() / sums[1].norm())
+    except Exception as reason:  # whatever a compiler or a driver may raise
+        log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
+        return False
+    if not error < 0.1:  # matrix units round to ten bits in every layer; a mistake would be larger
+        log.warning("kernels of our own are off by %.1e here and not used", error)
+        return False
+    return True
+
+
+def capture(work: Callable[[], None]) -> Callable[[], None]:
+    """Run a piece of work a few times, then record it; what is returned replays it without Python inside.
+
+    Whatever the work changes is changed by this, too.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def sampling_rate(mechanism: PoissonSteps | FullBatchSteps) -> float:
     return mechanism.rate if isinstance(mechanism, PoissonSteps) else 1.0
 
@@ -103,7 +154,8 @@ class StackedTrainer:
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int, bool], _Program] = {}
         self.augmentation = augmentation
-        self.own_kernels = own_kernels and augmentation is None and self._kernels_work()
+        self.own_kernels = own_kernels and augmentation is None
+        self.own_kernels = self.own_kernels and kernels_agree(learner, tile, tf32=tf32)
         self._bytes_per_record = learner.bytes_per_record * (augmentation.copies if augmentation else 1)
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
@@ -148,43 +200,7 @@ class StackedTrainer:
 
     def tiles(self, owner: Tensor, clients: int, own_kernels: bool) -> Tiles:
         """The layout of a row, from the client of each of its tiles."""
-        bounds = None
-        if own_kernels:
-            bounds = torch.searchsorted(owner, torch.arange(clients + 1, device=owner.device))
-        return Tiles(len(owner), self.tile, owner, dynamic=False, bounds=bounds)
-
-    def _kernels_work(self) -> bool:
-        """Whether our kernels run here and agree with torch's operations on a few records of the table."""
-        device = self.learner.device
-        if not kernels.available(device):
-            return False
-        try:
-            owner = torch.tensor([0, 0, 1, 2, 2], device=device)
-            records = torch.arange(len(owner) * self.tile, device=device) % len(self.table)
-            spread = torch.tensor([[1.0], [0.9], [1.1]], device=device)
-            stacked = spread * self.learner.initial()
-            present = torch.arange(len(records), device=device) % 3 > 0
-            clips = torch.ones(len(records), dtype=torch.float64, device=device)
-            with precision(tf32=self.tf32):
-                sums = [
-                    stacked_clipped_sum(
-                        self.book,
-                        stacked,
-                        self.table.take(records),
-                        self.tiles(owner, 3, own),
-                        clips,
-                        present,
-                    )
-                    for own in (True, False)
-                ]
-            error = float((sums[0] - sums[1]).norm() / sums[1].norm())
-        except Exception as reason:  # whatever a compiler or a driver may raise
-            log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
-            return False
-        if not error < 0.1:  # matrix units round to ten bits in every layer; a mistake would be larger
-            log.warning("kernels of our own are off by %.1e here and not used", error)
-            return False
-        return True
+        return _tiles(owner, self.tile, clients, own_kernels)
 
     # --- memory ---------------------------------------------------------------------------------------
 
@@ -235,7 +251,8 @@ class _Program:
         self.row, self.step = zeros(1, dtype=torch.int64), zeros(1, dtype=torch.int64)
         self._add_up = self._prepared(self._gradient_sums, self._drawn())
         self._move = self._prepared(self._moved, (*self._motion(), self.pairs))
-        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._pieces: tuple[Callable[[], None], Callable[[], None]] = (self._sum_row, self._finish_step)
+        self._to_capture = trainer.captured
 
     def begin(self, jobs: Sequence[StackedJob], places: Sequence[tuple[int, int]]) -> None:
         """Load what the jobs start from."""
@@ -265,8 +282,8 @@ class _Program:
 
     def run(self, steps: int) -> None:
         """All steps of the round, in groups whose coins fit the memory."""
-        if self.trainer.captured and self._graphs is None:
-            self._graphs = self._capture()
+        if self._to_capture:
+            self._pieces, self._to_capture = self._capture(), False
         at_once = min(steps, max(1, COINS_AT_ONCE // (self.clients * self.longest)))
         for first in range(0, steps, at_once):
             self._run_group(first, min(at_once, steps - first), at_once)
@@ -276,14 +293,15 @@ class _Program:
 
     def _run_group(self, first: int, steps: int, at_once: int) -> None:
         rows_per_step, places = self.draw(first, at_once)
+        sum_row, finish_step = self._pieces
         done = 0
         for rows in rows_per_step[:steps]:
             for _ in range(rows):
                 if done % ROWS_AT_ONCE == 0:
                     self._load_rows(places, done)
-                self._graphs[0].replay() if self._graphs else self._sum_row()
+                sum_row()
                 done += 1
-            self._graphs[1].replay() if self._graphs else self._finish_step()
+            finish_step()
 
     # --- which records --------------------------------------------------------------------------------
 
@@ -401,24 +419,14 @@ class _Program:
         compiled: Callable[..., Tensor] = torch.compile(traced, dynamic=False)
         return compiled
 
-    def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        """Run both pieces a few times, capture them, and put everything back as it was."""
+    def _capture(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Both pieces, captured, and everything as it was before."""
         changing = (self.parameters, self.sums, self.row, self.step)
         kept = [value.clone() for value in changing]
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._sum_row()
-                self._finish_step()
-        torch.cuda.current_stream().wait_stream(side)
-        graphs = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
-        for graph, piece in zip(graphs, (self._sum_row, self._finish_step), strict=True):
-            with torch.cuda.graph(graph):
-                piece()
+        pieces = capture(self._sum_row), capture(self._finish_step)
         for value, before in zip(changing, kept, strict=True):
             value.copy_(before)
-        return graphs
+        return pieces
 
 
 @dataclass(frozen=True)
