@@ -477,7 +477,7 @@ def test_shared_and_routed_parts_move_together_under_one_clip(
     with Engine(tmp_path, population_plan(quiet), TWELVE) as engine:
         job = replace(job_of(TWELVE), parts=parts)
         monkeypatch.setattr(
-            cohorts, "train_locally", lambda learner, starts, *_, **__: torch.full_like(starts, 10.0)
+            cohorts.LocalTrainer, "train", lambda trainer, starts, *_, **__: torch.full_like(starts, 10.0)
         )
         rows = released(engine, job, 1).rows.value
     entry = CLIP / np.sqrt(size)  # one clip for the whole vector
