@@ -310,6 +310,9 @@ def _same_streams(engine: Engine):  # type: ignore[no-untyped-def]
         def stream(self, purpose, occasion):  # type: ignore[no-untyped-def]
             return super().stream(purpose, replace(occasion, input_hash="tied"))
 
+        def uniforms(self, purpose, subjects, round, release, hashed):  # type: ignore[no-untyped-def]
+            return super().uniforms(purpose, subjects, round, release, "tied")
+
     fields = {field.name: getattr(engine.facts, field.name) for field in dataclasses.fields(engine.facts)}
     return Tied(**fields)
 

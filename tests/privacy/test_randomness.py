@@ -139,6 +139,16 @@ def test_names_that_concatenate_alike_have_different_streams(left, right):
     assert stream(**left).integers(256) != stream(**right).integers(256)
 
 
+def test_the_coins_of_a_population_are_the_first_of_everybodys_own_stream():
+    key = SecretKey.from_seed(3)
+    names = [f"client {number}" for number in range(50)]
+    where = {"round": 2, "release": "sums", "input_hash": "ab"}
+    coins = key.uniforms("coins", subjects=names, **where)
+    own = [key.stream("coins", subject=name, **where).uniform(1)[0] for name in names]
+    np.testing.assert_array_equal(coins, own)
+    assert key.uniforms("coins", subjects=[], **where).shape == (0,)
+
+
 def test_another_key_gives_another_stream():
     assert stream(SecretKey.from_seed(1)).integers(256) != stream(SecretKey.from_seed(2)).integers(256)
 

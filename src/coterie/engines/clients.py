@@ -1,7 +1,7 @@
 """What clients compute from their records: in the engine's own process, or in a worker's."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -102,6 +102,14 @@ class ClientFacts:
             round=occasion.round,
             release=occasion.release,
             input_hash=occasion.input_hash,
+        )
+
+    def uniforms(
+        self, purpose: str, subjects: Sequence[str], round: int, release: str, hashed: str
+    ) -> NDArray[np.float64]:
+        """One coin in (0, 1) of each subject, from a stream of its own."""
+        return self.coin_key.uniforms(
+            purpose, subjects=subjects, round=round, release=release, input_hash=hashed
         )
 
 

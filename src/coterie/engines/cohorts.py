@@ -162,8 +162,8 @@ class Cohorts:
         sums = torch.zeros(job.sums, self._learner.layout.size, dtype=torch.float64, device=updates.device)
         kept = torch.zeros(len(clipped), sums.shape[1], dtype=torch.float64, device=updates.device)
         kept[:, ~personal] = clipped
-        for row, destination in zip(kept, goes_to, strict=True):
-            sums[destination] += torch.where(shared, 0.0, row)
+        for row, destination in zip(torch.where(shared, 0.0, kept), goes_to, strict=True):
+            sums[destination] += row
         values = sums.cpu().numpy()
         common = torch.where(shared, kept, 0.0).sum(dim=0).cpu().numpy()
         hashed = _digest(cohort.input_hash, repr(request.minimum).encode(), _bytes(request.route))
@@ -242,12 +242,7 @@ class Cohorts:
         self, release: str, job: CohortJob, mechanism: CohortMechanism, round: int, hashed: str
     ) -> tuple[str, ...]:
         """Who takes part: a coin for each member at the planned rate, or so many of them as planned."""
-        coins = np.array(
-            [
-                self._facts.stream("coins", Occasion(member, round, release, hashed)).uniform(1)[0]
-                for member in job.members
-            ]
-        )
+        coins = self._facts.uniforms("coins", job.members, round, release, hashed)
         if isinstance(mechanism, RebalancedSums):
             drawn = np.sort(np.argsort(coins, kind="stable")[: mechanism.cohort])
         else:
@@ -475,12 +470,8 @@ class Cohorts:
         if route is None:
             return cohort.choices, None
         check_route(route, cohort.job.sums)
-        coins = np.array(
-            [
-                self._stream("route", member, cohort, _digest(cohort.input_hash, _bytes(route))).uniform(1)[0]
-                for member in cohort.sampled
-            ]
-        )
+        hashed = _digest(cohort.input_hash, _bytes(route))
+        coins = self._facts.uniforms("route", cohort.sampled, cohort.round, cohort.release, hashed)
         return routed(cohort.choices, route, coins), None
 
     def _rebalanced(

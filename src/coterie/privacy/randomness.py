@@ -12,7 +12,7 @@ import math
 import operator
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -89,6 +89,18 @@ class SecretKey:
         # surrogatepass: a client's name may come from a file name, and the encoding stays one-to-one.
         texts = (field.encode("utf-8", "surrogatepass") for field in fields)
         return RandomStream(encode_fields(b"coterie stream", self._key, *texts))
+
+    def uniforms(
+        self, purpose: str, *, subjects: Sequence[str], round: int, release: str, input_hash: str
+    ) -> Floats:
+        """The first uniform of the stream of every subject, for populations."""
+        words = [
+            self.stream(
+                purpose, subject=subject, round=round, release=release, input_hash=input_hash
+            ).integers(64)
+            for subject in subjects
+        ]
+        return open_uniforms(np.array(words, dtype="<u8"))
 
 
 def encode_fields(*fields: bytes) -> bytes:
