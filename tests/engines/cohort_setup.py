@@ -10,6 +10,7 @@ from coterie.algorithms.protocol import Choice, CohortJob, LocalTraining
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.clients import ClientFacts, Clients, Occasion
 from coterie.engines.cohorts import Cohorts, cohort_hash
+from coterie.engines.members import LocalMembers
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
     POPULATION,
@@ -94,7 +95,9 @@ class Engine:
         self.facts = ClientFacts(tuple(clients), sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
         self.records = Clients(self.facts, self.learner, table).records
         self.ledger = Ledger.open(self.path, plan, budget=Budget(1e6, 1e-3), accountant="rdp")
-        self.cohorts = Cohorts(self.facts, self.learner, self.records, plan, self.ledger, "context")
+        self.members = LocalMembers(self.learner, self.records)
+        size = self.learner.layout.size
+        self.cohorts = Cohorts(self.facts, self.members, size, plan, self.ledger, "context")
 
     def __enter__(self) -> "Engine":
         return self

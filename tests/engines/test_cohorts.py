@@ -5,6 +5,7 @@ Every statistical test here fails by chance at most once in a million runs; the 
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,12 +42,14 @@ from coterie.algorithms.protocol import (
     Sum,
     Sums,
 )
-from coterie.engines import cohorts
-from coterie.engines.cohorts import cohort_hash, nearest, routed
+from coterie.engines import cohorts, members
+from coterie.engines.cohorts import cohort_hash, routed
+from coterie.engines.members import nearest
 from coterie.errors import BudgetError, PlanError
 from coterie.privacy import (
     PlannedRelease,
     PrivacyPlan,
+    RebalancedSums,
     RoutedSums,
     ThreatModel,
     Unit,
@@ -353,10 +356,10 @@ def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: P
     with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
         starts = torch.from_numpy(models_of(12))
         everyone = [(member, None) for member in TWELVE]
-        many = engine.cohorts._train(everyone, starts, TRAINING, wave=12)
+        many = engine.members._train(everyone, starts, TRAINING, wave=12)
         for index in (0, 5, 11):
             mine = slice(index, index + 1)
-            alone = engine.cohorts._train(everyone[mine], starts[mine], TRAINING, wave=1)
+            alone = engine.members._train(everyone[mine], starts[mine], TRAINING, wave=1)
             torch.testing.assert_close(alone[0], many[index], rtol=0, atol=0)
 
 
@@ -452,17 +455,62 @@ def test_answers_say_nothing_about_single_members(tmp_path: Path) -> None:
         assert engine.cohorts.add_up(Sum(handles[0])).sizes is None
 
 
+class Silent(members.LocalMembers):
+    """Members of whom some never answer."""
+
+    missing: tuple[str, ...] = ()
+
+    def choose(self, cohort: members.OpenCohort) -> np.ndarray:
+        rows = super().choose(cohort)
+        return np.where([name in self.missing for name in cohort.sampled], members.NO_ANSWER, rows)
+
+    def learn(self, cohort: members.OpenCohort, waiting: Sequence[members.OpenCohort]) -> torch.Tensor:
+        updates = super().learn(cohort, waiting)
+        updates[[name in self.missing for name in cohort.sampled]] = 0.0
+        return updates
+
+
+@pytest.mark.parametrize("mechanism", [replace(ROUTED, rate=1.0), rebalanced(12, 11)], ids=lambda m: m.name)
+def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
+    tmp_path: Path, mechanism: RoutedSums | RebalancedSums
+) -> None:
+    """With the same coins: one count less and one update less, or one slot of noise; nothing else moves."""
+    job, found = job_of(TWELVE), {}
+    for missing in ((), TWELVE[3:4]):
+        folder = tmp_path / str(len(missing))
+        folder.mkdir()
+        with Engine(folder, population_plan(mechanism), TWELVE) as engine:
+            engine.cohorts._members = silent = Silent(engine.learner, engine.records)
+            silent.missing = missing
+            opened = engine.cohorts.open(Cohort("sums", job), 1)
+            sampled = engine.cohorts._open[opened.number].sampled
+            assert TWELVE[3] in sampled
+            if isinstance(mechanism, RoutedSums):
+                counts = engine.cohorts.count(Count(opened)).counts.value
+                found[missing] = counts, engine.cohorts.add_up(Sum(opened, MATRIX))
+            else:
+                found[missing] = np.zeros(3), engine.cohorts.add_up(Sum(opened))
+    (counts, sums), (fewer, without) = found.values()
+    assert np.linalg.norm(sums.rows.value - without.rows.value) <= 2 * CLIP
+    if isinstance(mechanism, RoutedSums):
+        np.testing.assert_allclose(sorted(counts - fewer), [0, 0, 1], atol=1e-9)
+        assert 0 < np.linalg.norm(sums.rows.value - without.rows.value) <= CLIP
+    else:
+        assert without.sizes is not None
+        assert sum(without.sizes) == len(sampled) == 11
+
+
 def test_every_member_is_sent_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that fetched only the model it chose would tell its choice."""
     with Engine(tmp_path, population_plan(replace(SUM, rate=1.0)), TWELVE) as engine:
         asked: list[int] = []
-        original = cohorts.score_sums
+        original = members.score_sums
 
         def count_models(*arguments):  # type: ignore[no-untyped-def]
             asked.append(1)
             return original(*arguments)
 
-        monkeypatch.setattr(cohorts, "score_sums", count_models)
+        monkeypatch.setattr(members, "score_sums", count_models)
         engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
         assert len(asked) == 12 * 3
 
@@ -480,7 +528,7 @@ def test_shared_and_routed_parts_move_together_under_one_clip(
     with Engine(tmp_path, population_plan(quiet), TWELVE) as engine:
         job = replace(job_of(TWELVE), parts=parts)
         monkeypatch.setattr(
-            cohorts.LocalTrainer, "train", lambda trainer, starts, *_, **__: torch.full_like(starts, 10.0)
+            members.LocalTrainer, "train", lambda self, starts, *_, **__: torch.full_like(starts, 10.0)
         )
         rows = released(engine, job, 1).rows.value
     entry = CLIP / np.sqrt(size)  # one clip for the whole vector
@@ -508,7 +556,7 @@ def test_personal_parts_are_kept_by_their_client_and_never_released(tmp_path: Pa
         job = replace(job_of(TWELVE, clusters=1, choice=Choice.GIVEN), parts=parts)
         first = released(engine, job, 1).rows.value
         assert (first[:, personal] == 0).all()
-        kept = engine.cohorts.personal
+        kept = engine.members.personal
         sampled = Twin(engine, job, 1).sampled(0.5)
         assert sorted(kept) == sorted(sampled)
         twin = Twin(engine, job, 1)
@@ -516,10 +564,10 @@ def test_personal_parts_are_kept_by_their_client_and_never_released(tmp_path: Pa
             expected = job.models[0][personal] + twin.update(member)[personal]
             np.testing.assert_allclose(kept[member], expected, atol=1e-6)
         # The next round starts from what each kept, whatever the model says there.
-        engine.cohorts.personal = {member: np.full(personal.sum(), 7.0, np.float32) for member in TWELVE}
+        engine.members.personal = {member: np.full(personal.sum(), 7.0, np.float32) for member in TWELVE}
         moved = replace(job, training=replace(TRAINING, lr=1e-12))
         released(engine, moved, 2)
-        assert all(np.allclose(part, 7.0) for part in engine.cohorts.personal.values())
+        assert all(np.allclose(part, 7.0) for part in engine.members.personal.values())
 
 
 def test_nearest_is_by_direction_from_the_mean_of_the_centres() -> None:

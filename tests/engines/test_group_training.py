@@ -101,7 +101,7 @@ def test_the_workers_of_all_groups_train_as_one_program_where_a_gpu_does_it(monk
         waves.append((len(starts), wave))
         return train_stacked(trainer, starts, records, batches, rule, wave)
 
-    monkeypatch.setattr("coterie.engines.cohorts.stacks", lambda learner: True)
+    monkeypatch.setattr("coterie.engines.members.stacks", lambda learner: True)
     monkeypatch.setattr("coterie.training.local_sgd.stacks", lambda learner: True)
     monkeypatch.setattr(LocalTrainer, "train_stacked", stacked)
     together = Training(algorithm, workers(STRUCTURE))

@@ -43,6 +43,7 @@ from coterie.engines.clients import (
     one_thread,
 )
 from coterie.engines.cohorts import Cohorts
+from coterie.engines.members import LocalMembers
 from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.privacy import (
@@ -130,9 +131,8 @@ class LocalEngine:
             augmentation=augmentation,
         )
         self._clients = Clients(self._facts, learner, self._table)
-        self.cohorts = Cohorts(
-            self._facts, learner, self._clients.records, plan, ledger, context, self._workers
-        )
+        self.members = LocalMembers(learner, self._clients.records, self._workers)
+        self.cohorts = Cohorts(self._facts, self.members, learner.layout.size, plan, ledger, context)
         self._wanted_workers = workers
         self._seconds_per_gradient: float | None = None
         self._max_memory = max_memory

@@ -382,7 +382,7 @@ class Run:
                 max_memory=prepared.experiment.engine.max_bytes,
             )
             if saved is not None:
-                engine.cohorts.personal = saved.personal
+                engine.members.personal = saved.personal
             while state.round < prepared.experiment.schedule.rounds:
                 began, waited = time.perf_counter(), engine.waited
                 state = yield from asks(algorithm.round(state), engine, state.round + 1)
@@ -393,7 +393,7 @@ class Run:
                 seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
                 folder.append_line(self.files.timing, {"round": state.round, **seconds})
                 checkpoint.save(
-                    self.files.checkpoint, Checkpoint(state, ledger.head, engine.cohorts.personal)
+                    self.files.checkpoint, Checkpoint(state, ledger.head, engine.members.personal)
                 )
                 if watch is not None:
                     watch(
@@ -484,7 +484,7 @@ class Run:
         learner, served = self.prepared.learner, self.prepared.algorithm.models(state)
         if isinstance(served, OwnChoice):
             assert self._engine is not None
-            served = self._engine.cohorts.serve(served)
+            served = self._engine.members.serve(served)
         clients = list(self._tests)
         # Rows of clients with a model of their own come after those of the clusters.
         model_of = [served.cluster_of[client] for client in clients]
