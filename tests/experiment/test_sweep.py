@@ -1,6 +1,7 @@
 """A grid of runs: cells are ordinary runs, a broken one breaks nothing else, finished ones are kept."""
 
 import csv
+import math
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,17 @@ def test_cells_that_share_a_process_fail_and_finish_each_for_itself(
     shared = compare(Sweep.read(finished.folder / "sweep.yaml"), tmp_path / "out")
     assert shared.failed == finished.failed
     assert [row.accuracy for row in shared.rows] == [row.accuracy for row in finished.rows]
+
+
+def test_on_a_gpu_only_cells_whose_units_are_records_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "_on_gpu", lambda cells: True)
+    records = Sweep({}, {"seeds.simulation": [0, 1, 2]}).cells()
+    assert [len(share) for share in sweeps._shares(records)] == [3]
+    federation = {"kind": "groups", "structure": "ring", "workers": 8, "groups": 2}
+    grouped = {
+        "federation": federation,
+        "algorithm": {"name": "dp-ogl", "noise": 2.0},
+        "privacy": {"unit": "worker", "epsilon": math.inf},
+    }
+    workers = Sweep(grouped, {"seeds.simulation": [0, 1, 2]}).cells()
+    assert [len(share) for share in sweeps._shares(workers)] == [1, 1, 1]

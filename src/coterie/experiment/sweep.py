@@ -29,6 +29,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.together import beside, fit_together
+from coterie.privacy import Unit
 from coterie.privacy.units import number_to_json
 
 POLL_SECONDS = 0.2
@@ -334,12 +335,16 @@ def _run_cells(cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[
 
 
 def _shares(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Which cells share a process: one alone on a CPU, as many as are alike on a GPU."""
+    """Which cells share a process: one alone on a CPU, as many as are alike on a GPU.
+
+    Where units are clients or workers, a cell's own cohorts fill a GPU: there it is alone, too.
+    """
     if not _on_gpu(cells):
         return [[cell] for cell in cells]
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        alike.setdefault(fit_together(cell.experiment), []).append(cell)
+        together = cell.experiment.privacy.unit is Unit.RECORD
+        alike.setdefault(fit_together(cell.experiment) if together else cell.name, []).append(cell)
     return [
         same[first : first + CELLS_AT_ONCE]
         for same in alike.values()

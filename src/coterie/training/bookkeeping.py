@@ -248,6 +248,8 @@ class RecordingLayer(nn.Module):
 class _Recording(Stage):
     """A recording layer as part of a chain."""
 
+    trained = True
+
     def __init__(self, layer: RecordingLayer) -> None:
         self._layer = layer
         self._seen: tuple[Tensor, Weights] | None = None
@@ -271,6 +273,8 @@ class _Recording(Stage):
 
 class _FirstConvolution(Stage):
     """A convolution of the records themselves: its patches serve forwards and for its own gradient."""
+
+    trained = True
 
     def __init__(self, layer: RecordingLayer, rule: ConvRule) -> None:
         self._layer = layer

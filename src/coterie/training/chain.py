@@ -15,6 +15,9 @@ from torch import Tensor, nn
 class Stage(ABC):
     """One layer: forwards, and then backwards once."""
 
+    trained = False
+    """Whether it has parameters, and so needs the gradient at its outputs."""
+
     @abstractmethod
     def forward(self, values: Tensor) -> Tensor:
         """The layer's outputs."""
@@ -33,16 +36,17 @@ class Chain:
         """
         self._stages = stages
         self._gradients = gradients
+        self._first = next((place for place, stage in enumerate(stages) if stage.trained), len(stages))
 
     @torch.no_grad()
     def run(self, features: Tensor, targets: Tensor) -> None:
-        """Forwards to the losses and backwards from their sum."""
+        """Forwards to the losses, and backwards from their sum to the first layer that has parameters."""
         values = features
         for stage in self._stages:
             values = stage.forward(values)
         gradient = self._gradients(values, targets)
-        for position, stage in reversed(list(enumerate(self._stages))):
-            gradient = stage.backward(gradient, needed=position > 0)
+        for position in range(len(self._stages) - 1, self._first - 1, -1):
+            gradient = self._stages[position].backward(gradient, needed=position > self._first)
 
 
 class Relu(Stage):
