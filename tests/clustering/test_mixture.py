@@ -6,7 +6,14 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from coterie.clustering.embedding import principal_components
-from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, draw_labels, fit_mixture
+from coterie.clustering.mixture import (
+    CLEAR_OVERLAP,
+    PLAIN,
+    Mixture,
+    choose_mixture,
+    draw_labels,
+    fit_mixture,
+)
 from coterie.privacy.released import Released
 
 Clients = list[Released[NDArray[np.float32]]]
@@ -163,3 +170,47 @@ def test_labels_are_drawn_at_the_mixture_s_odds() -> None:
     odds = np.tile([0.2, 0.8], (4000, 1))
     # 4,000 coins: outside 0.8 +- 0.031 with probability below 1e-6.
     assert draw_labels(odds, np.random.default_rng(0)).mean() == pytest.approx(0.8, abs=0.031)
+
+
+def shares_of_classes(centres: NDArray[np.float64], seed: int) -> tuple[Clients, NDArray[np.intp]]:
+    """21 clients whose samples differ along nine directions that have nothing to do with their clusters.
+
+    Sizes are those of ResNet-18 on rotated CIFAR-10: nine directions of classes, each with four times the
+    noise, and centres that are hardly further apart than the nine directions together are long.
+    """
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(len(centres)), [3, 6, 6, 6])
+    points = 0.0028 * rng.normal(size=(21, 200))
+    points[:, :2] += centres[truth] + 0.004 * rng.normal(size=(21, 2))
+    points[:, 2:11] += 0.012 * rng.normal(size=(21, 9))
+    return [Released(point.astype(np.float32), 0.0028) for point in points], truth
+
+
+SQUARE = 0.024 * np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])
+
+
+def test_clusters_in_a_plane_are_seen_through_variation_in_other_directions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [shares_of_classes(SQUARE, seed) for seed in range(10)]
+    chosen = [choose_mixture(releases, range(2, 11), 0) for releases, _ in cases]
+    found = [same(mixture.labels, truth) for (mixture, _), (_, truth) in zip(chosen, cases, strict=True)]
+    given = [same(fit_mixture(releases, 4, 0).labels, truth) for releases, truth in cases]
+    assert sum(found) >= 7
+    assert sum(given) >= 8
+    assert all(scores[mixture.clusters] == mixture.separation for mixture, scores in chosen)
+    monkeypatch.setattr("coterie.clustering.mixture.HAZY", 0.0)
+    alone = [same(choose_mixture(releases, range(2, 11), 0)[0].labels, truth) for releases, truth in cases]
+    assert sum(alone) <= sum(found) - 3
+
+
+def test_a_cloud_in_a_plane_is_not_plainly_clustered() -> None:
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        releases, _ = shares_of_classes(np.zeros((4, 2)), seed)
+        cloud = 0.025 * rng.normal(size=(21, 2)).astype(np.float32)
+        moved = [
+            Released(np.concatenate([release.value[:2] + place, release.value[2:]]), release.noise_std)
+            for release, place in zip(releases, cloud, strict=True)
+        ]
+        assert choose_mixture(moved, range(2, 11), 0)[0].separation < PLAIN

@@ -42,15 +42,22 @@ class Spread:
         return np.asarray(self.dimensions * self.noise + self.variation)
 
     @property
+    def directions(self) -> int:
+        """Number of directions that variation lies in."""
+        return min(DIRECTIONS, self.dimensions)
+
+    @property
     def along(self) -> float:
         """Variance along one direction that matters."""
-        return float(self.noise.max()) + self.variation / DIRECTIONS
+        return float(self.noise.max()) + self.variation / self.directions
 
     @property
     def freedom(self) -> float:
         """Independent coordinates that squared distances of this spread are the sum of (Satterthwaite)."""
         noise = float(self.noise.mean())
-        squares = self.dimensions * noise**2 + 2 * noise * self.variation + self.variation**2 / DIRECTIONS
+        squares = (
+            self.dimensions * noise**2 + 2 * noise * self.variation + self.variation**2 / self.directions
+        )
         total = self.dimensions * noise + self.variation
         return total**2 / squares if squares > 0 else float(self.dimensions)
 

@@ -9,6 +9,11 @@ A few releases of many coordinates leave the centres themselves uncertain, and t
 partition finds some distance between the halves of anything. Separations here are what remains of a distance
 once both are taken off, so they are 0 where noise alone would look the same, and the overlap of the closest
 two components is the chance that the partition is wrong (`benchmarks/clustering.py` holds it to that).
+
+What a client's sample of records adds need not be the same in all directions. Where it is large in some
+(every client has its own share of each class) and the centres differ in others, distances in the full length
+are blurred by directions that tell nothing, and four clusters can be plain to see in the first two
+components that nothing else shows. There, and only there, the plane decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfc, gammaln, logsumexp
 
-from coterie.clustering.embedding import centred_gram
+from coterie.clustering.embedding import centred_gram, components_of
 from coterie.clustering.evidence import Spread, log_evidence, most_likely_number, spread_within
 from coterie.clustering.partition import Floats, Labels, best_partition
 from coterie.privacy.released import Released
 
 CLEAR_OVERLAP = 0.2
 """Overlap up to which components count as clearly apart: noise or a split cluster rarely look like that."""
+HAZY, PLAIN = 1.0, 2.0
+"""Separation below which the full length leaves the decision to the plane, and from which the plane takes it:
+of 630 clouds without any clusters none looked like that."""
 
 Releases: TypeAlias = Sequence[Released[NDArray[np.float32]]]
 
@@ -65,7 +73,8 @@ class Mixture:
 def fit_mixture(releases: Releases, clusters: int, seed: int) -> Mixture:
     """The most likely partition into `clusters` components, and how sure it is."""
     gram, noise, dimensions = _read(releases)
-    return _mixture(gram, noise, dimensions, _partition(gram, noise, clusters, seed))
+    fitted = _mixture(gram, noise, dimensions, _partition(gram, noise, clusters, seed))
+    return _plainest(fitted, gram, noise, (clusters,), seed)
 
 
 def choose_mixture(
@@ -75,8 +84,10 @@ def choose_mixture(
     gram, noise, dimensions = _read(releases)
     partitions = {clusters: _partition(gram, noise, clusters, seed) for clusters in candidates}
     fitted = {clusters: _mixture(gram, noise, dimensions, labels) for clusters, labels in partitions.items()}
-    chosen = most_likely_number(gram, noise, dimensions, partitions)
-    return fitted[chosen], {clusters: mixture.separation for clusters, mixture in fitted.items()}
+    likeliest = fitted[most_likely_number(gram, noise, dimensions, partitions)]
+    chosen = _plainest(likeliest, gram, noise, candidates, seed)
+    scores = {clusters: mixture.separation for clusters, mixture in fitted.items()}
+    return chosen, scores | {chosen.clusters: chosen.separation}
 
 
 def draw_labels(responsibilities: Floats, rng: np.random.Generator) -> Labels:
@@ -100,6 +111,25 @@ def _partition(gram: Floats, noise: Floats, clusters: int, seed: int) -> Labels:
     """Clients with less noise count for more; without any noise, all count alike."""
     weights = noise.mean() / noise if noise.min() > 0 else np.ones(len(noise))
     return best_partition(gram, weights, clusters, seed)
+
+
+def _plainest(mixture: Mixture, gram: Floats, noise: Floats, candidates: Sequence[int], seed: int) -> Mixture:
+    """The mixture, or where it is hazy one of at least as many clusters that are plain to see in a plane.
+
+    The plane is that of the first two principal components. Two clusters differ along a line, where the full
+    length has no more to blur than the plane has; a cluster of one shows nothing but that it is far away.
+    """
+    if mixture.separation >= HAZY:
+        return mixture
+    points = components_of(gram, 2)
+    plane = points @ points.T
+    shown = (
+        _mixture(plane, noise, 2, _partition(plane, noise, clusters, seed))
+        for clusters in candidates
+        if max(3, mixture.clusters) <= clusters <= len(gram) // 2
+    )
+    plain = [seen for seen in shown if seen.separation >= PLAIN and np.bincount(seen.labels).min() > 1]
+    return max(plain, key=lambda seen: seen.separation, default=mixture)
 
 
 def _mixture(gram: Floats, noise: Floats, dimensions: int, labels: Labels) -> Mixture:
