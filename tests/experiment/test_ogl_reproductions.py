@@ -57,3 +57,4 @@ def test_every_row_of_a_panel_is_run_and_every_row_is_in_a_panel(name: str, scal
     chosen = find(name).scale(scale)
     drawn = {row for rows in chosen.panels.values() for row in rows}
     assert drawn == {contender.row for contender in chosen.algorithms}
+    assert set(chosen.matrices) <= drawn

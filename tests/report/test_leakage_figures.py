@@ -3,19 +3,24 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from coterie.errors import InputError
+from coterie.experiment.sweep import LABEL
 from coterie.groups import Schedule, Structure, Threat, clustered, leakage, ring
 from coterie.privacy.guarantee import round_up
+from coterie.report.figures import Figure
 from coterie.report.leakage import LEVELS, SIDE, LeakageRecord, growth, growths, matrix, read_leakage
+from coterie.report.reproduction_figures import OF_ROWS
+from coterie.report.standalone import file_name
 
 
-def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE) -> Path:
+def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE, *, noise: float = 2.0) -> Path:
     """`leakage.json` as a run writes it."""
-    schedule = Schedule.of(len(structure.groups), period=3, rate=0.7, noise=2.0)
+    schedule = Schedule.of(len(structure.groups), period=3, rate=0.7, noise=noise)
     tables = [leakage(structure, schedule, epoch=t, delta=1e-5, threat=threat) for t in (1, 7, 13)]
     found = tables[-1]
     names = [f"worker-{number}" for number in range(structure.workers)]
@@ -96,3 +101,54 @@ def test_no_file_is_no_record_and_a_broken_one_is_one_line(tmp_path: Path) -> No
     (tmp_path / "leakage.json").write_text('{"workers": []}')
     with pytest.raises(InputError, match="not written by this version"):
         read_leakage(tmp_path / "leakage.json")
+
+
+# --- several runs on the page of a reproduction -----------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> SimpleNamespace:
+    """Four rows: two that differ by a plus, one with hardly any noise, one that stopped early."""
+    settings = []
+    for row, noise, rounds, accuracy in (
+        ("RI 12/4/3/2", 2.0, 12, 0.5),
+        ("RI+ 12/4/3/2", 2.5, 12, 0.25),
+        ("RI 12/4/3/0.01", 0.01, 12, 0.9),
+        ("GL 12/1/1/2", 2.0, 3, 0.1),
+    ):
+        folder = tmp_path / row.replace("/", "-")
+        folder.mkdir()
+        written(folder / "leakage.json", ring(12, 4), noise=noise)
+        experiment = SimpleNamespace(schedule=SimpleNamespace(rounds=rounds))
+        result = SimpleNamespace(folder=folder, accuracy=SimpleNamespace(mean=accuracy))
+        run = SimpleNamespace(cell=SimpleNamespace(experiment=experiment), result=result)
+        settings.append(SimpleNamespace(values={LABEL: row}, runs=[run]))
+    return SimpleNamespace(settings=settings)
+
+
+def figures(name: str, runs: SimpleNamespace, matrices: tuple[str, ...] = ()) -> list[Figure]:
+    result = SimpleNamespace(scale=SimpleNamespace(matrices=matrices))
+    return list(OF_ROWS[name](result, runs))  # type: ignore[arg-type]
+
+
+def test_a_mark_for_every_row_that_ran_to_the_end_and_promises_something(
+    runs: SimpleNamespace, tmp_path: Path
+) -> None:
+    worst, mean = figures("exchange", runs)
+    record = read(tmp_path / "RI 12-4-3-2" / "leakage.json")
+    values = [value for line in record.epsilon for value in line if value is not None]
+    assert f"RI: {record.largest:.4g}, 50.0%" in worst.picture
+    assert f"RI: {sum(values) / len(values):.4g}, 50.0%" in mean.picture
+    for figure in (worst, mean):
+        assert figure.picture.count("RI+: ") == 1
+        assert "90.0%" not in figure.picture, "epsilon beyond all promises"
+        assert "GL" not in figure.picture, "fewer rounds than the others"
+
+
+def test_only_the_wanted_matrices_are_drawn_and_each_has_a_file_of_its_own(
+    runs: SimpleNamespace,
+) -> None:
+    growing, *matrices = figures("leakage", runs, ("RI 12/4/3/2", "RI+ 12/4/3/2"))
+    assert [figure.heading.partition(": ")[2] for figure in matrices] == ["RI 12/4/3/2", "RI+ 12/4/3/2"]
+    assert len({file_name(figure) for figure in (growing, *matrices)}) == 3
+    assert len(figures("leakage", runs)) == 4, "rows that leak alike are one"

@@ -13,7 +13,7 @@ from coterie.experiment.reproductions.running import Reproduced, reproduce
 from coterie.report import write_reproduction_report
 from coterie.report.grid import read_comparison
 from coterie.report.lines import Scale, Series, bar_figure, line_figure
-from coterie.report.reproduction_figures import FIGURES, PANELS, figures_of, sorted_scores
+from coterie.report.reproduction_figures import FIGURES, OF_ROWS, figures_of, sorted_scores
 
 TINY = """
 title: A tiny one
@@ -93,7 +93,7 @@ def test_drawings_on_one_page_have_names_of_their_own(page: str) -> None:
 
 def test_names_of_figures_are_known_in_every_reproduction() -> None:
     for name in names():
-        assert set(find(name).figures) <= {*FIGURES, PANELS}, name
+        assert set(find(name).figures) <= {*FIGURES, *OF_ROWS}, name
 
 
 def test_an_unknown_figure_is_one_line(finished: Reproduced) -> None:

@@ -19,15 +19,16 @@ from coterie.report import grid_figures, leakage, words
 from coterie.report.clusters import Clusters
 from coterie.report.figures import Figure, first_round_releases
 from coterie.report.grid import CellRun, Comparison, Setting
-from coterie.report.leakage import read_leakage
+from coterie.report.leakage import LeakageRecord, read_leakage
 from coterie.report.lines import Scale, Series, bar_figure, line_figure
 from coterie.report.record import read_findings, read_run
 
 Draw = Callable[[Comparison | None], Iterator[Figure]]
+DrawRows = Callable[[Reproduced, Comparison | None], Iterator[Figure]]
 
 EPSILON = "privacy.epsilon"
-PANELS = "panels"
-"""The one figure that the reproduction itself divides into charts."""
+WORTH_DRAWING = 1000.0
+"""Epsilon beyond which a run promises nothing, and would push all others into a corner."""
 CLEAR = 2.0
 """Separation from which the publication calls clusters always found."""
 
@@ -35,10 +36,13 @@ CLEAR = 2.0
 def figures_of(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
     """What the reproduction asks for, as far as its runs allow."""
     for name in result.reproduction.figures:
-        if name not in (*FIGURES, PANELS):
-            known = ", ".join((*FIGURES, PANELS))
+        if name in FIGURES:
+            yield from FIGURES[name](runs)
+        elif name in OF_ROWS:
+            yield from OF_ROWS[name](result, runs)
+        else:
+            known = ", ".join((*FIGURES, *OF_ROWS))
             raise InputError(f"{result.reproduction.name}: no figure is called '{name}'; allowed: {known}")
-        yield from FIGURES[name](runs) if name in FIGURES else _panels(result, runs)
 
 
 # --- from runs --------------------------------------------------------------------------------------
@@ -239,16 +243,10 @@ def _curve(setting: Setting, kind: str) -> list[tuple[float, float]]:
     return [(number, sum(values[number] for values in series) / len(series)) for number in common]
 
 
-def _leakage(runs: Comparison | None) -> Iterator[Figure]:
-    """Figure 4 of the publication: epsilon of workers against epoch, and the matrix of every setting."""
-    if runs is None:
-        return
-    found = [
-        (str(setting.values.get(LABEL) or words.setting(setting.values)), record)
-        for setting in runs.settings
-        if setting.runs
-        and (record := read_leakage(RunFolder(setting.runs[0].result.folder).leakage)) is not None
-    ]
+def _leakage(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """Epsilon of workers against epoch, and the matrix of every row that the reproduction wants drawn."""
+    wanted = result.scale.matrices
+    found = [(row, record) for row, record, _ in _watched(runs) if row in wanted or not wanted]
     if not found:
         return
     # What leaks does not depend on what is learnt: rows that differ in the model alone are one here.
@@ -258,6 +256,46 @@ def _leakage(runs: Comparison | None) -> Iterator[Figure]:
     top = max(record.largest for _, record in found)
     for name, record in found:
         yield leakage.matrix(record, name=name, top=top)
+
+
+def _watched(runs: Comparison | None) -> Iterator[tuple[str, LeakageRecord, Setting]]:
+    """Rows in which workers watch each other, by name."""
+    for setting in runs.settings if runs is not None else ():
+        record = read_leakage(RunFolder(setting.runs[0].result.folder).leakage) if setting.runs else None
+        if record is not None:
+            yield str(setting.values.get(LABEL) or words.setting(setting.values)), record, setting
+
+
+def _exchange(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """What accuracy costs: a mark for each row, by the epsilon of its worst pair and of its mean pair."""
+    found = [(row, record, each) for row, record, each in _watched(runs) if record.largest <= WORTH_DRAWING]
+    if not found:
+        return
+    longest = max(_epochs(setting) for _, _, setting in found)
+    found = [each for each in found if _epochs(each[2]) == longest]
+    for name, of, said in (
+        ("worst", "the worst pair", "the pair of workers of which one learns most about the other"),
+        ("mean", "the mean pair", "the mean over all pairs that the threat model is about"),
+    ):
+        kinds: dict[str, list[tuple[float, float]]] = {}
+        for row, record, setting in found:
+            values = [value for line in record.epsilon for value in line if value is not None]
+            across = record.largest if name == "worst" else sum(values) / len(values)
+            scores = [float(run.result.accuracy.mean) for run in setting.runs]
+            kinds.setdefault(row.split()[0], []).append((across, sum(scores) / len(scores)))
+        yield line_figure(
+            f"exchange-{name}",
+            f"Accuracy against the epsilon of {of}",
+            [Series(kind, points, joined=False) for kind, points in kinds.items()],
+            Scale(f"epsilon of {of}", lambda value: f"{value:.4g}", floor=0.0),
+            Scale("", lambda value: f"{100 * value:.1f}%"),
+            f"One mark for each row of {longest} rounds: its mean accuracy, and {said}. "
+            f"Rows that leak more than epsilon {WORTH_DRAWING:g} are left out.",
+        )
+
+
+def _epochs(setting: Setting) -> int:
+    return setting.runs[0].cell.experiment.schedule.rounds
 
 
 # --- without runs -----------------------------------------------------------------------------------
@@ -420,8 +458,10 @@ FIGURES: Mapping[str, Draw] = {
     "success": _success,
     "releases": _releases,
     "batches": _batches,
-    "leakage": _leakage,
     "two-clusters": _two_clusters,
     "noise": _noise,
     "lines": _lines,
 }
+
+OF_ROWS: Mapping[str, DrawRows] = {"panels": _panels, "leakage": _leakage, "exchange": _exchange}
+"""Those for which the reproduction itself says which rows belong together."""

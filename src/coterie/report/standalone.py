@@ -19,7 +19,8 @@ LETTER = 6.6
 
 def file_name(figure: Figure) -> str:
     """The heading as a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", figure.heading.lower()).strip("-") + ".svg"
+    heading = figure.heading.lower().replace("+", "-plus")  # an algorithm's sign must not get lost
+    return re.sub(r"[^a-z0-9]+", "-", heading).strip("-") + ".svg"
 
 
 def standalone(figure: Figure) -> str:

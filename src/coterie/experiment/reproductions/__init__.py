@@ -21,6 +21,7 @@ one, add a file:
         best_of: privacy.clip       # of a key under vary: show each row at its best value only
         differs: [one sentence for everything that is not as in the publication]
         panels: {clips: [global, global with a small clip]}     # rows that the figure `panels` draws together
+        matrices: [global]          # rows of which the figure `leakage` draws every pair; by default all
         references: 30              # epochs of the central models for F_acc and F_loss, one for each seed
       paper: {...}
     figures: [budgets, rounds]      # names of coterie.report.reproduction_figures.FIGURES
@@ -90,6 +91,8 @@ class Scale(Settings):
     differs: tuple[str, ...] = ()
     panels: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """Rows that share a chart of accuracy and one of loss, by what the charts are called."""
+    matrices: tuple[str, ...] = ()
+    """Rows of which the figure `leakage` draws who learns how much about whom; by default all."""
     references: int = Field(0, ge=0)
     """Epochs of the central models for F_acc and F_loss; 0 trains none."""
 
