@@ -9,7 +9,20 @@ import pytest
 from dp_accounting import NeighboringRelation
 from scipy.special import ndtr
 
-from coterie.privacy import Adjacency, PrivacyInputError, delta_of, epsilon_of, pld
+from coterie.privacy import (
+    Adjacency,
+    FullBatchSteps,
+    PlannedRelease,
+    PrivacyInputError,
+    PrivacyPlan,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+    delta_of,
+    epsilon_of,
+    guarantee,
+    pld,
+)
 from coterie.privacy.events import SelectionDpEvent, gaussian, poisson_gaussian, repeated, selection
 
 ZERO_OUT, REPLACE_ONE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
@@ -223,3 +236,40 @@ def test_no_noise_costs_everything():
 def test_hopeless_grids_are_refused_with_advice(event):
     with pytest.raises(PrivacyInputError, match="use rdp"):
         pld.epsilon(event, delta=1e-5, adjacency=ZERO_OUT)
+
+
+@pytest.mark.parametrize("lowest", [0, 7_000_000, 20_000_000])
+@pytest.mark.filterwarnings("error")
+def test_epsilons_beyond_the_range_of_exponentials_are_found_exactly(lowest):
+    """Losses from 0 to 3 on top of 0, 700 and 2000: exp of the larger ones is no number any more."""
+    rng = np.random.default_rng(lowest)
+    masses = rng.dirichlet(np.full(30_001, 0.01)) * (1 - 1e-6)
+    distribution = pld.pld_pmf.DensePLDPmf(pld.STEP, lowest, masses, 1e-6, True)
+    losses = pld.STEP * (lowest + np.arange(len(masses)))
+
+    def exact_delta(epsilon):
+        above = losses > epsilon
+        return 1e-6 - float(np.sum(masses[above] * np.expm1(epsilon - losses[above])))
+
+    for delta in (1e-5, 1e-2, 0.3):
+        found = pld._epsilon(distribution, delta)
+        assert exact_delta(found) == pytest.approx(delta, rel=1e-6)
+    assert pld._epsilon(distribution, 1e-7) == math.inf
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_with_next_to_no_noise_has_an_epsilon_and_not_a_smaller_one():
+    event = repeated(poisson_gaussian(0.5, 0.25), 160)
+    found = epsilon_of(event, 1e-5, "pld", ZERO_OUT)
+    assert 709 < found <= epsilon_of(event, 1e-5, "rdp", ZERO_OUT)
+    assert delta_of(event, found, "pld", ZERO_OUT) == pytest.approx(1e-5, rel=1e-6)
+    assert delta_of(event, 0.99 * found, "pld", ZERO_OUT) > 1.5e-5
+
+
+def test_a_replace_one_line_that_the_grid_cannot_prove_is_infinite():
+    release = PlannedRelease("sum", FullBatchSteps(1.0, 0.1, 100, 1, ZERO_OUT), 1)
+    plan = PrivacyPlan(Unit.RECORD, ZERO_OUT, ThreatModel("server", "sums"), (UnitPlan("a", (release,)),))
+    promise = guarantee(plan, delta=1e-5, accountant="pld")
+    assert promise.epsilon < 100
+    assert math.isinf(promise.epsilon_replace_one)
+    assert "replace-one: inf" in str(promise)

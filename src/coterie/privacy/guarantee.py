@@ -13,6 +13,7 @@ from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.events import BridgedSumDpEvent, ShuffledEpochDpEvent, event_from_json, event_to_json
 from coterie.privacy.plan import PrivacyPlan, UnitPlan
+from coterie.privacy.pld import GridError
 from coterie.privacy.units import (
     Adjacency,
     Budget,
@@ -146,7 +147,11 @@ def guarantee(
         if key not in known:
             event = unit.event
             spent = method.epsilon(event, delta=own, adjacency=plan.adjacency)
-            known[key] = spent, method.epsilon(event, delta=own, adjacency=Adjacency.REPLACE_ONE)
+            try:
+                replaced = method.epsilon(event, delta=own, adjacency=Adjacency.REPLACE_ONE)
+            except GridError:
+                replaced = math.inf  # a second line that cannot be proven takes nothing from the first
+            known[key] = spent, replaced
         return *known[key], own
 
     all_costs = [costs(unit) for unit in plan.units]

@@ -34,6 +34,10 @@ _TAIL = 10.0
 _MOST_PIECES = 4_000_000
 
 
+class GridError(PrivacyInputError):
+    """Losses so large that the grid has no room for them: nothing is proven about such a release here."""
+
+
 def epsilon(event: DpEvent, *, delta: float, adjacency: Adjacency) -> float:
     """The smallest epsilon at this delta, over both directions of the neighbouring pair."""
     check_delta(delta)
@@ -66,13 +70,21 @@ def _epsilon(distribution: pld_pmf.DensePLDPmf, delta: float) -> float:
     masses, losses = distribution._probs[positive], losses[positive]
     # Sums over the losses above the left end of each piece, the first of which begins at 0.
     upper = lost + np.cumsum(masses[::-1])[::-1]
-    lower = np.cumsum((masses * np.exp(-losses))[::-1])[::-1]
-    left = np.concatenate([[0.0], losses[:-1]])
-    above = np.flatnonzero(upper - np.exp(left) * lower > delta)
+    beyond = np.flatnonzero(upper > delta)
+    if not beyond.size:
+        return 0.0
+    # Exponentials are taken relative to the largest loss that can matter: alone they leave the range of
+    # doubles at a loss of 709. Those far below it are cut, which only makes delta larger where it is too
+    # large already.
+    last = beyond[-1]
+    reference = losses[last]
+    lower = np.cumsum((masses * np.exp(np.minimum(reference - losses, 700.0)))[::-1])[::-1]
+    left = np.concatenate([[0.0], losses[:-1]])[: last + 1]
+    above = np.flatnonzero(upper[: last + 1] - np.exp(left - reference) * lower[: last + 1] > delta)
     if not above.size:
         return 0.0
     piece = above[-1]
-    return float(np.log((upper[piece] - delta) / lower[piece]))
+    return float(reference + np.log((upper[piece] - delta) / lower[piece]))
 
 
 def _directions(event: DpEvent, adjacency: Adjacency) -> tuple[pld_pmf.DensePLDPmf, ...] | None:
@@ -258,9 +270,7 @@ def _selection_pieces(bounded_range: float) -> Pieces:
     """
     ends = math.ceil(bounded_range / STEP)
     if 2 * ends > _MOST_PIECES:
-        raise PrivacyInputError(
-            f"selection epsilon: {bounded_range} is too large for the PLD accountant; use rdp"
-        )
+        raise GridError(f"selection epsilon: {bounded_range} is too large for the PLD accountant; use rdp")
     losses = np.clip(STEP * np.arange(-ends, ends + 1), -bounded_range, bounded_range)
     scale = 0.5 / math.sinh(bounded_range / 2.0)
     upper = np.diff(np.exp(losses / 2.0)) * scale
@@ -270,7 +280,7 @@ def _selection_pieces(bounded_range: float) -> Pieces:
 def _grid(low: float, high: float, noise: float) -> Floats:
     first, last = math.floor(low / STEP), math.ceil(high / STEP)
     if last - first > _MOST_PIECES:
-        raise PrivacyInputError(f"noise_multiplier: {noise:g} is too small for the PLD accountant; use rdp")
+        raise GridError(f"noise_multiplier: {noise:g} is too small for the PLD accountant; use rdp")
     losses: Floats = STEP * np.arange(first, last + 1, dtype=np.float64)
     return losses
 
