@@ -1,14 +1,17 @@
 """Means over rounds: the right mean, of released models alone, and training goes on as if there were none."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coterie.algorithms.registry import algorithm_names
 from coterie.algorithms.smoothing import Smoothed, smoothed
 from coterie.experiment.runner import RunResult, build_algorithm, prepare, run
 from coterie.experiment.schema import Experiment
+from coterie.privacy import Unit
 
 
 def experiment(name: str, averaging: float, rounds: int = 6) -> Experiment:
@@ -115,3 +118,28 @@ def test_a_smoothed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_the_plan_is_that_of_the_algorithm() -> None:
     plans = [prepare(experiment("r-dpcfl", averaging)).plan.digest() for averaging in (0.0, 4.0)]
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(
+    ("unit", "name"), [(unit, name) for unit in Unit for name in algorithm_names(unit) if name != "rc-dpfl"]
+)
+def test_every_algorithm_can_serve_means(unit: Unit, name: str) -> None:
+    content = {"privacy": {"unit": unit.value}, "algorithm": {"name": name}, "schedule": {"averaging": 4}}
+    algorithm = build_algorithm(Experiment.model_validate(content), {"a": 0})
+    own = {field.name for field in fields(type(algorithm.algorithm).state_type)}
+    assert {field.name for field in fields(algorithm.state_type)} == own | {"mean", "mean_from"}
+    assert issubclass(algorithm.state_type, type(algorithm.algorithm).state_type)
+
+
+def test_clusters_that_clients_choose_themselves_serve_means_and_resume(tmp_path: Path) -> None:
+    content = experiment("global", 4.0, rounds=3).model_dump()
+    content |= {"privacy": {"unit": "client"}, "algorithm": {"name": "dp-ifca", "clusters": 2, "rate": 0.5}}
+    settings = Experiment.model_validate(content)
+    whole = run(settings, tmp_path / "whole")
+
+    def stop(report: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "broken", watch=stop)
+    assert run(settings, tmp_path / "broken", resume=True).loss == whole.loss

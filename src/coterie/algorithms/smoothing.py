@@ -44,7 +44,7 @@ class Smoothed(Algorithm[Any]):
         self.additive = kind.additive  # type: ignore[misc]
         mean = [("mean", NDArray[np.float32]), ("mean_from", int)]
         self.state_type = make_dataclass(  # type: ignore[misc]
-            f"Smoothed{kind.state_type.__name__}", mean, bases=(kind.state_type,), frozen=True
+            f"Smoothed{kind.state_type.__name__}", mean, bases=(kind.state_type,), frozen=True, kw_only=True
         )
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
