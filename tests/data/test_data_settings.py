@@ -89,3 +89,16 @@ def test_the_data_room_does_without_torch_and_is_quick_to_import() -> None:
     code = "import sys, coterie.data; print([m for m in ('torch', 'sklearn', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("length", "stride"), [(80, None), (80, 81), (80, 200), (80, 40), (20, 1), (3, 3)])
+def test_a_character_is_in_as_many_windows_as_the_settings_say(length: int, stride: int | None) -> None:
+    settings = DataSettings(name="shakespeare", length=length, stride=stride)
+    counts = np.zeros(2000, dtype=int)
+    for first in range(0, 2000 - length, stride or length + 1):
+        counts[first : first + length + 1] += 1
+    assert settings.windows_per_character == counts.max()
+
+
+def test_other_data_have_no_windows() -> None:
+    assert DataSettings().windows_per_character == 1

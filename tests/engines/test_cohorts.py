@@ -17,6 +17,7 @@ from cohort_setup import (
     ADD_REMOVE,
     CLIP,
     ROUTED,
+    SIZE,
     SUM,
     TRAINING,
     Engine,
@@ -51,6 +52,7 @@ from coterie.privacy import (
     PrivacyPlan,
     RebalancedSums,
     RoutedSums,
+    SecretKey,
     ThreatModel,
     Unit,
     UnitPlan,
@@ -593,3 +595,34 @@ def test_the_hash_binds_everything_that_members_are_sent() -> None:
     assert (
         len({cohort_hash("", each) for each in (job, *others)} | {cohort_hash("x", job)}) == len(others) + 2
     )
+
+
+# --- which key --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sum", "routed", "rebalanced", "shared"])
+def test_all_that_is_added_as_noise_comes_from_the_noise_key(kind: str, tmp_path: Path) -> None:
+    """In a simulation coins have a seed of their own: with other noise, the same clients do the same."""
+    mechanism = {"sum": SUM, "rebalanced": rebalanced(12, 5)}.get(kind, ROUTED)
+    shared = np.arange(SIZE) < (6 if kind == "shared" else 0)
+    job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros_like(shared)))
+    found = []
+    for seed in (1, 2):
+        (tmp_path / str(seed)).mkdir()
+        with Engine(tmp_path / str(seed), population_plan(mechanism), TWELVE) as engine:
+            engine.cohorts._facts = replace(engine.facts, noise_key=SecretKey.from_seed(seed))
+            opened = engine.cohorts.open(Cohort("sums", job), 1)
+            inside = engine.cohorts._open[opened.number]
+            values = []
+            if isinstance(mechanism, RoutedSums):
+                values.append(engine.cohorts.count(Count(opened)).counts.value)
+            if kind == "rebalanced":
+                noise = engine.cohorts._stream("identifier", inside.sampled[0], inside, inside.input_hash)
+                values.append(noise.normal(3))
+            values.append(engine.cohorts.add_up(Sum(opened)).rows.value[:, ~shared])
+            if kind == "shared":
+                values.append(engine.cohorts._stream("shared noise", "cohort", inside, "").normal(6))
+            found.append((inside.sampled, inside.choices.tolist(), values))
+    assert found[0][:2] == found[1][:2]
+    for one, other in zip(found[0][2], found[1][2], strict=True):
+        assert not np.any(one == other)

@@ -1,9 +1,14 @@
 """What is settled before anything is written or released: plan, noise and promise of every client."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from coterie.experiment.files import read_experiment
 from coterie.experiment.runner import prepare
+from coterie.experiment.schema import Experiment
 from coterie.privacy import PoissonSteps, epsilon_of
 
 SMALL = [
@@ -68,3 +73,26 @@ def test_an_option_of_speed_without_meaning_is_refused(bad: str) -> None:
 
     with pytest.raises(InputError, match=rf"{bad.partition('=')[0]}.*(one per core|GiB)"):
         read_experiment(None, bad.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("stride", "unit", "said"), [(5, "record", True), (11, "record", False), (5, "client", False)]
+)
+def test_windows_that_share_characters_are_a_caveat_of_records(
+    stride: int, unit: str, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shakespeare").mkdir()
+    lines = [json.dumps({"play": "p", "role": role, "text": "to be or not to be " * 20}) for role in "abc"]
+    with gzip.open(tmp_path / "shakespeare" / "speeches.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines))
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
+    content = {
+        "data": {"name": "shakespeare", "length": 10, "stride": stride},
+        "federation": {"kind": "natural"},
+        "model": {"name": "lstm"},
+        "algorithm": {"name": "global" if unit == "record" else "dp-fedavg"},
+        "privacy": {"unit": unit, "epsilon": 100},
+        "schedule": {"rounds": 2, "batch": 4},
+    }
+    sentence = str(prepare(Experiment.model_validate(content)).guarantee)
+    assert ("a character is in up to 3 of them" in sentence) is said

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from coterie.engines.local import FAST_RANDOMNESS
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import RunResult
+from coterie.experiment.recount import recount
+from coterie.experiment.runner import RoundReport, RunResult
 
 ROUNDS = 7
 EXPERIMENT = f"""
@@ -260,3 +262,26 @@ def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, t
         (folder / "state.json").write_text('{"format": 1')
     with pytest.raises(InputError, match="damaged checkpoint"):
         runner.run(experiment, out, resume=True)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_noise_of_a_gpu_stays_said_wherever_the_run_goes_on(
+    before: bool, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds on a machine with a GPU and rounds on one without, in either order: the sentence says Philox."""
+    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: before)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(experiment, tmp_path / "run", watch=interrupt)
+    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: not before)
+    result = runner.run(experiment, tmp_path / "run", resume=True)
+    assert FAST_RANDOMNESS in result.guarantee
+    assert FAST_RANDOMNESS in json.loads(RunFolder(result.folder).guarantee.read_text())["sentence"]
+    assert recount(result.folder) is not None
+
+
+def test_without_a_gpu_nothing_is_said_of_one(uninterrupted: RunResult) -> None:
+    assert FAST_RANDOMNESS not in uninterrupted.guarantee
+
+
+def interrupt(report: RoundReport) -> None:
+    raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from coterie.data.images import PixelScale
 from coterie.data.lines import Scenario, draw_lines
 from coterie.data.records import Dataset
 from coterie.data.school import read_school
-from coterie.data.shakespeare import read_shakespeare
+from coterie.data.shakespeare import WINDOW, read_shakespeare
 from coterie.data.tiny_imagenet import read_tiny_imagenet
 from coterie.settings import Settings
 
@@ -92,6 +93,13 @@ class DataSettings(Settings):
         if self.name == "folder" and self.path is None:
             raise ValueError("path: missing; name the folder with federation.yaml and one file per client")
         return self
+
+    @property
+    def windows_per_character(self) -> int:
+        """How many records one character of a text may be in; 1 for data that are no windows of a text."""
+        if self.name != "shakespeare" or self.stride is None:
+            return 1
+        return math.ceil(((self.length or WINDOW) + 1) / self.stride)
 
     def given(self) -> dict[str, Any]:
         """The options that were set."""

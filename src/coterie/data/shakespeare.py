@@ -16,9 +16,11 @@ from coterie.errors import DataError
 # Fixed before anyone's text is read; the last token stands for every other character.
 _ALPHABET = "\n !$&',-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz"
 _TEST_SHARE = 0.2
+WINDOW = 80
+"""Characters in a window, unless the experiment says otherwise."""
 
 
-def read_shakespeare(length: int = 80, stride: int | None = None) -> Dataset:
+def read_shakespeare(length: int = WINDOW, stride: int | None = None) -> Dataset:
     """Windows of characters and the character that follows each, role by role.
 
     The last fifth of every role's text is its test text, so that no window reaches from one into the other.

@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ from coterie.experiment.schema import Experiment
 from coterie.models import build_model
 from coterie.privacy import (
     POPULATION,
+    Adjacency,
     Budget,
     FullBatchSketch,
     FullBatchSteps,
@@ -76,6 +77,7 @@ from coterie.training.scoring import evaluate, evaluate_clients
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
 REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
 OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
+PUBLIC_COUNT = "the number of clients is public, a constant in both worlds: divisors are made of it"
 SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
 
 
@@ -256,6 +258,11 @@ def _caveats(
         yield SEEDED
     if experiment.privacy.unit is Unit.CLIENT:
         yield OWN_CHOICE
+        if experiment.privacy.adjacency is Adjacency.ADD_REMOVE:
+            yield PUBLIC_COUNT
+    windows = experiment.data.windows_per_character
+    if experiment.privacy.unit is Unit.RECORD and windows > 1:
+        yield f"a record is a window of text, and a character is in up to {windows} of them"
     if experiment.privacy.unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
         yield drawn
 
@@ -422,6 +429,7 @@ class Run:
                 raise InputError(f"{self.files.path}: the data changed since this run began; start a new run")
             if (secret.plan, secret.key.simulation) != (plan, seed is not None):
                 raise InputError(f"{self.files.path}: the plan changed since this run began; start a new run")
+            self._keep_caveats()
             return secret
         key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
         secret = RunSecret(key, data, plan)
@@ -435,6 +443,16 @@ class Run:
                 folder.write_json(files.leakage, leakage)
             folder.write_text(files.experiment, to_yaml(self.prepared.experiment))
         return secret
+
+    def _keep_caveats(self) -> None:
+        """What was true of the rounds so far (noise of a GPU, say) stays said, wherever the run goes on."""
+        promise = self.prepared.promise
+        stored = Guarantee.from_json(folder.read_json(self.files.guarantee)).caveats
+        both = tuple(dict.fromkeys((*stored, *promise.guarantee.caveats)))
+        promise = replace(promise, guarantee=replace(promise.guarantee, caveats=both))
+        self.prepared = replace(self.prepared, promise=promise)
+        if both != stored:
+            folder.write_json(self.files.guarantee, promise.guarantee.to_json())
 
     def _federation_facts(self) -> dict[str, Any]:
         federation, truth = self.prepared.federation, self._truth()
