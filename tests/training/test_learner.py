@@ -11,6 +11,7 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps, SecretKey
+from coterie.training import cpu_kernels
 from coterie.training.dpsgd import train_privately
 from coterie.training.learner import Batch, Learner, LearnerShape
 from coterie.training.parameters import flatten
@@ -119,7 +120,8 @@ def test_what_the_rules_would_get_wrong_goes_to_torch_func(
 def test_one_line_says_which_way_gradients_are_found(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     Learner(build_model(ModelSettings(name="cnn"), IMAGES, seed=0), IMAGES, CPU)
-    assert [record.message for record in caplog.records] == ["per-record gradients by layer rules"]
+    how = ", compiled" if cpu_kernels.available() else ""
+    assert [record.message for record in caplog.records] == [f"per-record gradients by layer rules{how}"]
 
 
 def test_predictions_of_both_twins_agree() -> None:
@@ -141,6 +143,7 @@ def test_a_learner_can_be_rebuilt_elsewhere_without_trying_again() -> None:
         == LearnerShape(
             True,
             **{name: getattr(learner, name) for name in ("micro_batch", "row_batch", "bytes_per_record")},
+            compiled=cpu_kernels.available(),
         )
     )
 

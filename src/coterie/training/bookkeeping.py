@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.training import kernels
-from coterie.training.chain import Chain, Flatten, MaxPool, Relu, Stage, flat_sequence, hooked
-from coterie.training.contributions import Contribution
+from coterie.training import cpu_kernels, kernels
+from coterie.training.chain import Chain, Flatten, MaxPool, Relu, Stage, flat_sequence, hooked, masked
+from coterie.training.contributions import Contribution, Rows
 from coterie.training.layers import ConvRule, LayerRule, LinearRule, UnsupportedLayer, Weights, find_rule
 from coterie.training.parameters import Layout
 from coterie.training.tiles import Tiles
@@ -32,12 +32,19 @@ class Bookkeeping:
     """A model's twin that notes what its layers saw."""
 
     def __init__(
-        self, model: nn.Module, layout: Layout, losses: Losses, gradients: Losses | None = None
+        self,
+        model: nn.Module,
+        layout: Layout,
+        losses: Losses,
+        gradients: Losses | None = None,
+        *,
+        compiled: bool = True,
     ) -> None:
         """Raises `UnsupportedLayer` when some layer has no rule.
 
         Args:
             gradients: of the losses' sum at the outputs, where a formula is known.
+            compiled: whether to use the kernels of `cpu_kernels.py` where they apply.
         """
         self.layout = layout
         self._losses = losses
@@ -46,7 +53,10 @@ class Bookkeeping:
         self._layers = list(_record_layers(holder, self._notes))
         _replace_pools(holder, self._notes)
         self._model = holder["model"]
-        self._chain = _chain_of(self._model, gradients or partial(_differentiate, losses))
+        stages = _stages_of(self._model, compiled and cpu_kernels.available())
+        gradients = gradients or partial(_differentiate, losses)
+        self._chain = None if stages is None else Chain(stages, gradients)
+        self.compiled = any(isinstance(stage, _PooledConvolution) for stage in stages or ())
         missing = layout.shapes.keys() - {name for layer in self._layers for name in layer.trained.values()}
         if missing:
             raise UnsupportedLayer(f"parameter {min(missing)} belongs to no layer that has a rule")
@@ -138,15 +148,16 @@ class _Notes:
         self._tiles: Tiles | None = None
         self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.unfolded: dict[str, tuple[Tensor, Tensor]] = {}
+        self.formed: dict[str, dict[str, Rows]] = {}
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
 
     def begin(self, weights: Mapping[str, Tensor], tiles: Tiles) -> None:
         self._weights, self._tiles = weights, tiles
-        self.uses, self.unfolded = {}, {}
+        self.uses, self.unfolded, self.formed = {}, {}, {}
 
     def end(self) -> None:
-        self._weights, self._tiles, self.uses, self.unfolded = {}, None, {}, {}
+        self._weights, self._tiles, self.uses, self.unfolded, self.formed = {}, None, {}, {}, {}
 
     @property
     def tiles(self) -> Tiles:
@@ -200,7 +211,10 @@ class RecordingLayer(nn.Module):
     def contributions(self) -> dict[str, Contribution]:
         """From the notes of the pass that just ended; a layer that no output depends on adds nothing."""
         notes = self.notes
-        if self.where in notes.unfolded:
+        found: Mapping[str, Contribution]
+        if self.where in notes.formed:
+            found = notes.formed.pop(self.where)
+        elif self.where in notes.unfolded:
             assert isinstance(self.rule, ConvRule)
             patches, gradient = notes.unfolded.pop(self.where)
             found = self.rule.contributions_from_patches(patches, gradient)
@@ -215,7 +229,10 @@ class RecordingLayer(nn.Module):
 
     def totals(self) -> dict[str, Tensor]:
         """The gradient of the sum over records, from the same notes."""
-        if self.where in self.notes.unfolded:
+        found: Mapping[str, Tensor]
+        if self.where in self.notes.formed:
+            found = {name: rows.total() for name, rows in self.notes.formed.pop(self.where).items()}
+        elif self.where in self.notes.unfolded:
             assert isinstance(self.rule, ConvRule)
             found = self.rule.totals_from_patches(*self.notes.unfolded.pop(self.where))
         else:
@@ -294,21 +311,73 @@ class _FirstConvolution(Stage):
         return gradient
 
 
+class _PooledConvolution(Stage):
+    """A convolution and the max pool after it, whose way back skips what the pool left zero."""
+
+    trained = True
+
+    def __init__(self, layer: RecordingLayer, rule: ConvRule, pool: "PoolingLayer") -> None:
+        self._layer = layer
+        self._rule = rule
+        self._pool = pool
+        self._seen: tuple[Tensor, Tensor, Tensor, int] | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        layer, rule = self._layer, self._rule
+        layer.check(values)
+        if rule.suits_patches:
+            outputs = rule.forward_from_patches(rule.unfolded(values), values, layer.weights())
+        else:
+            outputs = rule.forward(values, rule.laid_out(layer.weights()), layer.notes.tiles)
+        pooled, places = torch.ops.aten.max_pool2d_with_indices(outputs, self._pool.window)
+        if self._pool.relu:
+            pooled = pooled.relu_()
+        self._seen = values, pooled, places, outputs.shape[3]
+        layer.notes.numbers += 3 * outputs.numel()
+        return pooled  # type: ignore[no-any-return]
+
+    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
+        layer, rule = self._layer, self._rule
+        assert self._seen is not None
+        (inputs, pooled, places, columns), self._seen = self._seen, None
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        if self._pool.relu:
+            gradient = masked(gradient, pooled)
+        if gradient.dtype != torch.float32:  # kernels know no other
+            whole = rule.put_back(inputs, gradient, places, columns)
+            layer.note(inputs, whole)
+            return rule.backward(inputs, whole, layer.weights(), layer.notes.tiles) if needed else gradient
+        found = rule.contributions_from_places(inputs, gradient, places, columns)
+        layer.notes.formed[layer.where] = found
+        layer.notes.numbers += 3 * (inputs.numel() + sum(part.numbers for part in found.values()))
+        if not needed:
+            return gradient
+        return rule.backward_from_places(inputs, gradient, places, columns, layer.weights())
+
+
 def _differentiate(losses: Losses, outputs: Tensor, targets: Tensor) -> Tensor:
     with torch.enable_grad():
         leaves = outputs.detach().requires_grad_()
         return torch.autograd.grad(losses(leaves, targets).sum(), leaves)[0]
 
 
-def _chain_of(model: nn.Module, gradients: Losses) -> Chain | None:
+def _stages_of(model: nn.Module, compiled: bool) -> list[Stage] | None:
     """The twin as a chain, if it is a plain sequence of layers that have a stage."""
+    layers = [layer for layer in flat_sequence(model) if type(layer) is not nn.Identity]
     stages: list[Stage] = []
-    for layer in flat_sequence(model):
+    while layers:
+        layer = layers.pop(0)
+        after = layers[0] if layers else None
         if hooked(layer):
             return None
         if isinstance(layer, RecordingLayer) and type(layer.rule).before is LayerRule.before:
             rule = layer.rule
-            if isinstance(rule, ConvRule) and rule.suits_patches and not stages:
+            if not isinstance(rule, ConvRule):
+                stages.append(_Recording(layer))
+            elif compiled and rule.suits_places and isinstance(after, PoolingLayer):
+                stages.append(_PooledConvolution(layer, rule, after))
+                layers.pop(0)
+            elif rule.suits_patches and not stages:
                 stages.append(_FirstConvolution(layer, rule))
             else:
                 stages.append(_Recording(layer))
@@ -318,9 +387,9 @@ def _chain_of(model: nn.Module, gradients: Losses) -> Chain | None:
             stages.append(Relu())
         elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             stages.append(Flatten())
-        elif type(layer) is not nn.Identity:
+        else:
             return None
-    return Chain(stages, gradients)
+    return stages
 
 
 class _Record(torch.autograd.Function):

@@ -136,6 +136,10 @@ class Rows(Contribution):
     def numbers(self) -> int:
         return self.gradients.numel()
 
+    def total(self) -> Tensor:
+        """The sum over all records, in float32: (parameters,)."""
+        return self._ordered(self.gradients.sum(dim=0, keepdim=True).flatten(1))[0]
+
     @property
     def width(self) -> int:
         """Numbers of one record."""

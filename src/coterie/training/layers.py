@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from coterie.training import kernels
 from coterie.training.contributions import Contribution, Lookups, Products, Rows
+from coterie.training.cpu_kernels import SparseConvolution
 from coterie.training.tiles import Tiles
 
 Weights = Mapping[str, Tensor]
@@ -329,6 +330,45 @@ class ConvRule(LayerRule):
         right = gradient.permute(0, 2, 3, 1).reshape(len(patches), -1, gradient.shape[1])
         return {"weight": (patches @ right).sum(dim=0).mT, "bias": right.sum(dim=(0, 1))}
 
+    # Behind a max pool, a gradient is zero but at the places that the pool chose.
+
+    @property
+    def suits_places(self) -> bool:
+        """Whether a kernel goes back from the places that a pool chose; it takes a step for each."""
+        return not self.flat and self.groups == 1 and self.stride == (1, 1) and self.dilation == (1, 1)
+
+    def contributions_from_places(
+        self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int
+    ) -> dict[str, Rows]:
+        """What each record adds to the gradients.
+
+        Args:
+            gradient: at the pooled outputs.
+            places: of the outputs that were chosen, within their image.
+            columns: of the outputs.
+        """
+        kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding)
+        by_pixel = _by_pixel(self._images(inputs), gradient, places)
+        return {"weight": Rows(kernel.rows(*by_pixel), (0, 3, 1, 2)), "bias": Rows(gradient.sum(dim=(2, 3)))}
+
+    def backward_from_places(
+        self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int, weights: Weights
+    ) -> Tensor:
+        """The gradient at the inputs; arguments as before, and one client's weights."""
+        if not SparseConvolution.goes_back(self.kernel, self.channels):
+            whole = self.put_back(inputs, gradient, places, columns)
+            return self._convolve_back(self._images(inputs), whole, weights["weight"][0])
+        kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding)
+        by_pixel = _by_pixel(self._images(inputs), gradient, places)
+        return kernel.back(*by_pixel, *_by_pixel(weights["weight"][0])).permute(0, 3, 1, 2)
+
+    def put_back(self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int) -> Tensor:
+        """The gradient at all outputs, zero where the pool chose another."""
+        rows = inputs.shape[2] + 2 * self.padding[0] - self.kernel[0] + 1
+        whole = gradient.new_zeros(*gradient.shape[:2], rows * columns)
+        whole.scatter_(2, places.flatten(2), gradient.flatten(2))
+        return _channels_last(whole.view(*gradient.shape[:2], rows, columns))
+
     # Many channels.
 
     def _suits_groups(self, outer: int) -> bool:
@@ -483,6 +523,11 @@ class ConvRule(LayerRule):
                 total = shifted if total is None else total + shifted
         assert total is not None
         return total.permute(0, 3, 1, 2)
+
+
+def _by_pixel(*images: Tensor) -> list[Tensor]:
+    """The same numbers, with the channels as their last dimension."""
+    return [part.permute(0, 2, 3, 1) for part in images]
 
 
 def _channels_last(images: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ class LearnerShape:
     micro_batch: int
     row_batch: int
     bytes_per_record: int
+    compiled: bool = False
 
 
 class Learner:
@@ -129,14 +130,16 @@ class Learner:
 
     @property
     def shape(self) -> LearnerShape:
-        return LearnerShape(self.book is not None, self.micro_batch, self.row_batch, self.bytes_per_record)
+        compiled = self.book is not None and self.book.compiled
+        sizes = (self.micro_batch, self.row_batch, self.bytes_per_record)
+        return LearnerShape(self.book is not None, *sizes, compiled)
 
     @classmethod
     def from_shape(cls, model: nn.Module, task: Task, shape: LearnerShape) -> "Learner":
         """The same learner in another process, on its processor."""
         learner = cls(model, task, torch.device("cpu"), fast=False)
         if shape.fast:
-            learner.book = learner._new_book()
+            learner.book = learner._new_book(compiled=shape.compiled)
         learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
         learner.bytes_per_record = shape.bytes_per_record
         return learner
@@ -210,21 +213,24 @@ class Learner:
 
     def _bookkeeping(self) -> Bookkeeping | None:
         """The model's twin of layer rules, if it gives the gradients that torch.func gives."""
-        try:
-            book = self._new_book()
-            # Two sizes: a model that keeps some other dimension first cannot pass for both.
-            with precision(tf32=False):
-                for records in (3, 5):
-                    self._compare(book, self.random_batch(records))
-        except Exception as reason:  # a user's model may raise anything when its layers are replaced
-            text = " ".join(str(reason).split())
-            log.warning("per-record gradients by torch.func, several times slower: %s", text)
-            return None
-        log.info("per-record gradients by layer rules")
-        return book
+        for compiled in (True, False):
+            try:
+                book = self._new_book(compiled=compiled)
+                # Two sizes: a model that keeps some other dimension first cannot pass for both.
+                with precision(tf32=False):
+                    for records in (3, 5):
+                        self._compare(book, self.random_batch(records))
+            except Exception as reason:  # a user's model may raise anything when its layers are replaced
+                text = " ".join(str(reason).split())
+            else:
+                log.info("per-record gradients by layer rules%s", ", compiled" if book.compiled else "")
+                return book
+        log.warning("per-record gradients by torch.func, several times slower: %s", text)
+        return None
 
-    def _new_book(self) -> Bookkeeping:
-        return Bookkeeping(self.model, self.layout, self.output_losses, self.output_gradients)
+    def _new_book(self, *, compiled: bool) -> Bookkeeping:
+        formulas = (self.output_losses, self.output_gradients)
+        return Bookkeeping(self.model, self.layout, *formulas, compiled=compiled)
 
     def _affordable(self, bytes_each: int) -> int:
         most = math.inf if self._max_memory is None else self._max_memory
