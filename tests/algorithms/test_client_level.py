@@ -1,7 +1,8 @@
 """Algorithms whose unit is a client, against scripted answers: what they plan, ask, divide by and keep."""
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from coterie.algorithms.protocol import (
     Sums,
 )
 from coterie.algorithms.settings import PrivacySettings, Schedule
+from coterie.algorithms.smoothing import smoothed
 from coterie.engines.driver import drive
 from coterie.errors import InputError, PlanError
 from coterie.privacy import (
@@ -45,6 +47,8 @@ from coterie.privacy.reference import routing_matrix
 CLIENTS, RATE, SIZE = 40, 0.5, 6
 EXPECTED = CLIENTS * RATE
 SCHEDULE = Schedule(rounds=10, epochs=2, batch=5, lr=0.1)
+HALVED = np.array([11.0, 4.0, 0.0, 5.0])
+"""Sizes of clusters of which one is dead and one serves two."""
 
 
 def facts_of(clients: int = CLIENTS) -> PublicFacts:
@@ -301,8 +305,7 @@ def test_models_begin_near_each_other_by_default() -> None:
 
 
 def test_a_dead_cluster_takes_half_of_a_large_one_in_opposite_directions() -> None:
-    histogram = np.array([11.0, 4.0, 0.0, 5.0])
-    engine = ScriptedCohorts(lambda round: np.zeros((4, SIZE)), lambda round: histogram)
+    engine = ScriptedCohorts(lambda round: np.zeros((4, SIZE)), lambda round: HALVED)
     algorithm = build("dp-ifca", rebalance={"minimum": 2})
     state = first = start(algorithm)
     for _ in range(3):
@@ -319,21 +322,71 @@ def test_a_dead_cluster_takes_half_of_a_large_one_in_opposite_directions() -> No
 
 
 def test_nothing_is_split_that_noise_may_have_made() -> None:
-    histogram = np.array([11.0, 4.0, 0.0, 5.0])
-    engine = ScriptedCohorts(lambda round: np.zeros((4, SIZE)), lambda round: histogram, noise=5.0)
+    engine = ScriptedCohorts(lambda round: np.zeros((4, SIZE)), lambda round: HALVED, noise=5.0)
     algorithm = build("dp-ifca", rebalance={"minimum": 2})
     state = first = start(algorithm)
     for _ in range(5):
         state = one_round(algorithm, engine, state)
     np.testing.assert_array_equal(state.models, first.models)
-    assert revival.is_clear(1.0, 5.0)
-    assert not revival.is_clear(5.0, 5.0)
+    np.testing.assert_allclose(state.sizes, HALVED)  # the mean of all rounds, not of the last two
+
+
+def test_a_mean_over_rounds_begins_anew_with_the_models_that_a_split_replaced() -> None:
+    engine = ScriptedCohorts(lambda round: np.full((4, SIZE), 1.0 * round), lambda round: HALVED)
+    plain = build("dp-ifca", rebalance={"minimum": 2})
+    plain.schedule = SCHEDULE.model_copy(update={"averaging": 1.0})
+    algorithm = smoothed(plain)
+    states = [start(algorithm)]
+    for _ in range(5):
+        states.append(one_round(algorithm, engine, states[-1]))
+    assert [state.last_split for state in states] == [0, 0, 0, 3, 3, 3]
+    served = [algorithm.models(state).models for state in states]
+    np.testing.assert_allclose(served[2], (states[1].models + 2 * states[2].models) / 3, rtol=1e-5)
+    np.testing.assert_array_equal(served[3], states[3].models)
+    np.testing.assert_allclose(served[4], (states[3].models + 2 * states[4].models) / 3, rtol=1e-5)
+
+
+def test_noisier_histograms_are_averaged_for_longer_until_their_mean_is_as_clear() -> None:
+    clear = revival.CLEAR * 5.0
+    quiet = revival.Rhythm.of(1.0, 5.0)
+    assert (quiet.weight, quiet.first, quiet.patience) == (0.5, 3, 3) == astuple(revival.Rhythm.of(0.0, 5.0))
+    rng = np.random.default_rng(0)
+    for noise in (2.0, 4.0):
+        rhythm = revival.Rhythm.of(noise, 5.0)
+        assert rhythm.first == math.ceil((noise / clear) ** 2)
+        mean, seen = np.zeros(20_000), []
+        for round in range(1, 5 * rhythm.first):
+            mean = rhythm.smoothed(mean, noise * rng.standard_normal(mean.size), round)
+            seen.append(mean.std())
+        assert max(seen[rhythm.first - 1 :]) < 1.1 * clear < seen[rhythm.first // 2]
+        assert rhythm.patience * rhythm.weight >= 1
+    never = revival.Rhythm.of(math.inf, 5.0)
+    assert not never.may_split(10**9, 10**12, 0)
+
+
+def test_two_clusters_that_share_a_model_are_told_apart_in_spite_of_much_noise() -> None:
+    """The noise in one histogram is as large as a fair share; a mean over rounds shows the dead cluster."""
+    rng = np.random.default_rng(3)
+    engine = ScriptedCohorts(
+        lambda round: np.zeros((4, SIZE)),
+        lambda round: np.array([10.0, 5.0, 0.0, 5.0]) + 5.0 * rng.standard_normal(4),
+        noise=5.0,
+    )
+    algorithm = build("dp-ifca", rebalance={"minimum": 2})
+    algorithm.schedule = SCHEDULE.model_copy(update={"rounds": 100})
+    state = first = start(algorithm)
+    while not state.last_split and state.round < 70:
+        state = one_round(algorithm, engine, state)
+    assert state.last_split >= 25
+    moved = np.flatnonzero((state.models != first.models).any(axis=1))
+    assert moved.tolist() == [0, 2]
 
 
 def test_fair_clusters_are_left_alone_and_two_dead_ones_are_revived_at_once() -> None:
     assert revival.splits(np.array([6.0, 4.0, 5.0, 3.0]), 5.0) == []
     assert revival.splits(np.array([9.0, 0.5, 9.5, 1.0]), 5.0) == [(1, 2), (3, 0)]
-    assert not revival.may_split(2, 50, 0)
-    assert not revival.may_split(36, 50, 0)
-    assert not revival.may_split(10, 50, 8)
-    assert revival.may_split(10, 50, 7)
+    rhythm = revival.Rhythm.of(0.0, 5.0)
+    assert not rhythm.may_split(2, 50, 0)
+    assert not rhythm.may_split(36, 50, 0)
+    assert not rhythm.may_split(10, 50, 8)
+    assert rhythm.may_split(10, 50, 7)

@@ -57,6 +57,10 @@ class ClusteredState(State):
     def parts(self) -> Parts:
         return Parts(shared=self.shared, personal=np.zeros_like(self.shared))
 
+    @property
+    def replaced_after(self) -> int:
+        return self.last_split
+
 
 class Clustered(ClientLevel[ClusteredState]):
     """Choose, train, and move each cluster's model by the noisy sum of the updates that it got."""
@@ -100,11 +104,11 @@ class Clustered(ClientLevel[ClusteredState]):
     def revived(self, state: ClusteredState, histogram: Released[NDArray[np.float64]]) -> ClusteredState:
         """The state after dead clusters were revived, if the histograms so far show any."""
         fair_share = self.expected(len(state.clients)) / self.settings.clusters
-        sizes = revival.smoothed(state.sizes, histogram, state.round)
+        rhythm = revival.Rhythm.of(histogram.noise_std, fair_share)
+        sizes = rhythm.smoothed(state.sizes, histogram.value, state.round)
         state = replace(state, sizes=sizes)
         pairs = revival.splits(sizes, fair_share)
-        clear = revival.is_clear(histogram.noise_std, fair_share)
-        if not (pairs and clear and revival.may_split(state.round, self.schedule.rounds, state.last_split)):
+        if not (pairs and rhythm.may_split(state.round, self.schedule.rounds, state.last_split)):
             return state
         signs = state.rng().choice(np.array([-1, 1], dtype=np.float32), (len(pairs), state.models.shape[1]))
         directions = np.float32(self.settings.perturbation) * signs * state.scale

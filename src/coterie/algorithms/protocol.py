@@ -352,6 +352,11 @@ class State:
         """The server's randomness for the round that follows this state."""
         return np.random.default_rng([self.seed, self.round])
 
+    @property
+    def replaced_after(self) -> int:
+        """The round after which a model was last replaced by another, not moved: none, unless one says so."""
+        return 0
+
 
 S = TypeVar("S", bound=State)
 

@@ -9,36 +9,57 @@ them prefers another sign, whichever direction was drawn.
 """
 
 import math
+import sys
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.privacy.released import Released
-
 SMOOTHING = 0.5
-"""Weight of the newest histogram in the running mean that decides."""
+"""Most weight of the newest histogram in the running mean that decides."""
 DEAD, LARGE = 0.3, 1.4
 """Shares of a fair share below which a cluster is dead, above which it is worth splitting."""
 FIRST, LAST = 3, 0.7
 """The round from which clusters may be split, and the share of all rounds after which they are left alone."""
 PATIENCE = 3
-"""Rounds between two splits."""
-_CLEAR = 0.2
-"""Largest noise in the running mean, in fair shares, that still lets anything be told from it."""
+"""Least rounds between two splits."""
+CLEAR = 0.2
+"""Noise of the running mean, in fair shares, that leaves dead, fair and large clusters apart."""
+_NEVER = 1e6
+"""Noise, relative to that, which no number of rounds averages out."""
 
 
-def smoothed(
-    sizes: NDArray[np.float64], histogram: Released[NDArray[np.float64]], round: int
-) -> NDArray[np.float64]:
-    """The running mean of noisy cluster sizes after `round` rounds."""
-    if round == 1:
-        return histogram.value
-    return (1.0 - SMOOTHING) * sizes + SMOOTHING * histogram.value
+@dataclass(frozen=True)
+class Rhythm:
+    """How long histograms are averaged before anything is read off them: longer where they are noisier."""
 
+    weight: float
+    """Of the newest histogram in the running mean."""
+    first: int
+    """The round from which clusters may be split."""
+    patience: int
+    """Rounds between two splits."""
 
-def is_clear(noise_std: float, fair_share: float) -> bool:
-    """Whether the noise leaves dead, fair and large clusters apart."""
-    return noise_std * math.sqrt(SMOOTHING / (2.0 - SMOOTHING)) <= _CLEAR * fair_share
+    @classmethod
+    def of(cls, noise_std: float, fair_share: float) -> "Rhythm":
+        """The mean of t histograms has 1/t of their variance, the running mean w / (2 - w) of it."""
+        relative = noise_std / (CLEAR * fair_share)
+        if relative > _NEVER:
+            return cls(0.0, sys.maxsize, sys.maxsize)
+        rounds = relative**2
+        weight = min(SMOOTHING, 2.0 / (1.0 + rounds))
+        return cls(weight, max(FIRST, math.ceil(rounds)), max(PATIENCE, math.ceil(1.0 / weight)))
+
+    def smoothed(
+        self, sizes: NDArray[np.float64], histogram: NDArray[np.float64], round: int
+    ) -> NDArray[np.float64]:
+        """The running mean of noisy sizes after `round` rounds: of all of them, while they are few."""
+        weight = max(self.weight, 1.0 / round)
+        return (1.0 - weight) * sizes + weight * histogram
+
+    def may_split(self, round: int, rounds: int, last_split: int) -> bool:
+        """Whether clusters may be split after `round` of `rounds` rounds."""
+        return self.first <= round <= LAST * rounds and round - last_split >= self.patience
 
 
 def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int]]:
@@ -50,11 +71,6 @@ def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int
         for dead, large in pairs
         if sizes[dead] < DEAD * fair_share and sizes[large] > LARGE * fair_share
     ]
-
-
-def may_split(round: int, rounds: int, last_split: int) -> bool:
-    """Whether clusters may be split after `round` of `rounds` rounds."""
-    return FIRST <= round <= LAST * rounds and round - last_split >= PATIENCE
 
 
 def split(

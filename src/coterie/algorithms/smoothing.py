@@ -70,11 +70,11 @@ class Smoothed(Algorithm[Any]):
         return self.algorithm.findings(state)
 
     def _with_mean(self, state: State, before: Any | None) -> State:
-        """The state with the mean that follows; where the number of models changes, it begins anew."""
+        """The state with the mean that follows; where models are replaced or added, it begins anew."""
         models = self.algorithm.models(state).models
         if before is None:
             mean, begun = models, state.round
-        elif before.mean.shape != models.shape:
+        elif before.mean.shape != models.shape or state.replaced_after == state.round:
             mean, begun = models, state.round - 1
         else:
             begun = before.mean_from
