@@ -61,7 +61,7 @@ def test_the_way_back_from_a_pools_places(name: str) -> None:
     layer = make()
     images = torch.randn(5, *shape).contiguous(memory_format=LAST)
     gradient, places, whole = pooled(layer, window, images)
-    assert 0 < float((whole != 0).float().mean()) <= 1 / math.prod(window)
+    assert 0 < int(whole.count_nonzero()) <= gradient.numel()
     kernel = SparseConvolution(layer.kernel_size, shape[0], whole.shape[3], layer.padding)
     parts = [part.permute(0, 2, 3, 1) for part in (images, gradient, places)]
     rows = kernel.rows(*parts).permute(0, 1, 4, 2, 3)
