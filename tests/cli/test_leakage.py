@@ -165,6 +165,7 @@ def test_plot_is_written(tmp_path):
         ["--structure", "ring", "--workers", 2, "--groups", 5, "--epochs", 5, *NOISE],
         ["--structure", "global", "--workers", 10, "--groups", 2, "--epochs", 5, *NOISE],
         ["--structure", "label", "--workers", 0, "--groups", 2, "--epochs", 5, *NOISE],
+        ["--structure", "ring", "--workers", 10_001, "--groups", 2, "--epochs", 5, *NOISE],
         [*SMALL, "--period", 0],
         [*SMALL, "--period", -3],
         [*SMALL, "--epochs", 0],

@@ -22,6 +22,8 @@ from coterie.privacy.units import check_delta
 _T = TypeVar("_T", bound=np.generic)
 
 MASTERS = "the group masters"
+MOST_WORKERS = 10_000
+"""Workers of whom every pair has a place in a matrix: 800 megabytes for each."""
 PUBLISHED_CAVEAT = "as published: counts blocks that have ended, though a merge shows those that have begun"
 DRAFT_CAVEAT = (
     "as published: members exchange models without noise inside a block, so one worker moves what all send; "
@@ -142,6 +144,11 @@ class Leakage:
         )
 
     def _spread(self, by_class: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        if self.structure.workers > MOST_WORKERS:
+            raise InputError(
+                f"workers: {self.structure.workers} have too many pairs for a matrix, "
+                f"at most {MOST_WORKERS} are allowed"
+            )
         numbers = self.structure.class_of
         return by_class[np.ix_(numbers, numbers)]
 
