@@ -373,8 +373,14 @@ def _start(cells: Sequence[Cell], out: Path, threads: int | None) -> subprocess.
 
 
 def _default_workers(cells: Sequence[Cell]) -> int:
-    """A core per cell; a GPU is given to one process at a time."""
-    return 1 if _on_gpu(cells) else max(1, min(len(cells), os.cpu_count() or 1))
+    """A core per cell, of those this process may use; a GPU is given to one process at a time."""
+    return 1 if _on_gpu(cells) else max(1, min(len(cells), _cores()))
+
+
+def _cores() -> int:
+    """Cores of this process (taskset, a container's set), where the system tells; else of the machine."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def _on_gpu(cells: Sequence[Cell]) -> bool:
