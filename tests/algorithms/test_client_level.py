@@ -331,6 +331,21 @@ def test_nothing_is_split_that_noise_may_have_made() -> None:
     np.testing.assert_allclose(state.sizes, HALVED)  # the mean of all rounds, not of the last two
 
 
+def test_routes_and_divisors_go_by_a_mean_of_released_histograms_where_memory_says_so() -> None:
+    histograms = [np.array([20.0, 0, 0, 0]), np.array([8.0, 4, 4, 4]), np.array([5.0, 5, 5, 5])]
+    engine = ScriptedCohorts(ones(4), lambda round: histograms[round - 1])
+    algorithm = build("dp-ifca", rebalance={"minimum": 4, "memory": 0.6}, revive=False)
+    state, sizes = start(algorithm), np.zeros(4)
+    for round, weight in ((1, 1.0), (2, 0.5), (3, 0.4)):
+        before, state = state, one_round(algorithm, engine, state)
+        sizes = (1 - weight) * sizes + weight * histograms[round - 1]
+        route = routing_matrix(sizes, 4)
+        np.testing.assert_allclose(engine.sums()[-1].route, route)
+        expected = 1 / np.maximum(sizes @ route, 4)
+        np.testing.assert_allclose((state.models - before.models)[:, 0], expected, rtol=1e-4)
+        np.testing.assert_allclose(state.believed, sizes)
+
+
 def test_a_mean_over_rounds_begins_anew_with_the_models_that_a_split_replaced() -> None:
     engine = ScriptedCohorts(lambda round: np.full((4, SIZE), 1.0 * round), lambda round: HALVED)
     plain = build("dp-ifca", rebalance={"minimum": 2})

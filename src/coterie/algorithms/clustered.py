@@ -49,7 +49,9 @@ class ClusteredState(State):
     scale: NDArray[np.float32]
     """An initialisation: how far each parameter may be perturbed."""
     sizes: NDArray[np.float64]
-    """Running mean of the noisy cluster sizes, where they are released."""
+    """Running mean of the noisy cluster sizes that revival reads, where they are released."""
+    believed: NDArray[np.float64]
+    """The cluster sizes that the last route went by."""
     last_split: int = 0
     """The round after which a cluster was last split."""
 
@@ -75,7 +77,7 @@ class Clustered(ClientLevel[ClusteredState]):
         return super().release(facts)
 
     @abstractmethod
-    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
+    def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
         """Everything that a round asks of its cohort: noisy sums, and what to divide them by."""
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> ClusteredState:
@@ -85,7 +87,7 @@ class Clustered(ClientLevel[ClusteredState]):
         models[:, shared] = models[0, shared]
         scale = np.where(shared, np.float32(0), facts.initialise(seed))
         sizes = np.zeros(settings.clusters)
-        return ClusteredState(0, facts.clients, seed, models, shared, scale, sizes)
+        return ClusteredState(0, facts.clients, seed, models, shared, scale, sizes, sizes)
 
     def shared(self, facts: PublicFacts) -> NDArray[np.bool_]:
         """Which parameters all clusters have in common."""
@@ -95,8 +97,9 @@ class Clustered(ClientLevel[ClusteredState]):
         job = CohortJob(
             state.clients, state.models, self.local_training(), choice=self.choice, parts=state.parts
         )
-        update = yield from self.ask(job, state.round)
-        moved = replace(state, round=state.round + 1, models=self.moved(state, update))
+        update = yield from self.ask(job, state)
+        believed = state.believed if update.believed is None else update.believed
+        moved = replace(state, round=state.round + 1, models=self.moved(state, update), believed=believed)
         if update.histogram is None or not self.settings.revive:
             return moved
         return self.revived(moved, update.histogram)
@@ -112,8 +115,13 @@ class Clustered(ClientLevel[ClusteredState]):
             return state
         signs = state.rng().choice(np.array([-1, 1], dtype=np.float32), (len(pairs), state.models.shape[1]))
         directions = np.float32(self.settings.perturbation) * signs * state.scale
-        models, sizes = revival.split(state.models, sizes, pairs, directions)
-        return replace(state, models=models, sizes=sizes, last_split=state.round)
+        return replace(
+            state,
+            models=revival.split(state.models, pairs, directions),
+            sizes=revival.shared_out(sizes, pairs),
+            believed=revival.shared_out(state.believed, pairs),
+            last_split=state.round,
+        )
 
     def moved(self, state: ClusteredState, update: Update) -> NDArray[np.float32]:
         """The models after a step; what is shared is divided by everyone's expected number."""
@@ -148,5 +156,5 @@ class Rebalanced(Clustered):
         self.rebalancing.check(len(facts.clients))
         return self.rebalancing.release(self.privacy, len(facts.clients))
 
-    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
-        return self.rebalancing.ask(job, round)
+    def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
+        return self.rebalancing.ask(job, state.round, state.believed)

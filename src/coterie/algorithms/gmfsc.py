@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.algorithms.client_level import SUMS
-from coterie.algorithms.clustered import Clustered, ClusteredSettings
+from coterie.algorithms.clustered import Clustered, ClusteredSettings, ClusteredState
 from coterie.algorithms.protocol import Asking, Choice, CohortJob, PublicFacts, add_up, count, open_cohort
 from coterie.algorithms.rebalancing import Update
 from coterie.algorithms.registry import register
@@ -44,7 +44,7 @@ class GMFSC(Clustered):
             adjacency=self.privacy.adjacency,
         )
 
-    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
+    def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
         expected = self.expected(len(job.members))
         least = self.settings.minimum or expected / self.settings.clusters / 2
         cohort = yield from open_cohort(SUMS, job)

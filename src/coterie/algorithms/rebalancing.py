@@ -42,6 +42,9 @@ class RebalanceSettings(Settings):
     histogram_ratio: float = Field(
         4.0, gt=0, allow_inf_nan=False, description="route: noise of the histogram over that of the sums"
     )
+    memory: float = Field(
+        0.0, ge=0, lt=1, description="route: weight of earlier rounds in the sizes it goes by (0: this alone)"
+    )
     identifier_ratio: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="rebalance: sigma_s over sigma_theta"
     )
@@ -65,6 +68,8 @@ class Update:
     divisors: NDArray[np.float64]
     histogram: Released[NDArray[np.float64]] | None = None
     """Noisy number of clients that chose each cluster, where it was released."""
+    believed: NDArray[np.float64] | None = None
+    """Cluster sizes that the route and the divisors went by, where there was a route."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,23 @@ class Rebalancing:
             adjacency=privacy.adjacency,
         )
 
-    def ask(self, job: CohortJob, round: int) -> Asking[Update]:
-        """Everything that one round asks of its cohort."""
+    def believed(
+        self, before: NDArray[np.float64], histogram: NDArray[np.float64], round: int
+    ) -> NDArray[np.float64]:
+        """The sizes to go by after so many rounds: a mean of what was released, as far as memory goes.
+
+        Any function of released histograms will do. One histogram's noise would make the divisors noisy, too.
+        """
+        weight = max(1.0 - self.settings.memory, 1.0 / (round + 1))
+        return (1.0 - weight) * before + weight * histogram
+
+    def ask(self, job: CohortJob, round: int, before: NDArray[np.float64]) -> Asking[Update]:
+        """Everything that one round asks of its cohort.
+
+        Args:
+            round: rounds completed.
+            before: the sizes that the round before went by.
+        """
         clients = len(job.members)
         cohort = yield from open_cohort(SUMS, job)
         if not self.settings.active:
@@ -129,7 +149,9 @@ class Rebalancing:
             assert sums.sizes is not None
             return Update(sums.rows.value, np.maximum(sums.sizes, least).astype(np.float64))
         released = yield from count(cohort)
-        histogram, least_expected = released.value, max(self.minimum(round, clients), 1.0)
-        route = routing_matrix(histogram, least_expected)
+        sizes = self.believed(before, released.value, round)
+        least_expected = max(self.minimum(round, clients), 1.0)
+        route = routing_matrix(sizes, least_expected)
         sums = yield from add_up(cohort, route)
-        return Update(sums.rows.value, routed_denominators(histogram, route, least_expected), released)
+        divisors = routed_denominators(sizes, route, least_expected)
+        return Update(sums.rows.value, divisors, released, sizes)

@@ -74,14 +74,18 @@ def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int
 
 
 def split(
-    models: NDArray[np.float32],
-    sizes: NDArray[np.float64],
-    pairs: list[tuple[int, int]],
-    directions: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Models and sizes after each large cluster was split into its own place and a dead one's."""
-    models, sizes = models.copy(), sizes.copy()
+    models: NDArray[np.float32], pairs: list[tuple[int, int]], directions: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Models after each large cluster was split into its own place and a dead one's."""
+    models = models.copy()
     for (dead, large), direction in zip(pairs, directions, strict=True):
         models[dead], models[large] = models[large] - direction, models[large] + direction
+    return models
+
+
+def shared_out(sizes: NDArray[np.float64], pairs: list[tuple[int, int]]) -> NDArray[np.float64]:
+    """Sizes after it: both halves are taken to be equal."""
+    sizes = sizes.copy()
+    for dead, large in pairs:
         sizes[[dead, large]] = (sizes[dead] + sizes[large]) / 2
-    return models, sizes
+    return sizes
