@@ -14,7 +14,7 @@ DOORS: dict[str, set[str]] = {
     "privacy": set(),
     "clustering": {"privacy"},
     "groups": {"privacy", "errors"},
-    "data": {"groups", "errors", "settings"},
+    "data": {"groups", "errors", "settings", "files"},
     "models": {"data", "errors", "settings"},
     "training": {"data", "models", "privacy"},
     "algorithms": {"clustering", "groups", "privacy", "errors", "settings"},

@@ -1,4 +1,4 @@
-"""Text and JSON on disk, replaced in one step or appended line by line."""
+"""Text, JSON and YAML on disk: replaced in one step or appended line by line, and read without surprises."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -90,3 +91,51 @@ def forget_rounds(folder: Path, before: int) -> None:
     for path in folder.glob("*.safetensors"):
         if int(path.name[:6]) < before:
             path.unlink()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain YAML whose keys are names, each given once: no silent overwrite, no number for a name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._checked: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        # Before merge keys (<<) are replaced by what they stand for, which may well be overwritten.
+        if id(node) not in self._checked:
+            self._checked.add(id(node))
+            self._check_keys(node)
+        super().flatten_mapping(node)
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            problem = None
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.tag != "tag:yaml.org,2002:str":
+                shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
+                problem = (
+                    f"the key {shown or 'null'} is no name; allowed: a text, in quotes if it looks otherwise"
+                )
+            elif key.value in seen:
+                problem = f"key '{key.value}' stands twice"
+            if problem is not None:
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text says; a ValueError that names the line where it says nothing, or one thing twice."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not valid"
+        hint = "; indent with spaces" if "'\\t'" in problem else ""
+        raise ValueError(f"{where}{problem}{hint}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:  # a date that is none
+        raise ValueError(str(error)) from None

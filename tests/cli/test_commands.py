@@ -174,6 +174,58 @@ def test_a_folder_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -
     assert printed.err.count("\n") == 1
 
 
+def test_a_link_is_followed_to_where_the_folder_is_wanted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    for name, target in (("link", "disk"), ("dangling", "disk/later"), ("circle", "circle")):
+        (tmp_path / name).symlink_to(target)
+    assert run("run", *SMALL, "--out", "dangling", "--json").code == 0
+    assert (tmp_path / "disk" / "later" / "report.html").exists()
+    assert (tmp_path / "dangling").is_symlink()
+    refused = run("run", *SMALL, "--out", "link")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "link: exists and is not a run folder" in refused.err
+    refused = run("run", *SMALL, "--out", "circle")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "circle: a symbolic link that leads back to itself" in refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "dangling", "disk", "link"]
+
+
+MOODY = """
+from torch import nn
+
+class Moody(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(64, classes), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == {fails}:
+            raise RuntimeError("tired\\nand more")
+        return self.layer(x.flatten(1))
+
+def build(task):
+    return Moody(task.classes)
+"""
+
+
+def test_a_model_that_breaks_while_it_learns_is_one_line_and_the_run_resumes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "moody.py").write_text(MOODY.replace("{fails}", "60"))
+    arguments = ["run", *SMALL, "--set", "model.name=moody:build", "--set", "evaluation.references=false"]
+    broken = run(*arguments, "--out", "out")
+    assert (broken.code, broken.err.count("\n")) == (2, 1)
+    assert "error: model.name: moody:build: RuntimeError: tired (while it learnt" in broken.err
+    assert "round" in (tmp_path / "out" / "metrics.jsonl").read_text()
+    sys.modules["moody"].Moody.forward = lambda self, x: self.layer(x.flatten(1))
+    resumed = run(*arguments, "--out", "out", "--resume", "--json")
+    assert resumed.code == 0, resumed.err
+    assert run("report", "out").code == 0
+    del sys.modules["moody"]
+
+
 def test_a_user_s_own_folder_runs_from_file_to_report(run: Run, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     folder = tmp_path / "mine"

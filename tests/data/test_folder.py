@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coterie.data import Dataset, DataSettings, NaturalFederation, Task, build_federation, load_dataset
+from coterie.data.folder import read_folder
 from coterie.errors import DataError
 
 TABLE = """
@@ -184,7 +185,7 @@ def test_scaling_by_a_clients_own_statistics_is_refused_with_the_reason(folder: 
     [
         ("", "valid dictionary"),
         ("- a\n", "valid dictionary"),
-        ("task: [", "line 1: not YAML"),
+        ("task: [", "not YAML, line 1"),
         (TABLE.replace("classification", "clustering"), "task: .*'classification' or 'regression'"),
         (TABLE + "colour: red\n", "colour: Extra inputs"),
         (TABLE.replace('"no", "yes"', "no, yes"), "put yes, no, true, false in quotes"),
@@ -378,3 +379,19 @@ def test_one_bad_client_is_found_when_the_federation_is_built(folder: Path) -> N
     (folder / "south.csv").write_text(HEADER + "no,50,a,5\n" * 3)
     with pytest.raises(DataError, match="client south: 2 training and 1 test records"):
         build_federation(load(folder), NaturalFederation(), seed=0)
+
+
+def test_identifiers_longer_than_floats_can_tell_apart_stay_apart(tmp_path: Path) -> None:
+    """Beside the declared columns an identifier is ignored; as a category its last digit counts."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    long = [2**53, 2**53 + 1, 2**63 - 1, -(2**53) - 1]
+    pq.write_table(
+        pa.table({"id": pa.array(long), "v": [0.0, 1.0, 0.5, 0.25], "y": [0, 1, 0, 1]}),
+        tmp_path / "a.parquet",
+    )
+    declared = "task: classification\nlabel: {column: y, classes: 2}\nfeatures:\n"
+    (tmp_path / "federation.yaml").write_text(declared + "  - {column: v, range: [0, 1]}\n")
+    assert read_folder(tmp_path).train.features[:, 0].tolist() == [-1.0, 1.0, 0.0, -0.5]
+    categories = f"  - {{column: id, categories: {long}}}\n"
+    (tmp_path / "federation.yaml").write_text(declared + categories)
+    assert read_folder(tmp_path).train.features.tolist() == np.eye(4).tolist()

@@ -9,6 +9,7 @@ from coterie.algorithms.rdpcfl import RDPCFLSettings
 from coterie.errors import InputError
 from coterie.experiment.files import commented_default, override, read_experiment, to_yaml
 from coterie.experiment.schema import Experiment
+from coterie.files import parse_yaml
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -77,8 +78,22 @@ MISTAKES = {
     "engine: {device: tpu}": r"engine.device: 'tpu' is not allowed",
     "seeds: {noise: -1}": r"seeds.noise: -1 is not allowed",
     "- a\n- b": r"should hold sections",
-    "schedule: {rounds: 3": r"not YAML in line",
+    "schedule: {rounds: 3": r"not YAML, line 1",
     "schedule: {rounds: 3}\nschedule: {rounds: 4}": r"key 'schedule' stands twice",
+    "schedule: {rounds: 2020-01-01}": r"schedule.rounds: 2020-01-01 is not allowed, should be",
+    "1: {rounds: 3}": r"line 1: the key 1 is no name; allowed: a text",
+    "schedule: {3: 4}": r"line 1: the key 3 is no name",
+    "schedule: {rounds: 3}\nnull: {}": r"line 2: the key null is no name",
+    "schedule: {true: 4}": r"the key true is no name",
+    "privacy: {budgets: {2020-01-01: {epsilon: 2}}}": r"the key 2020-01-01 is no name; .*in quotes",
+    "? [a]\n: 3": r"the key a list or a mapping is no name",
+    "schedule:\n\trounds: 3": r"line 2: .*indent with spaces",
+    "schedule: {rounds: 2020-13-45}": r"not YAML, month must be in 1..12",
+    "schedule: &loop {rounds: *loop}": r"schedule.rounds: .* is not allowed, should be a valid integer",
+    "schedule: *nowhere": r"line 1: found undefined alias",
+    "schedule: !!python/object:os.system {}": r"could not determine a constructor",
+    "seeds: {simulation: 9223372036854775808}": r"seeds.simulation: 9223372036854775808 is not allowed",
+    "a: " + 3000 * "[": r"not YAML, it is nested too deeply",
     "schedule: {rounds: 3, lr: 1, bacth: 2, epoch: 1}": r"unknown key.* \(and 1 more mistake\)",
 }
 
@@ -88,6 +103,16 @@ def test_a_mistake_is_one_line_that_names_the_key(text: str, tmp_path: Path) -> 
     with pytest.raises(InputError, match=MISTAKES[text]) as caught:
         read_experiment(written(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+def test_anchors_and_merge_keys_mean_what_yaml_says(tmp_path: Path) -> None:
+    text = "seeds: &both {simulation: 3, noise: 5}\nschedule: {rounds: 7}\n"
+    assert read_experiment(written(tmp_path, text)).seeds.noise == 5
+    merged = parse_yaml("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: [*b], x: 4, z: 5}")
+    assert merged["b"] == {"x": 1, "y": 3}
+    assert merged["c"] == {"x": 4, "y": 3, "z": 5}
+    with pytest.raises(ValueError, match="line 2: key 'y' stands twice"):
+        parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3, y: 4}")
 
 
 def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:

@@ -341,6 +341,8 @@ def main() -> None:
             print(line, file=sys.stderr)
         sys.exit(2)
     except CoterieError as mistake:
+        if "COTERIE_DEBUG" in os.environ and mistake.__cause__ is not None:
+            raise
         print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
         sys.exit(mistake.exit_code)
     except OSError as trouble:

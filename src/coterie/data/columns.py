@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from coterie.data.records import Array
-from coterie.data.tables import Table
+from coterie.data.tables import EXACT, Table
 from coterie.errors import DataError
 from coterie.settings import Settings
 
@@ -143,7 +143,7 @@ def category_index(
 ) -> Array:
     """For every row the position of its value among the categories, -1 where it is missing."""
     values: Array
-    if all(isinstance(category, int | float) for category in categories):
+    if all(isinstance(category, int | float) and abs(category) <= EXACT for category in categories):
         # As numbers, so that 1 and 1.0 are the same category.
         values = finite_numbers(table, name)
         missing = np.isnan(values) | np.isin(values, missing_values)

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError, model_validator
 
 from coterie.data.columns import (
@@ -51,6 +50,7 @@ from coterie.data.files import unreadable
 from coterie.data.records import Array, Dataset, Owners, Records, Task
 from coterie.data.tables import Table, read_csv, read_parquet
 from coterie.errors import DataError
+from coterie.files import parse_yaml
 from coterie.settings import Settings
 
 DECLARATION = "federation.yaml"
@@ -164,15 +164,13 @@ def read_folder(path: Path) -> Dataset:
 
 def _declaration(path: Path) -> Declaration:
     try:
-        declared = yaml.safe_load(path.read_text(encoding="utf-8"))
+        declared = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path.parent}: no {DECLARATION}, which declares task, label and features") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise DataError(f"{path}{place}: not YAML ({getattr(error, 'problem', error)})") from error
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
+    except ValueError as problem:
+        raise DataError(f"{path}: not YAML, {problem}") from problem
     try:
         return Declaration.model_validate(declared)
     except ValidationError as error:

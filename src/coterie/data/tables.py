@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from coterie.data.files import unreadable
 from coterie.data.records import Array
 from coterie.errors import DataError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXACT = 2**53
+"""The largest integer up to which a float tells all integers apart."""
 # How people write that a value is missing.
 _MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
@@ -106,6 +112,14 @@ def read_csv(path: Path, header: tuple[str, ...] | None = None) -> Table:
     return Table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), "line", places)
 
 
+def _fits(integers: pa.ChunkedArray) -> bool:
+    """Whether floats hold these integers exactly; longer ones, as of identifiers, stay text."""
+    import pyarrow.compute as pc
+
+    limits = pc.min_max(integers).as_py()
+    return all(value is None or abs(value) <= EXACT for value in limits.values())
+
+
 def read_parquet(path: Path) -> Table:
     """A parquet table of numbers, truth values and text."""
     import pyarrow as pa
@@ -121,7 +135,7 @@ def read_parquet(path: Path) -> Table:
     for field, values in zip(content.schema, content.columns, strict=True):
         if field.name in columns:
             raise DataError(f"{path}: column {field.name!r} occurs twice")
-        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+        if pa.types.is_floating(field.type) or (pa.types.is_integer(field.type) and _fits(values)):
             columns[field.name] = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
         elif pa.types.is_boolean(field.type):
             columns[field.name] = [

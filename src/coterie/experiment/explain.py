@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
+from datetime import date
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -60,6 +61,8 @@ def _section(owner: type[BaseModel] | None, path: list[str]) -> type[BaseModel] 
 
 
 def _reason(error: ErrorDetails) -> str:
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "should be a section of keys and values"
     message = error["msg"]
     for opening in ("Value error, ", "Input "):
         message = message.removeprefix(opening)
@@ -67,7 +70,7 @@ def _reason(error: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = str(value) if isinstance(value, date) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -85,9 +88,10 @@ def _walk(
         if candidates and step in candidates:
             owner, candidates = candidates[str(step)], {}
             continue
-        if isinstance(step, int):
+        if isinstance(step, int) and path:
             path[-1] += f"[{step}]"
             continue
+        step = str(step)
         if _is_type_branch(step):
             continue
         path.append(step)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from coterie.errors import InputError
 from coterie.experiment.schema import Experiment
+from coterie.files import parse_yaml
 
 Tree = dict[str, Any]
 """Nested sections as YAML gives them: validated before anything else looks inside."""
@@ -18,34 +19,18 @@ SELECTORS = ("data.name", "federation.kind", "model.name", "algorithm.name", "en
 """Keys that decide which other keys their section has."""
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML in which a key given twice is a mistake, not a silent overwrite."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            key = str(self.construct_object(key_node, deep=True))
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key '{key}' stands twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> Tree:
     """The mapping in a YAML file; anything else in it is one clear line."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error.__class__.__name__})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it is not valid"
-        raise InputError(f"{path}: not YAML{where}: {problem}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not YAML: it is no text in UTF-8") from None
+    except ValueError as problem:
+        raise InputError(f"{path}: not YAML, {problem}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -68,9 +53,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"--set: '{text}' is not of the form section.key=value")
     try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise InputError(f"--set: the value of '{text}' is not valid YAML") from None
+        return key.strip(), parse_yaml(value)
+    except ValueError as problem:
+        raise InputError(f"--set: the value of '{text}' is not YAML, {problem}") from None
 
 
 def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:

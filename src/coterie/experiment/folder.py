@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.secret import RunSecret as RunSecret
+from coterie.errors import InputError
 from coterie.files import Json as Json
 from coterie.files import append_line as append_line
 from coterie.files import finite as finite
@@ -102,7 +103,13 @@ def newest_first(paths: Iterable[Path]) -> list[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears under its name with all its first files in it, or not at all."""
+    """A folder that appears under its name with all its first files in it, or not at all.
+
+    Where the name is a symbolic link, the folder appears where it points to.
+    """
+    path = Path(os.path.realpath(path))
+    if path.is_symlink():
+        raise InputError(f"{path}: a symbolic link that leads back to itself; --out names another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

@@ -51,7 +51,7 @@ from coterie.experiment.metrics import (
 )
 from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
-from coterie.models import build_model
+from coterie.models import blamed, build_model
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -355,7 +355,13 @@ class Run:
 
     def finish(self, watch: Callable[[RoundReport], None] | None = None) -> RunResult:
         """Do the rounds that are still to be done, then evaluate and write the result."""
-        return finish(self.work(watch))
+        try:
+            return finish(self.work(watch))
+        except Exception as error:
+            line = blamed(self.prepared.experiment.model, error)
+            if line is None:
+                raise
+            raise InputError(f"{line} (while it learnt; --resume continues from the last round)") from error
 
     def work(self, watch: Callable[[RoundReport], None] | None = None) -> Work[RunResult]:
         """The same, asking whoever drives it to have the engine answer."""

@@ -36,9 +36,12 @@ class EngineSettings(Settings):
 class Seeds(Settings):
     """What repeats and what stays secret."""
 
-    simulation: int = Field(0, ge=0, description="data split, initialisation, the server's draws")
+    simulation: int = Field(0, ge=0, lt=2**63, description="data split, initialisation, the server's draws")
     noise: int | None = Field(
-        None, ge=0, description="null: secret, from the operating system; a number makes it a simulation"
+        None,
+        ge=0,
+        lt=2**63,
+        description="null: secret, from the operating system; a number makes it a simulation",
     )
 
 

@@ -109,6 +109,17 @@ def _user_model(name: str, task: Task) -> nn.Module:
     return model
 
 
+def blamed(settings: ModelSettings, error: Exception) -> str | None:
+    """What to say of an error that a user's own model raised while it learnt; None where others raised it."""
+    module, colon, _ = settings.name.partition(":")
+    step = error.__traceback__ if colon else None
+    while step is not None:
+        if step.tb_frame.f_globals.get("__name__") == module:
+            return f"model.name: {settings.name}: {one_line(error)}"
+        step = step.tb_next
+    return None
+
+
 @contextmanager
 def _working_directory_first() -> Iterator[None]:
     """Find a user's module beside the experiment file, where an installed command would not look."""
