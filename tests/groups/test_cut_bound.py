@@ -12,7 +12,7 @@ import pytest
 from group_oracles import hidden_bound, random_structure
 
 from coterie.groups import GroupAlgorithm, Schedule, Structure, leakage, pair_epsilon, ring, string
-from coterie.groups.cuts import Observers, Shift, cheaper
+from coterie.groups.cuts import Observers, Shift, Views, cheaper
 from coterie.privacy.divergences import ORDERS
 from coterie.privacy.shifts import shift_rdp
 from divergence_oracles import binomial, normal, renyi
@@ -82,7 +82,8 @@ def hockey_stick(p, q, cell, epsilon):
 def charged(structure, schedule, target, observer, epoch):
     """What each cut charges for one pair."""
     watching = Observers(structure, [np.array(sorted(structure.groups_of(observer)))])
-    offers = cheaper(structure.groups_of(target), watching, schedule, epoch, 1e-5, np.array([1e9]))
+    views = Views.of_all(watching, epoch)
+    offers = cheaper(structure.groups_of(target), views, schedule, 1e-5, np.array([1e9]))
     return {
         tuple(sorted(cut.hidden)): {kind: int(times[0]) for kind, times in charges.items() if times[0]}
         for cut, _, charges in offers

@@ -19,6 +19,7 @@ from coterie.groups import (
     clustered,
     coalition_leakage,
     global_structure,
+    history,
     leakage,
     pair_epsilon,
     pair_guarantee,
@@ -288,3 +289,41 @@ def test_impossible_questions_are_refused():
         with pytest.raises(CoterieError) as mistake:
             call()
         assert mistake.value.exit_code == 2
+
+
+@pytest.mark.parametrize("algorithm", GroupAlgorithm)
+@pytest.mark.parametrize("mode", Mode)
+def test_all_epochs_together_are_each_epoch_alone(algorithm, mode):
+    for structure in (ring(20, 5), string(16, 4), Structure("mine", ((0, 1, 2), (2, 3), (3, 4, 0)), 5)):
+        schedule = Schedule.of(
+            len(structure.groups),
+            period=3,
+            rate=0.7,
+            noise=[1.0, *[2.0] * (len(structure.groups) - 1)],
+            algorithm=algorithm,
+            mode=mode,
+        )
+        epochs = [1, 2, 4, 5, 11, 30]
+        for epoch, found in zip(epochs, history(structure, schedule, epochs, 1e-5), strict=True):
+            alone = leakage(structure, schedule, epoch=epoch, delta=1e-5)
+            assert (found.epoch, found.threat) == (epoch, alone.threat)
+            np.testing.assert_array_equal(found.counts, alone.counts)
+            np.testing.assert_allclose(found.epsilon_counts, alone.epsilon_counts, rtol=1e-12)
+            np.testing.assert_allclose(found.epsilon, alone.epsilon, rtol=1e-12)
+            if mode is Mode.PAPER:
+                np.testing.assert_array_equal(found.published_counts, alone.published_counts)
+                np.testing.assert_allclose(found.published_epsilon, alone.published_epsilon, rtol=1e-12)
+            for target, observer in ((0, 2), (3, 1)):
+                if found.defined[target, observer]:
+                    pair = pair_epsilon(structure, schedule, target, [observer], epoch, 1e-5)
+                    assert pair == pytest.approx(found.epsilon[target, observer], rel=1e-12)
+
+
+def test_whoever_is_in_no_group_of_the_target_is_kept_out_by_all_of_them_at_once():
+    """Hiding one of two groups charges the other in full; hiding both charges the few that leave them."""
+    groups = (tuple(range(20)), tuple(range(15, 40)), (0, *range(39, 60)))
+    structure = Structure("mine", groups, 60)
+    schedule = Schedule.of(3, period=25, rate=0.7, noise=2.0)
+    found = leakage(structure, schedule, epoch=201, delta=1e-5)
+    assert str(found.guarantee(17, 50)).count("cut at groups 0, 1") == 1
+    assert found.epsilon[17, 50] < 0.5 * found.epsilon_counts[17, 50]

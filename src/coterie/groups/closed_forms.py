@@ -6,12 +6,12 @@ finished blocks where every block that has begun must count (DP-OGL, Theorem 1; 
 
 import numpy as np
 
-from coterie.groups.schedule import GroupAlgorithm, Schedule
+from coterie.groups.schedule import GroupAlgorithm, Index, Schedule
 from coterie.groups.structures import Floats, Ints
 
 
-def contained_at(distance: Floats, schedule: Schedule, epoch: int) -> Ints:
-    """Releases of a group inside the model of a group at this distance.
+def contained_at(distance: Floats, schedule: Schedule, epoch: Index) -> Ints:
+    """Releases of a group inside the model of this index of a group at this distance.
 
     A merge whose output is visible carries what was released before it, one hop further per merge.
     """
@@ -19,7 +19,7 @@ def contained_at(distance: Floats, schedule: Schedule, epoch: int) -> Ints:
     period = schedule.merge_period
     begun = -(-released // period) + schedule.shows_draft(epoch)
     far = period * np.maximum(0.0, begun - distance)
-    return np.where(distance == 0, float(released), far).astype(np.int64)
+    return np.where(distance == 0, released, far).astype(np.int64)
 
 
 def published_contained_at(distance: Floats, schedule: Schedule, epoch: int) -> Ints:

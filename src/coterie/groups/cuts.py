@@ -27,6 +27,7 @@ from coterie.privacy.rdp import epsilon_from_rdp
 from coterie.privacy.shifts import shift_rdp
 
 _THICKEST = 6
+_FEW_CODES = 2**20
 # The estimate that decides whether a cut is worked out is good to a few percent.
 _MARGIN = 1.3
 
@@ -52,7 +53,7 @@ class Shift:
 
 
 Charges = dict[Shift, Ints]
-"""For each kind of release, how many of them each observer is charged with."""
+"""For each kind of release, how many of them each view is charged with."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,10 @@ class Cut:
         shifts = (Shift(schedule.noises[group], bridges + own, bridges) for group, own, bridges in groups)
         return min((shift.rough_divergence() for shift in shifts), default=0.0)
 
-    def charges(self, schedule: Schedule, epoch: int, distance: Floats) -> Charges:
-        """What is charged to each observer.
-
-        Args:
-            schedule: when groups release and merge.
-            epoch: index of the newest model seen.
-            distance: [charged group, observer], hops that avoid hidden groups.
-        """
+    def charges(self, schedule: Schedule, views: "Views") -> Charges:
+        """What is charged to each view."""
         found: Charges = {}
-        seen = contained_at(distance, schedule, epoch)
+        seen = contained_at(views.distance(self), schedule, views.epoch)
         # The first merge starts from the model that everybody knows.
         merges = np.maximum(0, (seen - 1) // schedule.merge_period)
         for index, group in enumerate(self.groups):
@@ -138,8 +133,27 @@ class Observers:
         return ~inside
 
 
+@dataclass(frozen=True)
+class Views:
+    """What is asked about: some observers (by their places), each at the index of the newest model it saw."""
+
+    observers: Observers
+    observer: Ints
+    epoch: Ints
+
+    @classmethod
+    def of_all(cls, observers: Observers, epoch: int) -> "Views":
+        """Every observer at one index."""
+        everyone = np.arange(len(observers.member))
+        return cls(observers, everyone, np.full(len(everyone), epoch))
+
+    def distance(self, cut: Cut) -> Floats:
+        """[charged group, view]: hops that avoid hidden groups."""
+        return self.observers.distance(cut)[:, self.observer]
+
+
 def epsilons(charges: Charges, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Floats:
-    """The epsilon of each observer, by the conversion at the best order; no release costs nothing."""
+    """The epsilon of each view, by the conversion at the best order; no release costs nothing."""
     counts = np.stack(list(charges.values()), axis=-1)
     rows, where = _distinct(counts)
     table = np.stack([kind.rdp(adjacency) for kind in charges])
@@ -150,9 +164,16 @@ def epsilons(charges: Charges, delta: float, adjacency: Adjacency = Adjacency.ZE
 def _distinct(counts: Ints) -> tuple[Ints, Ints]:
     """The different rows, and for each row which of them it is."""
     sizes = counts.max(axis=0) + 1
-    if math.prod(sizes.tolist()) < 2**62:
-        # One number for a row sorts much faster than the row.
+    codes = math.prod(sizes.tolist())
+    if codes < 2**62:
+        # One number for a row sorts much faster than the row, and few numbers need no sorting.
         code = np.ravel_multi_index(tuple(counts.T), tuple(sizes.tolist()))
+        if codes < _FEW_CODES:
+            place = np.zeros(codes, dtype=np.int64)
+            place[code] = 1
+            known = np.flatnonzero(place)
+            place[known] = np.arange(len(known))
+            return np.stack(np.unravel_index(known, tuple(sizes.tolist())), axis=1), place[code]
         _, first, where = np.unique(code, return_index=True, return_inverse=True)
         return counts[first], where
     rows, where = np.unique(counts, axis=0, return_inverse=True)
@@ -160,35 +181,33 @@ def _distinct(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def cheaper(
-    target: frozenset[int],
-    observers: Observers,
-    schedule: Schedule,
-    epoch: int,
-    delta: float,
-    known: Floats,
+    target: frozenset[int], views: Views, schedule: Schedule, delta: float, known: Floats
 ) -> list[tuple[Cut, Ints, Charges]]:
-    """Cuts that promise less than the epsilon known for each observer: whom they concern, what they charge.
+    """Cuts that promise less than the epsilon known for each view: which they concern, what they charge.
 
     Which cuts are offered is a matter of economy, decided by an estimate; what is charged is exact.
     """
+    observers = views.observers
     structure = observers.structure
-
     nobody: Ints = np.zeros(0, dtype=np.int64)
     dearest = float(known.max())
 
     def tried(hidden: frozenset[int]) -> tuple[Cut, Ints, Charges]:
         cut = _cut(structure, target, hidden)
-        if cut.least_price(schedule) > dearest:
+        least = cut.least_price(schedule)
+        if least > dearest:
             return cut, nobody, {}
-        charges = cut.charges(schedule, epoch, observers.distance(cut))
-        promising = observers.outside(hidden) & (known > 0) & (_estimate(charges, delta) < _MARGIN * known)
-        concerned = np.flatnonzero(promising)
+        charges = cut.charges(schedule, views)
+        promising = observers.outside(hidden)[views.observer] & (known > 0) & (known >= least)
+        concerned = np.flatnonzero(promising & (_estimate(charges, delta) < _MARGIN * known))
         return cut, concerned, {kind: times[concerned] for kind, times in charges.items()}
 
-    found = [tried(frozenset([group])) for group in sorted(target)]
-    # Hiding more groups adds bridges: where none of them promises anything alone, they hardly do together.
+    # All groups of the target at once are the natural cut for whoever is in none of them. Sets between one
+    # and all are for observers in some of them, and hardly promise anything where no other cut does.
+    alone = [frozenset([group]) for group in sorted(target)]
+    found = [tried(hidden) for hidden in (*alone, *([target] if len(target) > 1 else []))]
     if any(len(concerned) for _, concerned, _ in found):
-        found += [tried(hidden) for hidden in _unseen(target, observers)]
+        found += [tried(hidden) for hidden in _unseen(target, observers) if hidden != target]
     found += [tried(layer) for layer in _layers(structure, target)]
     return [(cut, concerned, charges) for cut, concerned, charges in found if len(concerned) and charges]
 

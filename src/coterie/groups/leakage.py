@@ -1,6 +1,6 @@
 """Who can learn how much about whom: counts and epsilon for every target, observer and epoch."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coterie.errors import InputError
 from coterie.groups.closed_forms import first_epoch_at, published_contained_at
-from coterie.groups.cuts import Charges, Cut, Observers, Shift, cheaper, epsilons, no_cut
+from coterie.groups.cuts import Charges, Cut, Observers, Shift, Views, cheaper, epsilons, no_cut
 from coterie.groups.events import composed_shifts
 from coterie.groups.propagation import contained
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
@@ -22,6 +22,7 @@ from coterie.privacy.units import check_delta
 _T = TypeVar("_T", bound=np.generic)
 
 MASTERS = "the group masters"
+_MOST_CELLS = 2**24
 MOST_WORKERS = 10_000
 """Workers of whom every pair has a place in a matrix: 800 megabytes for each."""
 PUBLISHED_CAVEAT = "as published: counts blocks that have ended, though a merge shows those that have begun"
@@ -177,33 +178,7 @@ def leakage(
         >>> leakage(ring(100, 4), Schedule.of(4, period=10, rate=0.7, noise=2.0), epoch=200, delta=1e-5)
         Leakage(100 workers at epoch 200, largest epsilon 43.4 at delta 1e-05)
     """
-    threat = _checked(structure, schedule, delta, threat)
-    known = contained(structure.overlap, schedule, epoch)
-    priced = accounted(structure, schedule)
-    counts, by_noise = _counts(structure, priced, _observer_max(structure, known))
-    epsilon_counts = epsilons(_count_charges(by_noise), delta, adjacency).reshape(counts.shape)
-    epsilon = epsilon_counts
-    published_counts = published_epsilon = None
-    if not schedule.publishes_drafts:
-        epsilon = _with_cuts(structure, schedule, epoch, delta, epsilon_counts, adjacency)
-    if schedule.mode is Mode.PAPER:
-        nearest = _observer_min(structure, structure.distances)
-        claimed = published_contained_at(nearest, schedule, epoch)
-        published_counts, by_noise = _counts(structure, schedule, claimed)
-        published_epsilon = epsilons(_count_charges(by_noise), delta).reshape(counts.shape)
-    return Leakage(
-        structure,
-        schedule,
-        epoch,
-        delta,
-        threat,
-        counts,
-        epsilon_counts,
-        epsilon,
-        published_counts,
-        published_epsilon,
-        adjacency,
-    )
+    return history(structure, schedule, [epoch], delta, threat, adjacency)[0]
 
 
 def accounted(structure: Structure, schedule: Schedule) -> Schedule:
@@ -350,9 +325,43 @@ def history(
     epochs: Iterable[int],
     delta: float,
     threat: Threat | None = None,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> list[Leakage]:
-    """The leakage at each of several epochs."""
-    return [leakage(structure, schedule, epoch=epoch, delta=delta, threat=threat) for epoch in epochs]
+    """The leakage at each of several epochs, as `leakage` gives it at one."""
+    threat = _checked(structure, schedule, delta, threat)
+    wanted = list(epochs)
+    at_once = max(1, _MOST_CELLS // len(structure.classes) ** 2)
+    return [
+        Leakage(structure, schedule, epoch, delta, threat, *tables, adjacency=adjacency)
+        for first in range(0, len(wanted), at_once)
+        for epoch, tables in _tables(structure, schedule, wanted[first : first + at_once], delta, adjacency)
+    ]
+
+
+Tables = tuple[Ints, Floats, Floats, Ints | None, Floats | None]
+"""Counts, epsilon from them, the best epsilon; and what the publication claims for the first two."""
+
+
+def _tables(
+    structure: Structure, schedule: Schedule, epochs: Sequence[int], delta: float, adjacency: Adjacency
+) -> Iterator[tuple[int, Tables]]:
+    """For each epoch, all that a `Leakage` holds by [target class, observer class]; worked out together."""
+    known = np.stack([contained(structure.overlap, schedule, epoch) for epoch in epochs])
+    counts, by_noise = _counts(structure, accounted(structure, schedule), _observer_max(structure, known))
+    epsilon_counts = epsilons(_count_charges(by_noise), delta, adjacency).reshape(counts.shape)
+    epsilon = epsilon_counts
+    if not schedule.publishes_drafts:
+        epsilon = _with_cuts(structure, schedule, epochs, delta, epsilon_counts, adjacency)
+    if schedule.mode is not Mode.PAPER:
+        for place, epoch in enumerate(epochs):
+            yield epoch, (counts[place], epsilon_counts[place], epsilon[place], None, None)
+        return
+    nearest = _observer_min(structure, structure.distances)
+    claimed = np.stack([published_contained_at(nearest, schedule, epoch) for epoch in epochs])
+    claims, by_noise = _counts(structure, schedule, claimed)
+    priced = epsilons(_count_charges(by_noise), delta).reshape(counts.shape)
+    for place, epoch in enumerate(epochs):
+        yield epoch, (counts[place], epsilon_counts[place], epsilon[place], claims[place], priced[place])
 
 
 def default_threat(schedule: Schedule) -> Threat:
@@ -410,12 +419,12 @@ def _best(
         )
     own = structure.groups_of(target)
     watching = Observers(structure, [np.array(sorted(structure.groups_of(*members)))])
+    views = Views.of_all(watching, epoch)
     cut = no_cut(own)
-    priced = accounted(structure, schedule)
-    charges = cut.charges(priced, epoch, watching.distance(cut))
+    charges = cut.charges(accounted(structure, schedule), views)
     from_counts = best = float(epsilons(charges, delta, adjacency)[0])
     if not schedule.publishes_drafts:
-        for other, _, cost in cheaper(own, watching, schedule, epoch, delta, np.array([best])):
+        for other, _, cost in cheaper(own, views, schedule, delta, np.array([best])):
             found = float(epsilons(cost, delta, adjacency)[0])
             if found < best:
                 best, cut, charges = found, other, cost
@@ -441,8 +450,12 @@ def _per_worker(structure: Structure, threat: Threat, by_class: Floats) -> Float
 
 
 def _observer_max(structure: Structure, table: Ints) -> Ints:
-    """[class, group]: the most that any group of the class holds."""
-    return np.stack([table[groups].max(axis=0) for groups in structure.class_groups])
+    """[..., class, group]: the most that any group of the class holds."""
+    sizes = [len(groups) for groups in structure.class_groups]
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    held = table[..., np.concatenate(structure.class_groups), :]
+    most: Ints = np.maximum.reduceat(held, starts, axis=-2)
+    return most
 
 
 def _observer_min(structure: Structure, table: Floats) -> Floats:
@@ -451,12 +464,16 @@ def _observer_min(structure: Structure, table: Floats) -> Floats:
 
 
 def _counts(structure: Structure, schedule: Schedule, seen: Ints) -> tuple[Ints, dict[Noise, Ints]]:
-    """[target class, observer class]: releases seen, in all and of each kind of noise."""
+    """[..., target class, observer class]: releases seen, in all and of each kind of noise."""
     member = structure.classes.astype(np.float64)
     by_noise: dict[Noise, Ints] = {}
     for noise in dict.fromkeys(schedule.noises):
         same = np.array([other == noise for other in schedule.noises])
-        by_noise[noise] = (member[:, same] @ seen[:, same].T.astype(np.float64)).astype(np.int64)
+        # One product for all epochs, [..., observer class, target class].
+        held = (seen[..., same].reshape(-1, same.sum()).astype(np.float64) @ member[:, same].T).astype(
+            np.int64
+        )
+        by_noise[noise] = held.reshape(*seen.shape[:-1], len(member)).swapaxes(-1, -2)
     total: Ints = np.sum(list(by_noise.values()), axis=0)
     return total, by_noise
 
@@ -468,23 +485,30 @@ def _count_charges(by_noise: dict[Noise, Ints]) -> Charges:
 def _with_cuts(
     structure: Structure,
     schedule: Schedule,
-    epoch: int,
+    epochs: Sequence[int],
     delta: float,
     epsilon: Floats,
     adjacency: Adjacency,
 ) -> Floats:
-    """The least of the count bound and of every promising cut, for all classes."""
+    """The least of the count bound and of every promising cut, for all epochs and classes."""
     best = epsilon.copy()
-    observers = Observers(structure, structure.class_groups)
+    observers, indices = Observers(structure, structure.class_groups), np.array(epochs, dtype=np.int64)
     # Equal kinds of charges from all targets are converted together.
-    pending: dict[frozenset[Shift], list[tuple[int, Ints, Charges]]] = {}
+    pending: dict[frozenset[Shift], list[tuple[tuple[Ints, int, Ints], Charges]]] = {}
     for number, groups in enumerate(structure.class_groups):
-        offers = cheaper(frozenset(groups.tolist()), observers, schedule, epoch, delta, best[number])
-        for _, concerned, charges in offers:
-            pending.setdefault(frozenset(charges), []).append((number, concerned, charges))
+        # Where nothing has arrived there is nothing to improve on.
+        when, who = np.nonzero(epsilon[:, number] > 0)
+        if not len(when):
+            continue
+        views, known = Views(observers, who, indices[when]), epsilon[when, number, who]
+        for _, concerned, charges in cheaper(frozenset(groups.tolist()), views, schedule, delta, known):
+            cells = when[concerned], number, who[concerned]
+            pending.setdefault(frozenset(charges), []).append((cells, charges))
     for kinds, entries in pending.items():
-        joint = {kind: np.concatenate([charges[kind] for _, _, charges in entries]) for kind in kinds}
-        targets = np.concatenate([np.full(len(concerned), number) for number, concerned, _ in entries])
-        watching = np.concatenate([concerned for _, concerned, _ in entries])
-        np.minimum.at(best, (targets, watching), epsilons(joint, delta, adjacency))
+        joint = {kind: np.concatenate([charges[kind] for _, charges in entries]) for kind in kinds}
+        ends = np.cumsum([len(when) for (when, _, _), _ in entries])
+        for (cells, _), found in zip(
+            entries, np.split(epsilons(joint, delta, adjacency), ends), strict=False
+        ):
+            best[cells] = np.minimum(best[cells], found)
     return best

@@ -4,9 +4,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from coterie.errors import InputError
 from coterie.privacy import Mode
+
+Index = TypeVar("Index", int, npt.NDArray[np.int64])
+"""Of a model, or of many."""
 
 
 class GroupAlgorithm(StrEnum):
@@ -79,7 +86,7 @@ class Schedule:
         """Releases of a group from one merge to the next."""
         return self.period if self.algorithm is GroupAlgorithm.DP_OGL else 1
 
-    def releases(self, epoch: int) -> int:
+    def releases(self, epoch: Index) -> Index:
         """How many noisy sums a group has released when its model of this index appears."""
         check_epoch(epoch)
         return epoch - 1 if self.algorithm is GroupAlgorithm.DP_OGL else (epoch - 1) // self.period
@@ -88,19 +95,22 @@ class Schedule:
         """How many epochs it takes until every group has released so many noisy sums."""
         return releases if self.algorithm is GroupAlgorithm.DP_OGL else releases * self.period
 
-    def shows_draft(self, epoch: int) -> bool:
+    def shows_draft(self, epoch: int | npt.NDArray[np.int64]) -> bool | npt.NDArray[np.bool_]:
         """Is the model of this index one without noise, made inside a block from merged models?"""
-        return self.publishes_drafts and (epoch - 1) % self.period != 0
+        inside: bool | npt.NDArray[np.bool_] = (epoch - 1) % self.period != 0
+        return self.publishes_drafts & inside
 
     def merges(self, releases: int) -> Iterator[int]:
         """Numbers (from 1) of those of the first releases whose workers start from merged models."""
         return iter(range(1, releases + 1, self.merge_period))
 
 
-def check_epoch(epoch: int) -> None:
+def check_epoch(epoch: int | npt.NDArray[np.int64]) -> None:
     """Refuse an index of a model that does not exist."""
-    if epoch < 1:
-        raise InputError(f"epochs: {epoch} is not allowed, at least 1 (the model everyone starts from) is")
+    if np.min(epoch) < 1:
+        raise InputError(
+            f"epochs: {np.min(epoch)} is not allowed, at least 1 (the model everyone starts from) is"
+        )
 
 
 def _each(value: float | Sequence[float], groups: int, key: str) -> Sequence[float]:
