@@ -325,16 +325,17 @@ class _PooledConvolution(Stage):
     def forward(self, values: Tensor) -> Tensor:
         layer, rule = self._layer, self._rule
         layer.check(values)
-        if rule.suits_patches:
-            outputs = rule.forward_from_patches(rule.unfolded(values), values, layer.weights())
+        weights, window = layer.weights(), self._pool.window
+        columns = rule.geometry.output_size(*values.shape[2:])[1]
+        if rule.suits_fused_pool(weights, window):
+            pooled, places = rule.forward_pooled(values, weights, window, relu=self._pool.relu)
         else:
-            outputs = rule.forward(values, rule.laid_out(layer.weights()), layer.notes.tiles)
-        pooled, places = torch.ops.aten.max_pool2d_with_indices(outputs, self._pool.window)
-        if self._pool.relu:
-            pooled = pooled.relu_()
-        self._seen = values, pooled, places, outputs.shape[3]
-        layer.notes.numbers += 3 * outputs.numel()
-        return pooled  # type: ignore[no-any-return]
+            outputs = rule.forward(values, rule.laid_out(weights), layer.notes.tiles)
+            pooled, places = torch.ops.aten.max_pool2d_with_indices(outputs, window)
+            pooled = pooled.relu_() if self._pool.relu else pooled
+        self._seen = values, pooled, places, columns
+        layer.notes.numbers += 3 * pooled.numel() * math.prod(window)
+        return pooled
 
     def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
         layer, rule = self._layer, self._rule

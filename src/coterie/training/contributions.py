@@ -24,7 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from coterie.training import kernels
+from coterie.training import cpu_kernels, kernels
 from coterie.training.tiles import Tiles
 
 LARGEST_PRODUCT = 2**23
@@ -96,23 +96,33 @@ class Rows(Contribution):
         gradients: (records, ...), in any order of the parameters' dimensions.
         order: permutation of the dimensions after the first that puts them in the parameters' own order.
         squares: squared norms in float64, where they came with the gradients.
+        compiled: whether the kernels of `cpu_kernels.py` may take norms and sums.
     """
 
     gradients: Tensor
     order: tuple[int, ...] | None = None
     squares: Tensor | None = None
+    compiled: bool = False
 
     @cached_property
     def _exact(self) -> Tensor:
         return self.gradients.flatten(1).double()
 
+    @property
+    def _kernels_apply(self) -> bool:
+        return self.compiled and cpu_kernels.suits_rows(self.gradients.flatten(1))
+
     def squared_norms(self) -> Tensor:
         if self.squares is not None:
             return self.squares
+        if self._kernels_apply:
+            return cpu_kernels.squared_norms(self.gradients.flatten(1))
         norms: Tensor = torch.linalg.vector_norm(self._exact, dim=1)
         return norms.square()
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
+        if self._kernels_apply and usable is None and tiles.single:
+            return self._ordered(cpu_kernels.scaled_sum(self.gradients.flatten(1), scales)[None])
         flat = _masked(self._exact, usable)
         if tiles.single:
             sums = (scales @ flat)[None]

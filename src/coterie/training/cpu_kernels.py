@@ -6,6 +6,7 @@ kernels for the processor at hand when they are first needed, in a tenth of a se
 the processor has no wide registers, everything runs on torch's operations, which are their twins in tests.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -20,6 +21,7 @@ except ImportError:
     machine_code = None  # type: ignore[assignment]
     LANES = 0
 
+_MOST_PLACES = 9
 _SLACK = 16
 """Numbers after the last record that a vector may reach into."""
 
@@ -71,10 +73,7 @@ class SparseConvolution:
         """
         gradient, places = gradient.contiguous(), places.contiguous()
         records, outer = len(gradient), gradient.shape[3]
-        padded, buffer = self._empty(images)
-        high, wide = self._padding
-        _, rows, columns, _ = images.shape
-        padded[:, high : high + rows, wide : wide + columns] = images
+        padded, buffer = padded_images(images, self._padding)
         covered = self._vectors * self._lanes
         formed = images.new_empty(records, outer, self._height, covered)
         self._run(self._rows, buffer, gradient, places, formed, padded)
@@ -89,18 +88,10 @@ class SparseConvolution:
             weights: (outer, kernel height, kernel width, channels).
         """
         weights, gradient, places = weights.contiguous(), gradient.contiguous(), places.contiguous()
-        padded, buffer = self._empty(images)
+        padded, buffer = zeros_around(images, self._padding)
         self._run(self._back, weights, gradient, places, buffer, padded)
         (high, wide), (_, rows, columns, _) = self._padding, images.shape
         return padded[:, high : high + rows, wide : wide + columns]
-
-    def _empty(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Zeros of the shape of the padded images, and the memory in which they lie."""
-        records, rows, columns, channels = images.shape
-        shape = (records, rows + 2 * self._padding[0], columns + 2 * self._padding[1], channels)
-        numbers = shape[0] * shape[1] * shape[2] * shape[3]
-        buffer = images.new_zeros(numbers + _SLACK)
-        return buffer[:numbers].view(shape), buffer
 
     def _run(
         self,
@@ -119,6 +110,132 @@ class SparseConvolution:
         if gradient.numel() > 0:
             parts = (part.data_ptr() for part in (first, gradient, places, last))
             kernel(*parts, records, rows * columns, outer, padded[0].numel())
+
+
+class PooledConvolution:
+    """A convolution of stride 1 and few channels with the max pool after it, for one size of images.
+
+    Args:
+        kernel: height and width.
+        outer: number of outputs, in whole vectors (`suits`).
+        window: of the pool; windows do not overlap.
+        relu: whether a ReLU follows.
+        size: height and width of the images.
+    """
+
+    def __init__(
+        self,
+        kernel: tuple[int, int],
+        channels: int,
+        outer: int,
+        padding: tuple[int, int],
+        window: tuple[int, int],
+        size: tuple[int, int],
+        *,
+        relu: bool,
+    ) -> None:
+        rows, columns = (side + 2 * p - k + 1 for side, p, k in zip(size, padding, kernel, strict=True))
+        self._padding = padding
+        self._pooled = (rows // window[0], columns // window[1])
+        self._outer = outer
+        self._run = _compiled_pool(kernel, channels, outer, window, self._pooled, columns, relu)
+
+    @staticmethod
+    def suits(outer: int, window: tuple[int, int]) -> bool:
+        """Whether vectors hold the outputs exactly, and registers a sum for each place of a window."""
+        return outer % 8 == 0 and window[0] * window[1] <= _MOST_PLACES
+
+    def run(self, images: Tensor, weights: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Pooled outputs, and the place of each within the outputs of its image.
+
+        Args:
+            images: (records, height, width, channels).
+            weights: (outer, channels, kernel height, kernel width).
+
+        Returns:
+            both (records, rows, columns, outer).
+        """
+        padded, _ = padded_images(images, self._padding)
+        taps = weights.permute(2, 3, 1, 0).contiguous()
+        bias = weights.new_zeros(self._outer) if bias is None else bias.contiguous()
+        assert {part.dtype for part in (padded, taps, bias)} == {torch.float32}
+        outputs = images.new_empty(len(images), *self._pooled, self._outer)
+        places = torch.empty(outputs.shape, dtype=torch.int64)
+        if outputs.numel() > 0:
+            parts = (part.data_ptr() for part in (padded, taps, bias, outputs, places))
+            self._run(*parts, len(images), padded[0].numel())
+        return outputs, places
+
+
+# --- float64 sums of float32 rows ---------------------------------------------------------------------
+
+_BLOCK = 64
+
+
+def suits_rows(rows: Tensor) -> bool:
+    """Whether the kernels for sums of rows take these: (records, numbers), in whole blocks."""
+    whole = rows.numel() > 0 and rows.shape[1] % _BLOCK == 0
+    return whole and rows.dtype == torch.float32 and rows.is_contiguous()
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared norm of each row, in float64."""
+    found = torch.empty(len(rows), dtype=torch.float64)
+    _compiled_sums()[0](rows.data_ptr(), found.data_ptr(), len(rows), rows.shape[1] // _BLOCK)
+    return found
+
+
+def scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
+    """Sum of the rows, each times its scale, in float64."""
+    scales = scales.contiguous()
+    assert scales.dtype == torch.float64
+    assert len(scales) == len(rows)
+    total = torch.empty(rows.shape[1], dtype=torch.float64)
+    parts = (part.data_ptr() for part in (rows, scales, total))
+    _compiled_sums()[1](*parts, len(rows), rows.shape[1] // _BLOCK)
+    return total
+
+
+@cache
+def _compiled_sums() -> tuple[Callable[..., None], Callable[..., None]]:
+    find = machine_code.compiled(machine_code.row_sums(_BLOCK))
+    return find("squares", 2, 2), find("scaled", 3, 2)
+
+
+# --- convolutions and pools ---------------------------------------------------------------------------
+
+
+def padded_images(images: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Images with zeros around them, and their memory, which goes on as far as a vector may reach."""
+    zeros, buffer = zeros_around(images, padding)
+    (high, wide), (_, rows, columns, _) = padding, images.shape
+    zeros[:, high : high + rows, wide : wide + columns] = images
+    return zeros, buffer
+
+
+def zeros_around(images: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Zeros of the shape of padded images, and the memory in which they lie."""
+    records, rows, columns, channels = images.shape
+    shape = (records, rows + 2 * padding[0], columns + 2 * padding[1], channels)
+    numbers = math.prod(shape)
+    buffer = images.new_zeros(numbers + _SLACK)
+    return buffer[:numbers].view(shape), buffer
+
+
+@cache
+def _compiled_pool(
+    kernel: tuple[int, int],
+    channels: int,
+    outer: int,
+    window: tuple[int, int],
+    pooled: tuple[int, int],
+    columns: int,
+    relu: bool,
+) -> Callable[..., None]:
+    module = machine_code.pooled_convolution(
+        kernel, channels, outer, window, pooled, columns, _lanes(outer), relu=relu
+    )
+    return machine_code.compiled(module)("pooled", 5, 2)
 
 
 def _lanes(line: int) -> int:

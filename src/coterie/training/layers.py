@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from coterie.training import kernels
 from coterie.training.contributions import Contribution, Lookups, Products, Rows
-from coterie.training.cpu_kernels import SparseConvolution
+from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
 from coterie.training.tiles import Tiles
 
 Weights = Mapping[str, Tensor]
@@ -337,6 +337,25 @@ class ConvRule(LayerRule):
         """Whether a kernel goes back from the places that a pool chose; it takes a step for each."""
         return not self.flat and self.groups == 1 and self.stride == (1, 1) and self.dilation == (1, 1)
 
+    def suits_fused_pool(self, weights: Weights, window: tuple[int, int]) -> bool:
+        """Whether a kernel convolves and pools at once: where channels are few."""
+        weight = weights["weight"]
+        fits = PooledConvolution.suits(weight.shape[1], window)
+        return self.channels < _MANY_CHANNELS and fits and weight.dtype == torch.float32
+
+    def forward_pooled(
+        self, inputs: Tensor, weights: Weights, window: tuple[int, int], *, relu: bool
+    ) -> tuple[Tensor, Tensor]:
+        """One client's outputs after a max pool, and the place of each within the outputs of its image."""
+        weight, bias = weights["weight"][0], weights["bias"][0] if self.biased else None
+        size = (inputs.shape[2], inputs.shape[3])
+        kernel = PooledConvolution(
+            self.kernel, self.channels, len(weight), self.padding, window, size, relu=relu
+        )
+        (images,) = _by_pixel(self._images(inputs))
+        pooled, places = kernel.run(images, weight, bias)
+        return pooled.permute(0, 3, 1, 2), places.permute(0, 3, 1, 2)
+
     def contributions_from_places(
         self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int
     ) -> dict[str, Rows]:
@@ -349,7 +368,8 @@ class ConvRule(LayerRule):
         """
         kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding)
         by_pixel = _by_pixel(self._images(inputs), gradient, places)
-        return {"weight": Rows(kernel.rows(*by_pixel), (0, 3, 1, 2)), "bias": Rows(gradient.sum(dim=(2, 3)))}
+        weight = Rows(kernel.rows(*by_pixel), (0, 3, 1, 2), compiled=True)
+        return {"weight": weight, "bias": Rows(gradient.sum(dim=(2, 3)))}
 
     def backward_from_places(
         self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int, weights: Weights

@@ -126,15 +126,14 @@ class Builder(ir.IRBuilder):
         return self.load(self.bitcast(self.at(base, *offsets), self.vector.as_pointer()), align=4)
 
     def write_vector(self, values: ir.Value, base: ir.Value, *offsets: ir.Value) -> None:
-        self.store(values, self.bitcast(self.at(base, *offsets), self.vector.as_pointer()), align=4)
+        self.store(values, self.bitcast(self.at(base, *offsets), values.type.as_pointer()), align=4)
 
     def spread(self, value: ir.Value) -> ir.Value:
         """A vector of one number."""
-        undefined, first = ir.Constant(self.vector, ir.Undefined), ir.IntType(32)
-        whole = self.insert_element(undefined, value, first(0))
-        return self.shuffle_vector(
-            whole, undefined, ir.Constant(ir.VectorType(first, self.vector.count), [0] * self.vector.count)
-        )
+        lanes, place = self.vector.count, ir.IntType(32)
+        undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+        whole = self.insert_element(undefined, value, place(0))
+        return self.shuffle_vector(whole, undefined, ir.Constant(ir.VectorType(place, lanes), [0] * lanes))
 
     def multiply_add(self, left: ir.Value, right: ir.Value, total: ir.Value) -> ir.Value:
         return self.call(self._multiply_add, [left, right, total])
@@ -237,5 +236,142 @@ def sparse_convolution(
             windows_, lambda window: c.count(outer_, lambda output: one_weight(record, window, output))
         ),
     )
+    c.ret_void()
+    return module
+
+
+def pooled_convolution(
+    kernel: tuple[int, int],
+    channels: int,
+    outer: int,
+    window: tuple[int, int],
+    pooled: tuple[int, int],
+    columns: int,
+    lanes: int,
+    *,
+    relu: bool,
+) -> ir.Module:
+    """A convolution of few channels, the largest of every window of its outputs, and which that was.
+
+    Args:
+        pooled: rows and columns of the pooled outputs.
+        columns: of the outputs.
+    """
+    module = ir.Module()
+    module.triple = llvm.get_default_triple()
+    made = function(module, "pooled", FLOATS, FLOATS, FLOATS, FLOATS, INTS, INT, INT)
+    padded, weights, bias, outputs, places, records, stride = made.args
+    b = Builder(made, lanes)
+    integers = ir.VectorType(INT, lanes)
+    padded_columns = columns + kernel[1] - 1
+    positions = [(down, across) for down in range(window[0]) for across in range(window[1])]
+
+    def one_window(record: ir.Value, row: ir.Value, column: ir.Value, first: int) -> None:
+        """So many outputs as a vector holds, from the first on."""
+        corner = b.add(b.mul(row, INT(window[0] * padded_columns)), b.mul(column, INT(window[1])))
+        image = b.add(b.mul(record, stride), b.mul(corner, INT(channels)))
+        sums = dict.fromkeys(positions, b.zero)
+        # Pixel by pixel: each is read once and serves all positions of the window that see it.
+        for y in range(kernel[0] + window[0] - 1):
+            for x in range(kernel[1] + window[1] - 1):
+                for channel in range(channels):
+                    at = INT((y * padded_columns + x) * channels + channel)
+                    pixel = b.spread(b.read(padded, image, at))
+                    for down, across in positions:
+                        i, j = y - down, x - across
+                        if 0 <= i < kernel[0] and 0 <= j < kernel[1]:
+                            tap = ((i * kernel[1] + j) * channels + channel) * outer + first
+                            weight = b.read_vector(weights, INT(tap))
+                            sums[down, across] = b.multiply_add(pixel, weight, sums[down, across])
+        best, chosen = sums[positions[0]], ir.Constant(integers, [0] * lanes)
+        for down, across in positions[1:]:
+            value = sums[down, across]
+            # As in torch: the first of equals, and what is no number wins.
+            wins = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
+            best = b.select(wins, value, best)
+            chosen = b.select(wins, ir.Constant(integers, [down * columns + across] * lanes), chosen)
+        best = b.fadd(best, b.read_vector(bias, INT(first)))
+        if relu:
+            passes = b.or_(b.fcmp_ordered(">", best, b.zero), b.fcmp_unordered("uno", best, best))
+            best = b.select(passes, best, b.zero)
+        corner = b.add(b.mul(row, INT(window[0] * columns)), b.mul(column, INT(window[1])))
+        chosen = b.add(chosen, b.spread(corner))
+        line = b.add(b.mul(record, INT(pooled[0])), row)
+        where = b.add(b.mul(b.add(b.mul(line, INT(pooled[1])), column), INT(outer)), INT(first))
+        b.write_vector(best, outputs, where)
+        b.write_vector(chosen, places, where)
+
+    def all_outputs(record: ir.Value, row: ir.Value, column: ir.Value) -> None:
+        for first in range(0, outer, lanes):
+            one_window(record, row, column, first)
+
+    b.count(
+        records,
+        lambda record: b.count(
+            INT(pooled[0]),
+            lambda row: b.count(INT(pooled[1]), lambda column: all_outputs(record, row, column)),
+        ),
+    )
+    b.ret_void()
+    return module
+
+
+def row_sums(block: int) -> ir.Module:
+    """Squared norms of float32 rows, and their scaled sum, both in float64; rows are so many whole blocks."""
+    module = ir.Module()
+    module.triple = llvm.get_default_triple()
+    lanes = 8
+    wide = ir.VectorType(DOUBLE, lanes)
+    zero = ir.Constant(wide, [0.0] * lanes)
+    parts = range(0, block, lanes)
+    multiply_add = ir.Function(module, ir.FunctionType(wide, [wide] * 3), f"llvm.fma.v{lanes}f64")
+
+    squares = function(module, "squares", FLOATS, DOUBLES, INT, INT)
+    rows, found, records, blocks = squares.args
+    b = Builder(squares, lanes)
+
+    def one_norm(record: ir.Value) -> None:
+        row = b.mul(b.mul(record, blocks), INT(block))
+
+        def add_block(turn: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            at = b.add(row, b.mul(turn, INT(block)))
+            values = [b.fpext(b.read_vector(rows, at, INT(part)), wide) for part in parts]
+            return [
+                b.call(multiply_add, [value, value, total]) for value, total in zip(values, sums, strict=True)
+            ]
+
+        sums = b.carry(blocks, [zero] * len(parts), add_block)
+        while len(sums) > 1:
+            sums = [b.fadd(left, right) for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        lane_sums = [b.extract_element(sums[0], ir.IntType(32)(lane)) for lane in range(lanes)]
+        total = lane_sums[0]
+        for value in lane_sums[1:]:
+            total = b.fadd(total, value)
+        b.store(total, b.at(found, record))
+
+    b.count(records, one_norm)
+    b.ret_void()
+
+    scaled = function(module, "scaled", FLOATS, DOUBLES, DOUBLES, INT, INT)
+    rows_, scales, sums_, records_, blocks_ = scaled.args
+    c = Builder(scaled, lanes)
+
+    def one_block(place: ir.Value) -> None:
+        first = c.mul(place, INT(block))
+        width = c.mul(blocks_, INT(block))
+
+        def add_record(record: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
+            scale = c.spread(c.read(scales, record))
+            at = c.add(c.mul(record, width), first)
+            values = [c.fpext(c.read_vector(rows_, at, INT(part)), wide) for part in parts]
+            return [
+                c.call(multiply_add, [scale, value, total])
+                for value, total in zip(values, totals, strict=True)
+            ]
+
+        for part, total in zip(parts, c.carry(records_, [zero] * len(parts), add_record), strict=True):
+            c.write_vector(total, sums_, first, INT(part))
+
+    c.count(blocks_, one_block)
     c.ret_void()
     return module
