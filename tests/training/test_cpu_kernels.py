@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.training import cpu_kernels
 from coterie.training.clipping import clipped_sum
-from coterie.training.cpu_kernels import SparseConvolution
+from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
 from coterie.training.learner import Batch, Learner
 
 CPU = torch.device("cpu")
@@ -33,12 +34,17 @@ CONVOLUTIONS = {
 
 
 @pytest.fixture(params=[False, True], ids=["widest", "narrow"])
-def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Also the code for a processor with AVX2 alone."""
+    compiled = (cpu_kernels._compiled_rows, cpu_kernels._compiled_back, cpu_kernels._compiled_pool)
     if request.param:
-        target = cpu_kernels.machine_code.machine()[0]
         monkeypatch.setattr(cpu_kernels, "LANES", 8)
-        monkeypatch.setattr(cpu_kernels.machine_code, "machine", lambda: (target, 8, 10))
+        monkeypatch.setattr(cpu_kernels.machine_code, "machine", lambda: (8, 10))
+        for function in compiled:
+            function.cache_clear()
+    yield
+    for function in compiled if request.param else ():
+        function.cache_clear()
 
 
 def pooled(layer: nn.Conv2d, window: tuple[int, int], images: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -62,7 +68,7 @@ def test_the_way_back_from_a_pools_places(name: str) -> None:
     images = torch.randn(5, *shape).contiguous(memory_format=LAST)
     gradient, places, whole = pooled(layer, window, images)
     assert 0 < int(whole.count_nonzero()) <= gradient.numel()
-    kernel = SparseConvolution(layer.kernel_size, shape[0], whole.shape[3], layer.padding)
+    kernel = SparseConvolution(layer.kernel_size, shape[0], whole.shape[3], layer.padding, window)
     parts = [part.permute(0, 2, 3, 1) for part in (images, gradient, places)]
     rows = kernel.rows(*parts).permute(0, 1, 4, 2, 3)
     weights, exact = layer.weight.detach(), copy.deepcopy(layer).double()
@@ -70,7 +76,7 @@ def test_the_way_back_from_a_pools_places(name: str) -> None:
         one = images[record : record + 1].double().requires_grad_()
         found = torch.autograd.grad(exact(one), [exact.weight, one], whole[record : record + 1].double())
         torch.testing.assert_close(row, found[0].float(), rtol=1e-5, atol=1e-5)
-        if SparseConvolution.goes_back(layer.kernel_size, shape[0]):
+        if kernel.goes_back(layer.out_channels):
             back = kernel.back(*parts, weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
             torch.testing.assert_close(back[record], found[1][0].float(), rtol=1e-5, atol=1e-5)
 
@@ -86,13 +92,13 @@ def test_a_record_leaves_the_bits_of_its_neighbours_alone(name: str, poison: flo
     layer = make()
     images = torch.randn(3, *shape).contiguous(memory_format=LAST)
     gradient, places, whole = pooled(layer, window, images)
-    kernel = SparseConvolution(layer.kernel_size, shape[0], whole.shape[3], layer.padding)
+    kernel = SparseConvolution(layer.kernel_size, shape[0], whole.shape[3], layer.padding, window)
     weights = layer.weight.detach().permute(0, 2, 3, 1)
 
     def both(images: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
         parts = [part.permute(0, 2, 3, 1) for part in (images, gradient, places)]
         found = [kernel.rows(*parts)]
-        if SparseConvolution.goes_back(layer.kernel_size, shape[0]):
+        if kernel.goes_back(layer.out_channels):
             found.append(kernel.back(*parts, weights))
         return found
 
@@ -102,6 +108,58 @@ def test_a_record_leaves_the_bits_of_its_neighbours_alone(name: str, poison: flo
         for before, after in zip(usual, both(images, gradient), strict=True):
             assert torch.equal(before[[0, 2]], after[[0, 2]])
         assert not torch.isfinite(both(images, gradient)[0][1]).all()
+
+
+@needs_llvm
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("name", ["papers' first", "colour in whole vectors", "no padding"])
+@pytest.mark.usefixtures("narrow")
+def test_convolution_and_pool_at_once(name: str, relu: bool) -> None:
+    """Outputs and places of torch's two operations, ties and what is no number included."""
+    torch.manual_seed(0)
+    shape, make, window = {
+        "papers' first": CONVOLUTIONS["papers' first"],
+        "colour in whole vectors": ((3, 11, 9), lambda: nn.Conv2d(3, 8, (3, 2), padding=(1, 0)), (2, 3)),
+        "no padding": ((1, 7, 7), lambda: nn.Conv2d(1, 32, 3, bias=False), (3, 3)),
+    }[name]
+    layer, images = make(), torch.randn(4, *shape).contiguous(memory_format=LAST)
+    images[1] = 0.0
+    images[2, 0, 3, 4] = math.nan
+    sizes = (shape[0], layer.out_channels, layer.padding, window, shape[1:])
+    assert PooledConvolution.suits(layer.out_channels, window)
+    kernel = PooledConvolution(layer.kernel_size, *sizes, relu=relu)
+    bias = None if layer.bias is None else layer.bias.detach()
+    found, places = kernel.run(images.permute(0, 2, 3, 1), layer.weight.detach(), bias)
+    with torch.no_grad():
+        expected, chosen = torch.ops.aten.max_pool2d_with_indices(layer(images), window)
+    torch.testing.assert_close(
+        found.permute(0, 3, 1, 2),
+        expected.relu() if relu else expected,
+        rtol=1e-5,
+        atol=1e-5,
+        equal_nan=True,
+    )
+    assert float((places.permute(0, 3, 1, 2) == chosen).double().mean()) > 0.999  # but for rounding
+    assert torch.equal(places[1], chosen[1].permute(1, 2, 0))  # of equals, the first
+    poisoned = torch.isnan(found[2])
+    assert poisoned.any()
+    assert torch.equal(places[2][poisoned], chosen[2].permute(1, 2, 0)[poisoned])
+
+
+@needs_llvm
+def test_norms_and_sums_of_rows() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(7, 192) * 10.0 ** torch.arange(-3, 4)[:, None]
+    scales = torch.rand(7, dtype=torch.float64)
+    assert cpu_kernels.suits_rows(rows)
+    assert not any(
+        cpu_kernels.suits_rows(other) for other in (rows[:, :100], rows.double(), rows[:0], rows.mT)
+    )
+    exact = rows.double()
+    torch.testing.assert_close(cpu_kernels.squared_norms(rows), exact.square().sum(1), rtol=1e-14, atol=0)
+    torch.testing.assert_close(cpu_kernels.scaled_sum(rows, scales), scales @ exact, rtol=1e-14, atol=1e-13)
+    rows[3, 5] = math.inf
+    assert torch.isinf(cpu_kernels.squared_norms(rows)).tolist() == [at == 3 for at in range(7)]
 
 
 def learner_of(monkeypatch: pytest.MonkeyPatch, *, compiled: bool) -> Learner:

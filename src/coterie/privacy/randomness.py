@@ -28,7 +28,7 @@ _Words = npt.NDArray[np.uint64]
 _KEY_BYTES = 32
 _SIMULATION_PREFIX = "simulation:"
 # Large draws are made in pieces that stay in the processor's cache.
-_PIECE = 8192
+_PIECE = 32_768
 # Normals are made in blocks, so that no operation runs on few numbers; what is left waits for the next draw.
 _NORMALS = 1024
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53

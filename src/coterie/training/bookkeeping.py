@@ -348,12 +348,14 @@ class _PooledConvolution(Stage):
             whole = rule.put_back(inputs, gradient, places, columns)
             layer.note(inputs, whole)
             return rule.backward(inputs, whole, layer.weights(), layer.notes.tiles) if needed else gradient
-        found = rule.contributions_from_places(inputs, gradient, places, columns)
+        found = rule.contributions_from_places(inputs, gradient, places, columns, self._pool.window)
         layer.notes.formed[layer.where] = found
         layer.notes.numbers += 3 * (inputs.numel() + sum(part.numbers for part in found.values()))
         if not needed:
             return gradient
-        return rule.backward_from_places(inputs, gradient, places, columns, layer.weights())
+        return rule.backward_from_places(
+            inputs, gradient, places, columns, self._pool.window, layer.weights()
+        )
 
 
 def _differentiate(losses: Losses, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from torch import Tensor
 try:
     from coterie.training import llvm_code as machine_code
 
-    LANES = machine_code.machine()[1]
+    LANES = machine_code.machine()[0]
 except ImportError:
     machine_code = None  # type: ignore[assignment]
     LANES = 0
 
+_GROUPS = (32, 16, 8)
 _MOST_PLACES = 9
 _SLACK = 16
 """Numbers after the last record that a vector may reach into."""
@@ -32,36 +33,28 @@ def available() -> bool:
 
 
 class SparseConvolution:
-    """The way back through a convolution of stride 1 that a max pool follows, for one kernel and image size.
+    """The way back through a convolution of stride 1 that a max pool follows, for one size of images.
 
     Args:
         kernel: height and width.
         columns: of the outputs.
         padding: lines and columns of zeros around the inputs.
+        window: of the pool; windows do not overlap.
     """
 
     def __init__(
-        self, kernel: tuple[int, int], channels: int, columns: int, padding: tuple[int, int]
+        self,
+        kernel: tuple[int, int],
+        channels: int,
+        columns: int,
+        padding: tuple[int, int],
+        window: tuple[int, int],
     ) -> None:
-        self._height, self._width = kernel
+        self._kernel = kernel
         self._channels = channels
+        self._columns = columns
         self._padding = padding
-        self._line = kernel[1] * channels
-        self._lanes = _lanes(self._line)
-        self._vectors = -(-self._line // self._lanes)
-        padded_columns = columns + kernel[1] - 1
-        self._rows, self._back = _compiled(
-            kernel[0], self._line, self._vectors, self._lanes, channels, columns, padded_columns
-        )
-
-    @staticmethod
-    def goes_back(kernel: tuple[int, int], channels: int) -> bool:
-        """Whether the gradient at the inputs can be had: where vectors cover a line of the kernel exactly.
-
-        Otherwise they would reach into what follows a record, and that is another's.
-        """
-        line = kernel[1] * channels
-        return line % _lanes(line) == 0
+        self._window = window
 
     def rows(self, images: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
         """Every record's weight gradient: (records, outer, kernel height, kernel width, channels).
@@ -71,15 +64,24 @@ class SparseConvolution:
             gradient: at the pooled outputs, (records, rows, columns, outer).
             places: of the outputs that each pooled output came from, within their image; of the same shape.
         """
-        gradient, places = gradient.contiguous(), places.contiguous()
-        records, outer = len(gradient), gradient.shape[3]
+        line = self._kernel[1] * self._channels
+        covered = -(-line // _lanes(line)) * _lanes(line)
         padded, buffer = padded_images(images, self._padding)
-        covered = self._vectors * self._lanes
-        formed = images.new_empty(records, outer, self._height, covered)
-        self._run(self._rows, buffer, gradient, places, formed, padded)
-        if covered != self._line:
-            formed = formed[..., : self._line].contiguous()
-        return formed.view(records, outer, self._height, self._width, self._channels)
+        formed = images.new_empty(len(images), gradient.shape[3], self._kernel[0], covered)
+        kernel = _compiled_rows(self._kernel, self._channels, self._columns)
+        _run(kernel, buffer, gradient, places, formed, padded)
+        if covered != line:
+            formed = formed[..., :line].contiguous()
+        return formed.view(*formed.shape[:2], *self._kernel, self._channels)
+
+    def goes_back(self, outer: int) -> bool:
+        """Whether `back` can be had: where vectors cover a line of the kernel, and groups the outputs.
+
+        Otherwise vectors would reach into what follows a record, and that is another's.
+        """
+        line = self._kernel[1] * self._channels
+        few = self._window[0] * self._window[1] <= _MOST_PLACES
+        return line % _lanes(line) == 0 and outer % _GROUPS[-1] == 0 and few
 
     def back(self, images: Tensor, gradient: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """The gradient at the inputs, of their shape; arguments as in `rows`.
@@ -87,29 +89,31 @@ class SparseConvolution:
         Args:
             weights: (outer, kernel height, kernel width, channels).
         """
-        weights, gradient, places = weights.contiguous(), gradient.contiguous(), places.contiguous()
         padded, buffer = zeros_around(images, self._padding)
-        self._run(self._back, weights, gradient, places, buffer, padded)
+        kernel = _compiled_back(
+            self._kernel, self._channels, self._columns, self._window, gradient.shape[2], gradient.shape[3]
+        )
+        _run(kernel, weights.contiguous(), gradient, places, buffer, padded)
         (high, wide), (_, rows, columns, _) = self._padding, images.shape
         return padded[:, high : high + rows, wide : wide + columns]
 
-    def _run(
-        self,
-        kernel: Callable[..., None],
-        first: Tensor,
-        gradient: Tensor,
-        places: Tensor,
-        last: Tensor,
-        padded: Tensor,
-    ) -> None:
-        kinds = {part.dtype for part in (first, gradient, last)}
-        assert kinds == {torch.float32}
-        assert places.dtype == torch.int64
-        assert places.shape == gradient.shape
-        records, rows, columns, outer = gradient.shape
-        if gradient.numel() > 0:
-            parts = (part.data_ptr() for part in (first, gradient, places, last))
-            kernel(*parts, records, rows * columns, outer, padded[0].numel())
+
+def _run(
+    kernel: Callable[..., None],
+    first: Tensor,
+    gradient: Tensor,
+    places: Tensor,
+    last: Tensor,
+    padded: Tensor,
+) -> None:
+    gradient, places = gradient.contiguous(), places.contiguous()
+    assert {part.dtype for part in (first, gradient, last)} == {torch.float32}
+    assert places.dtype == torch.int64
+    assert places.shape == gradient.shape
+    records, rows, columns, outer = gradient.shape
+    if gradient.numel() > 0:
+        parts = (part.data_ptr() for part in (first, gradient, places, last))
+        kernel(*parts, records, rows * columns, outer, padded[0].numel())
 
 
 class PooledConvolution:
@@ -246,10 +250,31 @@ def _lanes(line: int) -> int:
     return LANES if line > 8 else 8
 
 
+def _lines(kernel: tuple[int, int], channels: int, columns: int) -> "machine_code.Lines":
+    line = kernel[1] * channels
+    lanes = _lanes(line)
+    vectors = -(-line // lanes)
+    return machine_code.Lines(
+        kernel[0], line, vectors, lanes, channels, columns, padded_columns=columns + kernel[1] - 1
+    )
+
+
 @cache
-def _compiled(
-    height: int, line: int, vectors: int, lanes: int, channels: int, columns: int, padded_columns: int
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    module = machine_code.sparse_convolution(height, line, vectors, lanes, channels, columns, padded_columns)
-    find = machine_code.compiled(module)
-    return find("rows", 4, 4), find("back", 4, 4)
+def _compiled_rows(kernel: tuple[int, int], channels: int, columns: int) -> Callable[..., None]:
+    module = machine_code.weight_rows(_lines(kernel, channels, columns))
+    return machine_code.compiled(module)("rows", 4, 4)
+
+
+@cache
+def _compiled_back(
+    kernel: tuple[int, int],
+    channels: int,
+    columns: int,
+    window: tuple[int, int],
+    pooled_columns: int,
+    outer: int,
+) -> Callable[..., None]:
+    group = next(size for size in _GROUPS if outer % size == 0)
+    lines = _lines(kernel, channels, columns)
+    module = machine_code.input_gradient(lines, window, pooled_columns, outer, group)
+    return machine_code.compiled(module)("back", 4, 4)

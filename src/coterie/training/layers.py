@@ -357,7 +357,7 @@ class ConvRule(LayerRule):
         return pooled.permute(0, 3, 1, 2), places.permute(0, 3, 1, 2)
 
     def contributions_from_places(
-        self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int
+        self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int, window: tuple[int, int]
     ) -> dict[str, Rows]:
         """What each record adds to the gradients.
 
@@ -365,22 +365,30 @@ class ConvRule(LayerRule):
             gradient: at the pooled outputs.
             places: of the outputs that were chosen, within their image.
             columns: of the outputs.
+            window: of the pool.
         """
-        kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding)
+        kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding, window)
         by_pixel = _by_pixel(self._images(inputs), gradient, places)
         weight = Rows(kernel.rows(*by_pixel), (0, 3, 1, 2), compiled=True)
         return {"weight": weight, "bias": Rows(gradient.sum(dim=(2, 3)))}
 
     def backward_from_places(
-        self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int, weights: Weights
+        self,
+        inputs: Tensor,
+        gradient: Tensor,
+        places: Tensor,
+        columns: int,
+        window: tuple[int, int],
+        weights: Weights,
     ) -> Tensor:
         """The gradient at the inputs; arguments as before, and one client's weights."""
-        if not SparseConvolution.goes_back(self.kernel, self.channels):
+        kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding, window)
+        weight = weights["weight"][0]
+        if not kernel.goes_back(len(weight)):
             whole = self.put_back(inputs, gradient, places, columns)
-            return self._convolve_back(self._images(inputs), whole, weights["weight"][0])
-        kernel = SparseConvolution(self.kernel, self.channels, columns, self.padding)
-        by_pixel = _by_pixel(self._images(inputs), gradient, places)
-        return kernel.back(*by_pixel, *_by_pixel(weights["weight"][0])).permute(0, 3, 1, 2)
+            return self._convolve_back(self._images(inputs), whole, weight)
+        images, by_pixel, where, taps = _by_pixel(self._images(inputs), gradient, places, weight)
+        return kernel.back(images, by_pixel, where, taps).permute(0, 3, 1, 2)
 
     def put_back(self, inputs: Tensor, gradient: Tensor, places: Tensor, columns: int) -> Tensor:
         """The gradient at all outputs, zero where the pool chose another."""

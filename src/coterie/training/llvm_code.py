@@ -7,6 +7,7 @@ stay in registers.
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -17,29 +18,30 @@ FLOATS, DOUBLES, INTS = FLOAT.as_pointer(), DOUBLE.as_pointer(), INT.as_pointer(
 
 
 @cache
-def machine() -> tuple[llvm.TargetMachine, int, int]:
-    """This processor, the float32 numbers of one of its registers, and the registers that sums may fill.
+def machine() -> tuple[int, int]:
+    """The float32 numbers that a register of this processor holds, and the registers that sums may fill.
 
-    None of the wide registers: ImportError, as where LLVM itself is missing.
+    Without wide registers: ImportError, as where LLVM itself is missing.
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
-        lanes, registers = 16, 25
-    elif features.get("avx2") and features.get("fma"):
-        lanes, registers = 8, 10
-    else:
-        raise ImportError("no kernels for a processor without AVX2")
-    target = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, jit=True
-    )
-    return target, lanes, registers
+        return 16, 25
+    if features.get("avx2") and features.get("fma"):
+        return 8, 10
+    raise ImportError("no kernels for a processor without AVX2")
 
 
 def compiled(module: ir.Module) -> Callable[[str, int, int], Callable[..., None]]:
     """From the name of a function, and its numbers of pointers and of integers, to the function."""
-    target = machine()[0]
+    # An engine owns its target: each needs one of its own.
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        jit=True,
+    )
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -93,6 +95,21 @@ class Builder(ir.IRBuilder):
         self.position_at_end(after)
         return results
 
+    def until_zero(
+        self, start: list[ir.Value], body: Callable[[list[ir.Value]], list[ir.Value]]
+    ) -> list[ir.Value]:
+        """Run the body on what it gave before, at least once, until its first value is zero."""
+        before, head, after = self.block, self.append_basic_block(), self.append_basic_block()
+        self.branch(head)
+        self.position_at_end(head)
+        carried = [self._merged(value.type, {before: value}) for value in start]
+        results = body(carried)
+        for value, result in zip(carried, results, strict=True):
+            value.add_incoming(result, self.block)
+        self.cbranch(self.icmp_unsigned("!=", results[0], results[0].type(0)), head, after)
+        self.position_at_end(after)
+        return results
+
     def unless_zero(
         self, value: ir.Value, given: list[ir.Value], body: Callable[[], list[ir.Value]]
     ) -> list[ir.Value]:
@@ -122,15 +139,16 @@ class Builder(ir.IRBuilder):
     def read(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
         return self.load(self.at(base, *offsets))
 
-    def read_vector(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
-        return self.load(self.bitcast(self.at(base, *offsets), self.vector.as_pointer()), align=4)
+    def read_vector(self, base: ir.Value, *offsets: ir.Value, lanes: int | None = None) -> ir.Value:
+        kind = ir.VectorType(base.type.pointee, lanes or self.vector.count)
+        return self.load(self.bitcast(self.at(base, *offsets), kind.as_pointer()), align=4)
 
     def write_vector(self, values: ir.Value, base: ir.Value, *offsets: ir.Value) -> None:
         self.store(values, self.bitcast(self.at(base, *offsets), values.type.as_pointer()), align=4)
 
-    def spread(self, value: ir.Value) -> ir.Value:
+    def spread(self, value: ir.Value, lanes: int | None = None) -> ir.Value:
         """A vector of one number."""
-        lanes, place = self.vector.count, ir.IntType(32)
+        lanes, place = lanes or self.vector.count, ir.IntType(32)
         undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
         whole = self.insert_element(undefined, value, place(0))
         return self.shuffle_vector(whole, undefined, ir.Constant(ir.VectorType(place, lanes), [0] * lanes))
@@ -148,95 +166,137 @@ def function(module: ir.Module, name: str, *kinds: ir.Type) -> ir.Function:
     return made
 
 
-def sparse_convolution(
-    height: int, line: int, vectors: int, lanes: int, channels: int, columns: int, padded_columns: int
-) -> ir.Module:
-    """The way back through a convolution, from a gradient that is zero but at one place of every window.
+@dataclass(frozen=True)
+class Lines:
+    """How a convolution's kernel, and the images it runs over, lie in memory.
 
     Args:
-        height: lines of the convolution's kernel.
+        height: lines of the kernel.
         line: numbers in a line of it: width times channels.
         vectors, lanes: vectors that cover a line, and numbers in each.
         columns, padded_columns: of the outputs, and of the padded inputs.
     """
+
+    height: int
+    line: int
+    vectors: int
+    lanes: int
+    channels: int
+    columns: int
+    padded_columns: int
+
+    def corner(self, b: Builder, place: ir.Value) -> ir.Value:
+        """Where the patch of an output begins in the padded inputs."""
+        down = b.udiv(place, INT(self.columns))
+        across = b.add(place, b.mul(down, INT(self.padded_columns - self.columns)))
+        return b.mul(across, INT(self.channels))
+
+    def offset(self, row: int, vector: int) -> ir.Value:
+        """Of a vector of the kernel's line from the patch's beginning."""
+        return INT(row * self.padded_columns * self.channels + vector * self.lanes)
+
+    def parts(self) -> list[list[tuple[int, int]]]:
+        """All vectors of the kernel (row, place in the line), in parts that registers hold."""
+        at_once = max(1, machine()[1] // self.vectors)
+        return [
+            [(i, j) for i in range(first, min(first + at_once, self.height)) for j in range(self.vectors)]
+            for first in range(0, self.height, at_once)
+        ]
+
+
+def weight_rows(lines: Lines) -> ir.Module:
+    """Every record's weight gradient: for each output channel, the sum of the patches at its places."""
     module = ir.Module()
     module.triple = llvm.get_default_triple()
-    kinds = (FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+    made = function(module, "rows", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+    padded, gradient, places, formed, records, windows, outer, stride = made.args
+    b = Builder(made, lines.lanes)
 
-    def corner(b: Builder, place: ir.Value) -> ir.Value:
-        """Where the patch of an output begins in the padded inputs."""
-        down = b.udiv(place, INT(columns))
-        return b.mul(b.add(place, b.mul(down, INT(padded_columns - columns))), INT(channels))
-
-    def offset(row: int, vector: int) -> ir.Value:
-        return INT(row * padded_columns * channels + vector * lanes)
-
-    # Every record's weight gradient: for each output channel, the sum of patches at its places.
-    rows = function(module, "rows", *kinds)
-    padded, gradient, places, formed, records, windows, outer, stride = rows.args
-    b = Builder(rows, lanes)
-    at_once = max(1, machine()[2] // vectors)
-
-    def one_row(record: ir.Value, output: ir.Value, first: int) -> None:
-        """So many lines of the kernel as registers hold."""
-        lines = range(first, min(first + at_once, height))
+    def one_part(record: ir.Value, output: ir.Value, part: list[tuple[int, int]]) -> None:
         image, start = b.mul(record, stride), b.add(b.mul(b.mul(record, windows), outer), output)
 
-        def window(turn: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        def one_window(turn: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             where = b.add(start, b.mul(turn, outer))
             value = b.read(gradient, where)
 
             def add_patch() -> list[ir.Value]:
-                patch, scale = corner(b, b.read(places, where)), b.spread(value)
-                parts = [
-                    b.read_vector(padded, image, patch, offset(i, j)) for i in lines for j in range(vectors)
+                patch, scale = lines.corner(b, b.read(places, where)), b.spread(value)
+                seen = [b.read_vector(padded, image, patch, lines.offset(*at)) for at in part]
+                return [
+                    b.multiply_add(scale, values, total) for values, total in zip(seen, sums, strict=True)
                 ]
-                return [b.multiply_add(scale, part, total) for part, total in zip(parts, sums, strict=True)]
 
             return b.unless_zero(value, sums, add_patch)
 
-        sums = b.carry(windows, [b.zero] * (len(lines) * vectors), window)
-        row = b.mul(b.add(b.mul(record, outer), output), INT(height * vectors * lanes))
-        for position, total in enumerate(sums):
-            b.write_vector(total, formed, row, INT((first * vectors + position) * lanes))
+        row = b.mul(b.add(b.mul(record, outer), output), INT(lines.height * lines.vectors * lines.lanes))
+        sums = b.carry(windows, [b.zero] * len(part), one_window)
+        for (i, j), total in zip(part, sums, strict=True):
+            b.write_vector(total, formed, row, INT((i * lines.vectors + j) * lines.lanes))
 
-    b.count(
-        records,
-        lambda record: b.count(
-            outer,
-            lambda output: [one_row(record, output, first) for first in range(0, height, at_once)] and None,
-        ),
-    )
+    def all_parts(record: ir.Value, output: ir.Value) -> None:
+        for part in lines.parts():
+            one_part(record, output, part)
+
+    b.count(records, lambda record: b.count(outer, lambda output: all_parts(record, output)))
     b.ret_void()
+    return module
 
-    # The gradient at the padded inputs: the weights of each output channel, added at its places.
-    back = function(module, "back", *kinds)
-    weights, gradient_, places_, inputs, records_, windows_, outer_, stride_ = back.args
-    c = Builder(back, lanes)
 
-    def one_weight(record: ir.Value, window: ir.Value, output: ir.Value) -> None:
-        where = c.add(c.mul(c.add(c.mul(record, windows_), window), outer_), output)
-        value = c.read(gradient_, where)
+def input_gradient(
+    lines: Lines, window: tuple[int, int], pooled_columns: int, outer: int, group: int
+) -> ir.Module:
+    """The gradient at the padded inputs: each output channel's weights, times its gradient, at its places.
 
-        def add_weights() -> list[ir.Value]:
-            scale, own = c.spread(value), c.mul(output, INT(height * line))
-            image = c.add(c.mul(record, stride_), corner(c, c.read(places_, where)))
-            for i in range(height):
-                for j in range(vectors):
-                    weight = c.read_vector(weights, own, INT(i * line + j * lanes))
-                    total = c.read_vector(inputs, image, offset(i, j))
-                    c.write_vector(c.multiply_add(scale, weight, total), inputs, image, offset(i, j))
-            return []
+    The channels that chose the same place of a window are added up in registers before memory is touched.
 
-        c.unless_zero(value, [], add_weights)
+    Args:
+        group: channels that are looked at together; at most 64, and the outputs are whole groups.
+    """
+    module = ir.Module()
+    module.triple = llvm.get_default_triple()
+    made = function(module, "back", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+    weights, gradient, places, inputs, records, windows, _, stride = made.args
+    b = Builder(made, lines.lanes)
+    bits = ir.IntType(group)
+    trailing_zeros = ir.Function(module, ir.FunctionType(bits, [bits, ir.IntType(1)]), f"llvm.cttz.i{group}")
 
-    c.count(
-        records_,
-        lambda record: c.count(
-            windows_, lambda window: c.count(outer_, lambda output: one_weight(record, window, output))
-        ),
-    )
-    c.ret_void()
+    def one_place(where: ir.Value, image: ir.Value, place: ir.Value, part: list[tuple[int, int]]) -> None:
+        """Add what the channels of one group that chose this place send there."""
+        chosen = b.icmp_unsigned("==", b.read_vector(places, where, lanes=group), b.spread(place, group))
+        live = b.fcmp_unordered(
+            "!=", b.read_vector(gradient, where, lanes=group), b.spread(FLOAT(0.0), group)
+        )
+        mask = b.bitcast(b.and_(chosen, live), bits)
+        with b.if_then(b.icmp_unsigned("!=", mask, bits(0))):
+
+            def add_channel(left: list[ir.Value]) -> list[ir.Value]:
+                mask, *sums = left
+                channel = b.zext(b.call(trailing_zeros, [mask, ir.IntType(1)(1)]), INT)
+                scale = b.spread(b.read(gradient, where, channel))
+                own = b.mul(b.add(b.urem(where, INT(outer)), channel), INT(lines.height * lines.line))
+                taps = [b.read_vector(weights, own, INT(i * lines.line + j * lines.lanes)) for i, j in part]
+                added = [b.multiply_add(scale, tap, total) for tap, total in zip(taps, sums, strict=True)]
+                return [b.and_(mask, b.sub(mask, bits(1))), *added]
+
+            _, *sums = b.until_zero([mask, *[b.zero] * len(part)], add_channel)
+            patch = b.add(image, lines.corner(b, place))
+            for at, total in zip(part, sums, strict=True):
+                before = b.read_vector(inputs, patch, lines.offset(*at))
+                b.write_vector(b.fadd(before, total), inputs, patch, lines.offset(*at))
+
+    def one_window(record: ir.Value, turn: ir.Value) -> None:
+        start = b.mul(b.add(b.mul(record, windows), turn), INT(outer))
+        row, column = b.udiv(turn, INT(pooled_columns)), b.urem(turn, INT(pooled_columns))
+        corner = b.add(b.mul(row, INT(window[0] * lines.columns)), b.mul(column, INT(window[1])))
+        for first in range(0, outer, group):
+            for down in range(window[0]):
+                for across in range(window[1]):
+                    place = b.add(corner, INT(down * lines.columns + across))
+                    for part in lines.parts():
+                        one_place(b.add(start, INT(first)), b.mul(record, stride), place, part)
+
+    b.count(records, lambda record: b.count(windows, lambda turn: one_window(record, turn)))
+    b.ret_void()
     return module
 
 
