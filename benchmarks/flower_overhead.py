@@ -27,10 +27,10 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.keys import KeyFolder, make_keys, public_key_bytes
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import Asked, SelectMessage, SiteFacts, Split, TrainMessage
+from coterie.engines.flower.post import Patience
 from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import Door, OpenDoor, Upstream
 from coterie.engines.flower.runtime import Control
-from coterie.engines.flower.server import Patience
 from coterie.experiment.deployment import APP, Serving, on_grid
 from coterie.experiment.files import read_experiment
 from coterie.experiment.serving import ServedRound, Watcher

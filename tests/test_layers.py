@@ -18,7 +18,17 @@ DOORS: dict[str, set[str]] = {
     "models": {"data", "errors", "settings"},
     "training": {"data", "models", "privacy"},
     "algorithms": {"clustering", "groups", "privacy", "errors", "settings"},
-    "engines": {"algorithms", "training", "data", "models", "privacy", "errors", "settings", "files"},
+    "engines": {
+        "algorithms",
+        "groups",
+        "training",
+        "data",
+        "models",
+        "privacy",
+        "errors",
+        "settings",
+        "files",
+    },
     "experiment": {
         "engines",
         "algorithms",

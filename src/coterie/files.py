@@ -75,7 +75,18 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Replace a file of named arrays in one step."""
     scratch = path.with_name(f".{path.name}")
     save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, scratch)
+    sync(scratch)
     os.replace(scratch, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or what a folder names, is on the disk itself."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:

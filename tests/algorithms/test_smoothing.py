@@ -9,7 +9,8 @@ import pytest
 
 from coterie.algorithms.registry import algorithm_names
 from coterie.algorithms.smoothing import Smoothed, smoothed
-from coterie.experiment.runner import RunResult, build_algorithm, prepare, run
+from coterie.experiment.proposal import build_algorithm
+from coterie.experiment.runner import RunResult, prepare, run
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Unit
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from coterie.data import Task
 from coterie.errors import InputError
-from coterie.experiment import runner
+from coterie.experiment import proposal, runner
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import RoundReport, prepare
@@ -83,4 +83,4 @@ def test_views_that_cannot_be_made_are_refused(overrides: list[str], message: st
 def test_views_of_records_that_are_no_images_are_refused() -> None:
     task = Task(kind="classification", shape=(80,), classes=10, vocabulary=9)
     with pytest.raises(InputError, match=r"schedule\.augmentation: .* \[80\]; views are made of images"):
-        runner.augmentation_of(read_experiment(None, [*SMALL, VIEWS]), task)
+        proposal.augmentation_of(read_experiment(None, [*SMALL, VIEWS]), task)

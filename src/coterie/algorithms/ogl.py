@@ -211,12 +211,15 @@ class Grouped(Algorithm[GroupedState]):
 
     def round(self, state: GroupedState) -> Asking[GroupedState]:
         merges = state.round % self.period == 0  # line 9, epochs numbered from 1
-        return (yield from self._epoch(state, merges, self._training(1)))
+        return (yield from self._epoch(state, merges))
 
     @property
     def drafts(self) -> int:
         """How often the members of a group train before a release, sharing drafts without noise."""
         return 1
+
+    def local_training(self) -> LocalTraining:
+        return self._training(1)
 
     def _training(self, epochs: int) -> LocalTraining:
         """So many epochs of a worker in a row."""
@@ -234,9 +237,9 @@ class Grouped(Algorithm[GroupedState]):
             return training.epochs * records
         return training.iterations * min(training.batch, records)
 
-    def _epoch(self, state: GroupedState, merges: bool, training: LocalTraining) -> Asking[GroupedState]:
+    def _epoch(self, state: GroupedState, merges: bool) -> Asking[GroupedState]:
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
-        own = personal_models(state) if merges else None
+        own, training = personal_models(state) if merges else None, self.local_training()
         cohorts = []
         rates = _each("algorithm.rate", self.settings.rate, len(state.groups))
         expected = [rate * len(members) for rate, members in zip(rates, state.groups, strict=True)]
@@ -314,7 +317,10 @@ class DPOGLPlus(DPOGL):
     def round(self, state: GroupedState) -> Asking[GroupedState]:
         if (state.round + 1) % self.period:
             return replace(state, round=state.round + 1)
-        return (yield from self._epoch(state, True, self._training(self.period // self.drafts)))
+        return (yield from self._epoch(state, True))
+
+    def local_training(self) -> LocalTraining:
+        return self._training(self.period // self.drafts)
 
     @property
     def drafts(self) -> int:

@@ -449,6 +449,10 @@ class Algorithm(ABC, Generic[S]):
         """Who sees what when, where units watch each other; None where an observer sees every release."""
         return None
 
+    def local_training(self) -> LocalTraining | None:
+        """How a sampled member learns in every round; None where no cohort is ever asked."""
+        return None
+
     def local_gradients(self, records: int) -> int:
         """Gradients of single records in one local training of a sampled member with so many records."""
         return self.schedule.epochs * records

@@ -17,6 +17,7 @@ from coterie.algorithms.protocol import (
     Asking,
     Assignment,
     Findings,
+    LocalTraining,
     OwnChoice,
     PublicFacts,
     State,
@@ -62,6 +63,9 @@ class Smoothed(Algorithm[Any]):
 
     def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched | None:
         return self.algorithm.watched(facts, plan)
+
+    def local_training(self) -> LocalTraining | None:
+        return self.algorithm.local_training()
 
     def local_gradients(self, records: int) -> int:
         return self.algorithm.local_gradients(records)

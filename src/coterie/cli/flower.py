@@ -4,7 +4,7 @@ import json as jsonlib
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from coterie.engines.flower.joining import Joining, open_site
 from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key
 from coterie.engines.flower.messages import SiteFacts
 from coterie.engines.flower.node import Connection, attend
-from coterie.engines.flower.server import Patience
+from coterie.engines.flower.post import Patience
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving
 from coterie.experiment.deployment import serve as serve_experiment
@@ -21,6 +21,7 @@ from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
 from coterie.experiment.serving import ServedResult, ServedRound, Watcher
 from coterie.experiment.simulation import simulate as simulate_on_ray
+from coterie.privacy.guarantee import round_up
 
 
 @contextmanager
@@ -130,23 +131,33 @@ def _read_truth(path: Path | None) -> dict[str, int] | None:
 
 def show(result: ServedResult) -> None:
     """The result as a person wants to read it."""
-    rows = [
-        (
-            name,
-            str(cluster),
-            f"{result.participation.get(name, {}).get('answered', 0)}",
-            f"{result.participation.get(name, {}).get('missed', 0)}",
-            f"{result.asked[name]:.2f}",
-            "" if result.accuracy is None else f"{result.accuracy.per_client.get(name, float('nan')):.1%}",
-        )
-        for name, cluster in result.clusters.items()
-    ]
-    headings = ["site", "cluster", "answered", "missed", "epsilon asked", "accuracy"]
-    print_table(headings, rows, title=f"{result.algorithm}, {result.rounds} rounds over Flower")
+    columns: dict[str, Callable[[str], str | None]] = {
+        "site": lambda name: name,
+        # Where sites choose for themselves, or are sampled in secret, the server does not tell.
+        "cluster": lambda name: str(result.clusters[name]) if result.clusters else None,
+        "answered": lambda name: _tally(result, name, "answered"),
+        "missed": lambda name: _tally(result, name, "missed"),
+        "epsilon asked": lambda name: round_up(result.asked[name]),
+        "accuracy": lambda name: _accuracy(result, name),
+    }
+    cells = {heading: [value(name) for name in result.asked] for heading, value in columns.items()}
+    shown = {heading: column for heading, column in cells.items() if any(cell is not None for cell in column)}
+    rows = [tuple(cell or "" for cell in row) for row in zip(*shown.values(), strict=True)]
+    print_table(list(shown), rows, title=f"{result.algorithm}, {result.rounds} rounds over Flower")
     for warning in result.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False)
     out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"run folder: {result.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _tally(result: ServedResult, name: str, what: str) -> str | None:
+    return str(result.participation.get(name, {}).get(what, 0)) if result.participation else None
+
+
+def _accuracy(result: ServedResult, name: str) -> str | None:
+    if result.accuracy is None or name not in result.accuracy.per_client:
+        return None
+    return f"{result.accuracy.per_client[name]:.1%}"
 
 
 # --- join -------------------------------------------------------------------------------------------

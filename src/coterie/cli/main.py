@@ -246,6 +246,10 @@ def join(
         bool,
         typer.Option("--report-accuracy", help="Allow reports on held-out records: a caveat."),
     ] = False,
+    trust_server: Annotated[
+        bool,
+        typer.Option("--trust-server", help="Units client, worker: let it see clipped updates in the clear."),
+    ] = False,
     noise_seed: Annotated[
         int | None, typer.Option("--noise-seed", help="For tests: repeatable noise, private against nobody.")
     ] = None,
@@ -264,7 +268,15 @@ def join(
     if plaintext != (ca is None and key is None):
         raise InputError("--ca and --key: needed, unless --plaintext asks for a trial without any")
     joining = Joining(
-        data, epsilon, delta, name, state, tuple(allow_model or ()), report_accuracy, noise_seed
+        data,
+        epsilon,
+        delta,
+        name,
+        state,
+        tuple(allow_model or ()),
+        report_accuracy,
+        noise_seed,
+        trust_server,
     )
     command.join(joining, Connection(server, ca, key))
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import State
 from coterie.errors import InputError
+from coterie.files import sync
 from coterie.privacy import LedgerHead
 
 FORMAT = 1
@@ -57,11 +58,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         (scratch / PERSONAL).touch(mode=0o600)
         save_file(dict(checkpoint.personal), scratch / PERSONAL)
     for written in scratch.iterdir():
-        _sync(written)
+        sync(written)
     if target.exists():
         shutil.rmtree(target)
     scratch.rename(target)
-    _sync(folder)
+    sync(folder)
     for older in sorted(folder.glob("round-*")):
         if older != target:
             shutil.rmtree(older)
@@ -108,11 +109,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_frozen(inner) for inner in value)
     return value
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

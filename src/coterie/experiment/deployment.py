@@ -11,12 +11,12 @@ from flwr.serverapp import Grid
 from coterie.engines.flower import server
 from coterie.engines.flower.keys import KeyFolder
 from coterie.engines.flower.link import open_link
-from coterie.engines.flower.server import Patience, Post
+from coterie.engines.flower.post import Patience, Post
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import check_same_experiment
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable
+from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable, trusts_server
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedRes
     """Serve an experiment from its first round, or from where it stopped, to its end."""
     files = RunFolder(serving.out)
     check_servable(experiment)
-    if experiment.seeds.noise is not None:
+    if experiment.seeds.noise is not None and not trusts_server(experiment):
         raise InputError(
             "seeds.noise: noise is the sites' own (coterie join --noise-seed); allowed here: null"
         )

@@ -14,7 +14,7 @@ from coterie.experiment import checkpoint
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import Json, RunFolder, read_json, read_lines
 from coterie.experiment.promises import Promise
-from coterie.experiment.runner import build_algorithm
+from coterie.experiment.proposal import build_algorithm
 from coterie.groups import Structure, Watched
 from coterie.privacy import Books, Guarantee, PlannedRelease, PrivacyPlan, guarantee
 from coterie.privacy.guarantee import round_up

@@ -1,6 +1,5 @@
 """One run from experiment to result: prepare, prove the budget, open the ledger, rounds, evaluate, report."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie import __version__
-from coterie.algorithms import AnyAlgorithm, find_algorithm
-from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State, Vector
-from coterie.algorithms.smoothing import smoothed
+from coterie.algorithms import AnyAlgorithm
+from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State
 from coterie.data import (
     ClustersFederation,
     Federation,
@@ -23,8 +20,7 @@ from coterie.data import (
     load_dataset,
     whole_test,
 )
-from coterie.data.records import Task
-from coterie.engines.clients import behaviour, build_learner
+from coterie.engines.clients import behaviour
 from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
@@ -49,9 +45,10 @@ from coterie.experiment.metrics import (
     round_line,
     same_partition,
 )
-from coterie.experiment.promises import Promise, make_promise
+from coterie.experiment.promises import Promise
+from coterie.experiment.proposal import Population, Proposal, delta_caveats, propose
 from coterie.experiment.schema import Experiment
-from coterie.models import blamed, build_model
+from coterie.models import blamed
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -71,7 +68,6 @@ from coterie.privacy import (
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Batch, Learner
-from coterie.training.parameters import flatten
 from coterie.training.scoring import evaluate, evaluate_clients
 
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
@@ -172,11 +168,27 @@ class Prepared:
 
     experiment: Experiment
     federation: Federation
-    learner: Learner
-    algorithm: AnyAlgorithm
-    facts: PublicFacts
-    promise: Promise
-    augmentation: Augmentation | None
+    proposal: Proposal
+
+    @property
+    def learner(self) -> Learner:
+        return self.proposal.learner
+
+    @property
+    def algorithm(self) -> AnyAlgorithm:
+        return self.proposal.algorithm
+
+    @property
+    def facts(self) -> PublicFacts:
+        return self.proposal.facts
+
+    @property
+    def promise(self) -> Promise:
+        return self.proposal.promise
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        return self.proposal.augmentation
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -207,45 +219,32 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     """
     if federation is None:
         federation = load_federation(experiment)
-    additive = find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive
-    learner = build_learner(
-        experiment.model,
+    population = population_of(federation)
+
+    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
+        return _caveats(experiment, federation, population, learner, budgets)
+
+    found = propose(experiment, population, _device(experiment), caveats)
+    return Prepared(experiment, federation, found)
+
+
+def population_of(federation: Federation) -> Population:
+    """What is public about the clients of a simulated federation."""
+    return Population(
         federation.task,
-        experiment.seeds.simulation,
-        _device(experiment),
-        additive=additive,
-        max_memory=experiment.engine.max_bytes,
+        {client.name: len(client.train) for client in federation.clients},
+        federation.structure,
+        truth_of(federation),
+        {client.name: len(client.test) for client in federation.clients},
     )
-    algorithm = build_algorithm(experiment, truth_of(federation))
-
-    def initialise(seed: int) -> Vector:
-        return flatten(build_model(experiment.model, federation.task, seed, additive=additive))
-
-    facts = PublicFacts(
-        clients=tuple(client.name for client in federation.clients),
-        records={client.name: len(client.train) for client in federation.clients},
-        parameters=learner.layout.size,
-        initialise=initialise,
-        layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
-        structure=federation.structure,
-    )
-    privacy = experiment.privacy
-    draft = algorithm.plan(facts)
-    budgets = {
-        unit.subject: Budget(
-            privacy.epsilon_of(unit.subject),
-            privacy.delta_of(unit.subject) or default_delta(_protected(draft, unit.subject, facts)),
-        )
-        for unit in draft.units
-    }
-    caveats = list(_caveats(experiment, federation, learner, budgets))
-    promise = make_promise(algorithm, facts, draft, budgets, privacy, caveats)
-    augmentation = augmentation_of(experiment, federation.task)
-    return Prepared(experiment, federation, learner, algorithm, facts, promise, augmentation)
 
 
 def _caveats(
-    experiment: Experiment, federation: Federation, learner: Learner, budgets: Mapping[str, Budget]
+    experiment: Experiment,
+    federation: Federation,
+    population: Population,
+    learner: Learner,
+    budgets: Mapping[str, Budget],
 ) -> Iterator[str]:
     """What the sentence must add because of how this run is set up."""
     yield HELD_OUT
@@ -253,7 +252,7 @@ def _caveats(
         yield REFERENCES
     if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
         yield SHARED_RECORDS
-    yield from _delta_caveats(experiment, federation, budgets)
+    yield from delta_caveats(experiment, population, budgets)
     if experiment.seeds.noise is not None:
         yield SEEDED
     if experiment.privacy.unit is Unit.CLIENT:
@@ -265,26 +264,6 @@ def _caveats(
         yield f"a record is a window of text, and a character is in up to {windows} of them"
     if experiment.privacy.unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
         yield drawn
-
-
-def _delta_caveats(
-    experiment: Experiment, federation: Federation, budgets: Mapping[str, Budget]
-) -> Iterator[str]:
-    """A delta of one over the number of units allows to publish one of them outright."""
-    if experiment.privacy.unit is not Unit.RECORD:
-        clients = len(federation.clients)
-        if max(budget.delta for budget in budgets.values()) >= 1 / clients:
-            yield f"delta is not below 1/{clients}, the share of one {experiment.privacy.unit}"
-        return
-    for client in federation.clients:
-        if budgets[client.name].delta >= 1 / len(client.train):
-            yield f"delta is not below 1/{len(client.train)}, the share of one record of {client.name}"
-            return
-
-
-def _protected(plan: PrivacyPlan, subject: str, facts: PublicFacts) -> int:
-    """How many units there are beside the one that is protected: what delta must be small against."""
-    return facts.records[subject] if plan.unit is Unit.RECORD else len(facts.clients)
 
 
 def _wants_references(experiment: Experiment, federation: Federation, parameters: int) -> bool:
@@ -438,11 +417,11 @@ class Run:
             self._keep_caveats()
             return secret
         key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
-        secret = RunSecret(key, data, plan)
+        secret, proposal = RunSecret(key, data, plan), self.prepared.proposal
         with folder.new_folder(self.files.path) as scratch:
             files = RunFolder(scratch)
             secret.save(files.secret)
-            folder.write_json(files.federation, self._federation_facts())
+            folder.write_json(files.federation, proposal.population.facts(proposal.facts.parameters))
             folder.write_json(files.plan, self.prepared.plan.to_json())
             folder.write_json(files.guarantee, self.prepared.guarantee.to_json())
             if (leakage := self.prepared.promise.leakage_facts()) is not None:
@@ -456,27 +435,9 @@ class Run:
         stored = Guarantee.from_json(folder.read_json(self.files.guarantee)).caveats
         both = tuple(dict.fromkeys((*stored, *promise.guarantee.caveats)))
         promise = replace(promise, guarantee=replace(promise.guarantee, caveats=both))
-        self.prepared = replace(self.prepared, promise=promise)
+        self.prepared = replace(self.prepared, proposal=replace(self.prepared.proposal, promise=promise))
         if both != stored:
             folder.write_json(self.files.guarantee, promise.guarantee.to_json())
-
-    def _federation_facts(self) -> dict[str, Any]:
-        federation, truth = self.prepared.federation, self._truth()
-        return {
-            "coterie": __version__,
-            "task": federation.task.kind,
-            "classes": federation.task.classes,
-            "parameters": self.prepared.facts.parameters,
-            "clients": [
-                {
-                    "name": client.name,
-                    "records": len(client.train),
-                    "test_records": len(client.test),
-                    "true_cluster": truth[client.name] if truth else None,
-                }
-                for client in federation.clients
-            ],
-        }
 
     def _context(self) -> str:
         prepared, experiment = self.prepared, self.prepared.experiment
@@ -625,44 +586,6 @@ def sample_gradients(prepared: Prepared, ledger: Ledger) -> int:
     return total
 
 
-def build_algorithm(experiment: Experiment, truth: Mapping[str, int] | None) -> AnyAlgorithm:
-    """The algorithm with its settings; one that needs the true clusters is handed them."""
-    algorithm = find_algorithm(experiment.privacy.unit, experiment.algorithm.name)
-    arguments = (experiment.algorithm, experiment.schedule, experiment.privacy)
-    if not algorithm.needs_truth:
-        return smoothed(algorithm(*arguments))
-    if truth is None:
-        raise InputError(
-            f"algorithm.name: '{experiment.algorithm.name}' needs the true clusters, which this federation "
-            "does not know; allowed here: algorithms that find them"
-        )
-    return smoothed(algorithm(*arguments, truth=truth))  # type: ignore[call-arg]
-
-
-def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:
-    """The views of a record that the experiment asks for, if these records can have any."""
-    wanted, shape = experiment.schedule.augmentation, task.shape
-    if wanted is None:
-        return None
-    if experiment.privacy.unit is not Unit.RECORD:
-        raise InputError(
-            f"schedule.augmentation: with unit {experiment.privacy.unit} no record's gradient is clipped, so "
-            "nothing is averaged before a clip; allowed with unit record"
-        )
-    if task.vocabulary is not None or len(shape) != 3:
-        raise InputError(
-            f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; "
-            "views are made of images, [channels, height, width]; allowed here: null"
-        )
-    shift = wanted.pixels if "shift" in wanted.kinds else 0
-    if shift >= min(shape[1:]):
-        raise InputError(
-            f"schedule.augmentation.pixels: {shift} moves all of an image of {shape[1]} x {shape[2]} away; "
-            f"allowed: 1 to {min(shape[1:]) - 1}"
-        )
-    return Augmentation(wanted.copies, shift, "flip" in wanted.kinds)
-
-
 def truth_of(federation: Federation) -> dict[str, int] | None:
     """The true cluster of each client, where it is known."""
     if federation.truth is None:
@@ -675,13 +598,6 @@ def _device(experiment: Experiment) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device: 'cuda' is not available on this machine; allowed here: auto, cpu")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def default_delta(records: int) -> float:
-    """A tenth of one over the number of units, rounded down to one digit."""
-    exact = 0.1 / records
-    digit = 10.0 ** math.floor(math.log10(exact))
-    return math.floor(exact / digit) * digit
 
 
 def _folder_for(experiment: Experiment, resume: bool) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.engines.flower.server import Patience
+from coterie.engines.flower.post import Patience
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
 from coterie.experiment.files import read_experiment

@@ -3,44 +3,54 @@
 The server has no data. It learns names, record counts and the task from the sites, proves the plan before it
 proposes it, and keeps a run folder like any other: what it asked for is in its ledger, what it concluded in
 its checkpoint. Sites keep their own books.
+
+Where a unit is a client or a worker, the server is trusted with clipped updates: it keeps the noise key of
+the run and the books of the whole population. Who was sampled is a secret that the noise counts on, so
+nothing that stays in the folder tells who answered.
 """
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from coterie import __version__
-from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
-from coterie.data import NaturalFederation
+from coterie.algorithms import find_algorithm
+from coterie.algorithms.protocol import Assignment, OwnChoice, State
+from coterie.data import GroupsFederation, NaturalFederation
 from coterie.data.records import Task
-from coterie.engines.clients import behaviour, build_learner
+from coterie.engines.clients import ClientFacts, behaviour
+from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import drive
 from coterie.engines.flower import server
-from coterie.engines.flower.contract import Contract
+from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
+from coterie.engines.flower.members import RemoteMembers
 from coterie.engines.flower.messages import SiteFacts, Split, task_from_json
-from coterie.engines.flower.server import FlowerEngine, Journal, Participation, Post
-from coterie.engines.secret import SEEDED
+from coterie.engines.flower.post import Journal, Post
+from coterie.engines.flower.server import FlowerEngine, Participation
+from coterie.engines.local import coin_key
+from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread, accuracy, round_line, same_partition
-from coterie.experiment.runner import augmentation_of, build_algorithm, default_delta
+from coterie.experiment.proposal import Population, Proposal, delta_caveats, propose
 from coterie.experiment.schema import Experiment
-from coterie.models import build_model
-from coterie.privacy import Budget, Ledger, Unit, calibrate, guarantee
+from coterie.groups import Shape, Structure, is_file, named_structure
+from coterie.privacy import Budget, Ledger, Mode, SecretKey, Unit
 from coterie.privacy.units import number_to_json
-from coterie.training.parameters import flatten
+from coterie.training.learner import Learner
 from coterie.training.scoring import Score
 
 REPORTED = "sites report accuracy on held-out records, outside the guarantee"
+EVERYONE = "everyone"
+"""In place of a client's name, where what was spent is the same for all."""
 SITES_SPLIT = NaturalFederation()
 """How sites divide their records where the experiment does not say: a fifth is held out."""
 
@@ -86,7 +96,7 @@ class ServedResult:
     rounds: int
     seconds: float
     participation: Mapping[str, Mapping[str, int]]
-    """Of each client: requests answered and missed."""
+    """Of each client: requests answered and missed. Empty where who was asked is a secret."""
     asked: Mapping[str, float]
     """Epsilon of what each client was asked for."""
     warnings: tuple[str, ...] = ()
@@ -132,13 +142,39 @@ class Sites:
             raise InputError(f"{path}: not the sites of a run of this version") from None
 
 
+def trusts_server(experiment: Experiment) -> bool:
+    """Whether the server is trusted with updates, because a unit is more than a record."""
+    return experiment.privacy.unit is not Unit.RECORD
+
+
 def check_servable(experiment: Experiment) -> None:
-    """Refuse, before anybody is asked, what sites that trust nobody cannot take part in."""
-    if experiment.privacy.unit is not Unit.RECORD:
+    """Refuse, before anybody is asked, what cannot be done between sites."""
+    privacy, federation = experiment.privacy, experiment.federation
+    if privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER:
         raise InputError(
-            f"privacy.unit: {experiment.privacy.unit.value} trusts the server with raw updates; allowed over "
-            "Flower: record"
+            "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
+            "sound"
         )
+    if isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL:
+        raise InputError(
+            "federation.structure: label is made from the workers' labels, which the server does not have; "
+            "allowed over Flower: global, ring, string, clustered or a file of groups"
+        )
+
+
+def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | None:
+    """Who is in which group: the sites in the order of their names, or as the file of groups names them."""
+    settings = experiment.federation
+    if not isinstance(settings, GroupsFederation):
+        return None
+    workers = settings.workers if is_file(settings.structure) else len(names)
+    found = named_structure(settings.structure, workers, settings.groups, prefix="federation.")
+    if found.workers != len(names) or set(found.names or names) != set(names):
+        raise InputError(
+            f"federation.structure: {settings.structure} is about {found.workers} workers, the sites are "
+            f"{', '.join(names)}; allowed: the same names"
+        )
+    return found if found.names else replace(found, names=names)
 
 
 class ServedRun:
@@ -161,15 +197,25 @@ class ServedRun:
         self.watch = watch or Watcher()
         self._tally: dict[str, dict[str, int]] = {}
         self._latest: list[Participation] = []
-        self._sites = self._open_folder()
-        self._prepare()
+        self._journal = Journal(files.path / "journal")
+        self._sites = Sites.load(self._sites_file) if files.exists else self._gather()
+        self.proposal = self._propose()
+        self.contracts = self._draw_up()
+        if not files.exists:
+            self._write_folder()
+
+    @property
+    def _trusted(self) -> bool:
+        return trusts_server(self.experiment)
+
+    @property
+    def _sites_file(self) -> Path:
+        return self.files.path / "sites.json"
 
     # --- facts, plan, contracts ---------------------------------------------------------------------
 
-    def _open_folder(self) -> Sites:
-        path = self.files.path / "sites.json"
-        if self.files.exists:
-            return Sites.load(path)
+    def _gather(self) -> Sites:
+        """The public facts of all sites."""
         names = sorted(self.post.nodes)
         found = server.gather_facts(self.post, {name: self._split(names, name) for name in names})
         for name, reason in found.missing.items():
@@ -181,16 +227,12 @@ class ServedRun:
                 raise InputError(
                     f"client {name}: its task is {task}, that of {names[0]} is {tasks[names[0]]}"
                 )
-        sites = Sites(
+        return Sites(
             secrets.token_hex(16),
             tasks[names[0]],
             {name: facts.records for name, facts in found.by_client.items()},
             any(facts.simulation for facts in found.by_client.values()),
         )
-        with folder.new_folder(self.files.path) as scratch:
-            folder.write_json(scratch / path.name, sites.to_json())
-            folder.write_text(RunFolder(scratch).experiment, to_yaml(self.experiment))
-        return sites
 
     def _split(self, names: list[str], name: str) -> Split:
         federation = self.experiment.federation
@@ -198,40 +240,35 @@ class ServedRun:
         seed = self.experiment.seeds.simulation
         return Split(seed, names.index(name), split.test_share, split.validation_share)
 
-    def _prepare(self) -> None:
-        experiment, sites = self.experiment, self._sites
-        seed, privacy = experiment.seeds.simulation, experiment.privacy
-        learner = build_learner(experiment.model, sites.task, seed, torch.device("cpu"))
-        self.algorithm = build_algorithm(experiment, self.truth)
+    def _propose(self) -> Proposal:
+        structure = structure_of(self.experiment, tuple(self._sites.records))
+        records = self._sites.records
+        if structure is not None:
+            records = {name: records[name] for name in structure.names}
+        population = Population(self._sites.task, records, structure, self.truth)
 
-        def initialise(seed: int) -> Vector:
-            return flatten(build_model(experiment.model, sites.task, seed))
+        def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
+            return self._caveats(population, budgets)
 
-        self.facts = PublicFacts(
-            clients=tuple(sites.records),
-            records=sites.records,
-            parameters=learner.layout.size,
-            initialise=initialise,
-            layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
-        )
-        self.budgets = {
-            client: Budget(privacy.epsilon_of(client), privacy.delta_of(client) or default_delta(records))
-            for client, records in sites.records.items()
-        }
-        self.plan = calibrate(
-            self.algorithm.plan(self.facts), self.budgets, accountant=privacy.accountant, mode=privacy.mode
-        )
-        views = augmentation_of(experiment, sites.task)
-        self.context = behaviour(experiment.model, experiment.schedule.lr, views, self.plan, learner)
-        caveats = [
-            *([SEEDED] if sites.simulation else []),
-            *([REPORTED] if experiment.evaluation.ask_sites else []),
-        ]
-        self.guarantee = guarantee(
-            self.plan, budget=self.budgets, caveats=caveats, accountant=privacy.accountant, mode=privacy.mode
-        )
+        return propose(self.experiment, population, torch.device("cpu"), caveats)
+
+    def _caveats(self, population: Population, budgets: Mapping[str, Budget]) -> Iterator[str]:
+        """What the sentence must add because of how this run is set up."""
+        yield from delta_caveats(self.experiment, population, budgets)
+        if self._trusted:
+            yield IN_THE_CLEAR
+            yield WHO_IS_ASKED
+        if self.experiment.seeds.noise is not None if self._trusted else self._sites.simulation:
+            yield SEEDED
+        if self.experiment.evaluation.ask_sites:
+            yield REPORTED
+
+    def _draw_up(self) -> dict[str, Contract]:
+        """What each site is asked to sign."""
+        experiment, sites, proposal = self.experiment, self._sites, self.proposal
         names = sorted(sites.records)
-        self.contracts = {
+        budgets, work = proposal.promise.budgets, self._work()
+        return {
             client: Contract(
                 experiment=sites.experiment,
                 algorithm=experiment.algorithm.name,
@@ -241,87 +278,145 @@ class ServedRun:
                 split=self._split(names, client),
                 model=experiment.model,
                 lr=experiment.schedule.lr,
-                augmentation=views,
-                public_seed=seed,
+                augmentation=proposal.augmentation,
+                public_seed=experiment.seeds.simulation,
                 rounds=experiment.schedule.rounds,
-                plan=self.plan,
-                accountant=privacy.accountant,
-                delta=self.budgets[client].delta,
+                plan=proposal.plan,
+                accountant=experiment.privacy.accountant,
+                delta=budgets[proposal.plan.subjects_of((client,))[0]].delta,
                 evaluate=experiment.evaluation.ask_sites,
+                additive=find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive,
+                trusted=work,
             )
             for client in names
         }
+
+    def _work(self) -> TrustedWork | None:
+        """What sites do for a server that they trust."""
+        training = self.proposal.algorithm.local_training()
+        if not self._trusted:
+            return None
+        assert training is not None
+        served = self.proposal.algorithm.models(self._start())
+        watched = self.proposal.promise.watched
+        if not isinstance(served, OwnChoice):
+            return TrustedWork(training, watched=watched)
+        personal = () if served.parts is None else ranges_of(served.parts.personal)
+        return TrustedWork(training, served.choice, personal, watched)
+
+    def _write_folder(self) -> None:
+        proposal, promise = self.proposal, self.proposal.promise
+        with folder.new_folder(self.files.path) as scratch:
+            files = RunFolder(scratch)
+            if self._trusted:
+                seed = self.experiment.seeds.noise
+                key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
+                RunSecret(key, self._sites.experiment, proposal.plan.digest()).save(files.secret)
+            folder.write_json(scratch / self._sites_file.name, self._sites.to_json())
+            folder.write_json(files.federation, proposal.population.facts(proposal.facts.parameters))
+            folder.write_json(files.plan, proposal.plan.to_json())
+            folder.write_json(files.guarantee, promise.guarantee.to_json())
+            if (leakage := promise.leakage_facts()) is not None:
+                folder.write_json(files.leakage, leakage)
+            folder.write_text(files.experiment, to_yaml(self.experiment))
 
     def _agree(self, resumed: bool) -> None:
         """Propose the contracts; before the first release everybody must have agreed."""
         there = set(self.post.present(list(self.contracts))) if resumed else set(self.contracts)
         wanted = {name: contract for name, contract in self.contracts.items() if name in there}
-        answers = server.offer(self.post, wanted)
+        answers, promised = server.offer(self.post, wanted), str(self.proposal.promise.guarantee)
         if answers.missing and not resumed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in answers.missing.items())
             raise InputError(
-                f"not all clients agree to the plan ({self.guarantee}): {reasons}. Nothing was released; "
+                f"not all clients agree to the plan ({promised}): {reasons}. Nothing was released; "
                 "once they do, --resume goes on"
             )
-        self.watch.agreed(str(self.guarantee))
+        self.watch.agreed(promised)
 
     # --- rounds -------------------------------------------------------------------------------------
 
     def finish(self) -> ServedResult:
         """Do the rounds that are still to be done, tell the sites, and write the result."""
-        rounds = self.experiment.schedule.rounds
-        folder.write_json(self.files.plan, self.plan.to_json())
-        folder.write_json(self.files.guarantee, self.guarantee.to_json())
-        folder.write_json(self.files.federation, self._federation_facts())
-        saved = checkpoint.load(self.files.checkpoint, self.algorithm.state_type)
+        rounds, proposal = self.experiment.schedule.rounds, self.proposal
+        algorithm = proposal.algorithm
+        saved = checkpoint.load(self.files.checkpoint, algorithm.state_type)
         state: State = saved.state if saved else self._start()
         with Ledger.open(
             self.files.ledger,
-            self.plan,
-            budget=self.budgets,
+            proposal.plan,
+            budget=proposal.promise.budgets,
             accountant=self.experiment.privacy.accountant,
             anchor=saved.ledger if saved else None,
         ) as ledger:
-            self._agree(resumed=saved is not None)
+            # Nothing is charged before all have agreed.
+            self._agree(resumed=ledger.head.count > 1)
             for path in (self.files.metrics, self.files.timing, self._participation_file):
                 folder.keep_rounds(path, state.round)
             for line in folder.read_lines(self._participation_file):
                 self._count(line["answered"], line["missing"])
-            engine = FlowerEngine(
-                self.post,
-                self.contracts,
-                self.plan,
-                ledger,
-                self.experiment.schedule.lr,
-                self.facts.parameters,
-                self.context,
-                Journal(self.files.path / "journal"),
-                self._note,
-            )
+            engine = self._engine(ledger)
             while state.round < rounds:
                 began = time.perf_counter()
                 self._latest = []
-                state = drive(self.algorithm.round(state), engine, state.round + 1)
+                state = drive(algorithm.round(state), engine, state.round + 1)
                 scores = self._evaluate_if_due(state)
                 seconds = time.perf_counter() - began
                 self._log(state, scores, ledger, seconds)
                 checkpoint.save(self.files.checkpoint, Checkpoint(state, ledger.head))
+                self._journal.forget(before=state.round + 1)
                 self.watch.round(self._report(state, scores, ledger, seconds))
             result = self._result(state, ledger)
         server.finish(self.post, self.contracts)
         folder.write_json(self.files.result, result.to_json())
+        self.files.secret.unlink(missing_ok=True)
         return result
+
+    def _engine(self, ledger: Ledger) -> FlowerEngine:
+        proposal, schedule = self.proposal, self.experiment.schedule
+        context = behaviour(
+            self.experiment.model, schedule.lr, proposal.augmentation, proposal.plan, proposal.learner
+        )
+        parameters = proposal.facts.parameters
+        return FlowerEngine(
+            self.post,
+            self.contracts,
+            proposal.plan,
+            ledger,
+            schedule.lr,
+            parameters,
+            context,
+            self._journal,
+            self._note,
+            self._cohorts(ledger, context) if self._trusted else None,
+        )
+
+    def _cohorts(self, ledger: Ledger, context: str) -> Cohorts:
+        """What a trusted server does itself: coins, sums, noise."""
+        secret, proposal = RunSecret.load(self.files.secret), self.proposal
+        if (secret.data, secret.plan) != (self._sites.experiment, proposal.plan.digest()):
+            raise InputError(f"{self.files.path}: its noise key belongs to another run; start a new one")
+        seed, records = self.experiment.seeds.simulation, proposal.facts.records
+        facts = ClientFacts(
+            names=tuple(records),
+            sizes=tuple(records.values()),
+            lr=self.experiment.schedule.lr,
+            noise_key=secret.key,
+            coin_key=coin_key(secret.key, seed),
+            public_seed=seed,
+        )
+        parameters = proposal.facts.parameters
+        members = RemoteMembers(self.post, self.contracts, parameters, self._journal)
+        return Cohorts(facts, members, parameters, proposal.plan, ledger, context)
 
     def _start(self) -> State:
         rng = np.random.default_rng(self.experiment.seeds.simulation)
-        state: State = self.algorithm.start(self.facts, rng)
+        state: State = self.proposal.algorithm.start(self.proposal.facts, rng)
         return state
 
-    def _assignment(self, state: State) -> Assignment:
-        """The model of each site; record-level algorithms assign one to everybody."""
-        assignment = self.algorithm.models(state)
-        assert isinstance(assignment, Assignment)
-        return assignment
+    def _clusters(self, state: State) -> Mapping[str, int]:
+        """The model of each site, as far as the server knows: where sites choose, they tell nobody."""
+        served = self.proposal.algorithm.models(state)
+        return served.cluster_of if isinstance(served, Assignment) else {}
 
     @property
     def _participation_file(self) -> Path:
@@ -344,16 +439,20 @@ class ServedRun:
         last = state.round == self.experiment.schedule.rounds
         if not settings.ask_sites or (state.round % settings.every and not last):
             return None
-        assignment = self._assignment(state)
-        models = {client: assignment.model_of(client) for client in self.contracts}
+        served = self.proposal.algorithm.models(state)
+        models = {
+            client: served.models if isinstance(served, OwnChoice) else served.model_of(client)[None]
+            for client in self.contracts
+        }
         found = server.evaluate(self.post, self.contracts, models, state.round)
         return {name: Score(*score) for name, score in found.by_client.items()} or None
 
     def _log(self, state: State, scores: Mapping[str, Score] | None, ledger: Ledger, seconds: float) -> None:
-        line = round_line(state.round, scores, self._assignment(state).cluster_of, ledger.spent())
+        spent = self.proposal.promise.spent(ledger)
+        line = round_line(state.round, scores, self._clusters(state), spent)
         folder.append_line(self.files.metrics, line)
         folder.append_line(self.files.timing, {"round": state.round, "train": seconds, "evaluate": 0.0})
-        findings = self.algorithm.findings(state)
+        findings = self.proposal.algorithm.findings(state)
         if findings is not None:
             folder.write_json(self.files.findings, asdict(findings))
 
@@ -367,54 +466,47 @@ class ServedRun:
             rounds=self.experiment.schedule.rounds,
             answered=tuple(sorted(answered)),
             missing=missing,
-            epsilon={client: ledger.spent(client) for client in self.contracts},
-            budget={client: budget.epsilon for client, budget in self.budgets.items()},
+            epsilon=self._spent(ledger),
+            budget=self._budgets(),
             accuracy=accuracy(scores).mean if scores else None,
             seconds=seconds,
         )
 
+    def _spent(self, ledger: Ledger) -> dict[str, float]:
+        """Epsilon by client; of a population, or of workers who watch each other, the largest of all."""
+        promise = self.proposal.promise
+        if self._trusted:
+            return {EVERYONE: promise.spent(ledger)}
+        return {client: ledger.spent(client) for client in self.contracts}
+
+    def _budgets(self) -> dict[str, float]:
+        budgets = {subject: budget.epsilon for subject, budget in self.proposal.promise.budgets.items()}
+        return {EVERYONE: min(budgets.values())} if self._trusted else budgets
+
     # --- the result ---------------------------------------------------------------------------------
 
-    def _federation_facts(self) -> dict[str, Any]:
-        return {
-            "coterie": __version__,
-            "task": self._sites.task.kind,
-            "classes": self._sites.task.classes,
-            "parameters": self.facts.parameters,
-            "clients": [
-                {
-                    "name": name,
-                    "records": count,
-                    "test_records": None,
-                    "true_cluster": self.truth[name] if self.truth else None,
-                }
-                for name, count in self._sites.records.items()
-            ],
-        }
-
     def _result(self, state: State, ledger: Ledger) -> ServedResult:
-        assignment = self._assignment(state)
+        clusters, promise = self._clusters(state), self.proposal.promise
         lines = list(folder.read_lines(self.files.metrics))
         last = lines[-1] if lines else {}
         found = None
-        if self.truth is not None:
-            found = same_partition(
-                [assignment.cluster_of[client] for client in self.truth], list(self.truth.values())
-            )
-        findings = self.algorithm.findings(state)
+        if self.truth is not None and clusters:
+            found = same_partition([clusters[client] for client in self.truth], list(self.truth.values()))
+        findings = self.proposal.algorithm.findings(state)
+        spent = self._spent(ledger)
         return ServedResult(
             folder=self.files.path,
-            algorithm=self.algorithm.name,
-            clusters=dict(assignment.cluster_of),
+            algorithm=self.proposal.algorithm.name,
+            clusters=dict(clusters),
             clusters_found=found,
             accuracy=Spread(**last["accuracy"]) if last.get("accuracy") else None,
             loss=Spread(**last["loss"]) if last.get("loss") else None,
-            guarantee=str(self.guarantee),
-            epsilon=self.guarantee.epsilon,
-            delta=self.guarantee.delta,
+            guarantee=str(promise.guarantee),
+            epsilon=promise.guarantee.epsilon,
+            delta=promise.guarantee.delta,
             rounds=state.round,
             seconds=sum(line["train"] for line in folder.read_lines(self.files.timing)),
             participation=dict(self._tally),
-            asked={client: ledger.spent(client) for client in self.contracts},
+            asked=dict.fromkeys(self.contracts, spent[EVERYONE]) if self._trusted else spent,
             warnings=findings.warnings if findings else (),
         )

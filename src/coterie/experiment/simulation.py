@@ -20,15 +20,16 @@ from coterie.data import Federation
 from coterie.engines.flower import messages
 from coterie.engines.flower.clientapp import app_answering
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.server import Patience
+from coterie.engines.flower.post import Patience
 from coterie.engines.flower.site import Site, one_client
 from coterie.errors import CoterieError, InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import default_delta, load_federation, truth_of
+from coterie.experiment.proposal import default_delta
+from coterie.experiment.runner import load_federation, truth_of
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import ServedResult, Watcher, check_servable
+from coterie.experiment.serving import ServedResult, Watcher, check_servable, trusts_server
 from coterie.privacy import Budget
 
 
@@ -44,8 +45,10 @@ def virtual_site(text: str, folder: Path, position: int) -> Site:
     experiment, federation = _loaded(text)
     client = federation.clients[position]
     privacy = experiment.privacy
-    delta = privacy.delta_of(client.name) or default_delta(len(client.train))
-    limits = Limits(Budget(privacy.epsilon_of(client.name), delta), (experiment.model.name,), evaluate=True)
+    trusted = trusts_server(experiment)
+    units = len(federation.clients) if trusted else len(client.train)
+    budget = Budget(privacy.epsilon_of(client.name), privacy.delta_of(client.name) or default_delta(units))
+    limits = Limits(budget, (experiment.model.name,), evaluate=True, trust_server=trusted)
     return Site(
         client.name,
         lambda split: one_client(client.name, federation),

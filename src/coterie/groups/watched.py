@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from coterie.errors import InputError
 from coterie.groups.leakage import MASTERS, Leakage, Threat, caveats_of, leakage, pair_epsilon
-from coterie.groups.schedule import Schedule
+from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import Structure
-from coterie.privacy import Adjacency, Guarantee, ThreatModel
+from coterie.privacy import Adjacency, Guarantee, Mode, ThreatModel
 from coterie.privacy.guarantee import round_up
+from coterie.privacy.units import Json
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,36 @@ class Watched:
     schedule: Schedule
     threat: Threat
     epochs: int
+
+    def to_json(self) -> Json:
+        structure, schedule = self.structure, self.schedule
+        return {
+            "kind": structure.kind,
+            "workers": [structure.name(worker) for worker in range(structure.workers)],
+            "groups": [list(members) for members in structure.groups],
+            "algorithm": schedule.algorithm.value,
+            "period": schedule.period,
+            "noises": [[noise.rate, noise.multiplier] for noise in schedule.noises],
+            "mode": schedule.mode.value,
+            "threat": int(self.threat),
+            "epochs": self.epochs,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Watched":
+        """What `to_json` wrote; an InputError where it did not."""
+        try:
+            names = tuple(str(name) for name in data["workers"])
+            groups = tuple(tuple(int(member) for member in members) for members in data["groups"])
+            noises = tuple(Noise(float(rate), float(multiplier)) for rate, multiplier in data["noises"])
+            return cls(
+                Structure(str(data["kind"]), groups, len(names), names),
+                Schedule(GroupAlgorithm(data["algorithm"]), int(data["period"]), noises, Mode(data["mode"])),
+                Threat(data["threat"]),
+                int(data["epochs"]),
+            )
+        except (KeyError, TypeError, ValueError) as mistake:
+            raise InputError(f"watched: the data does not say who sees what ({mistake!r})") from None
 
     def leakage(
         self, epochs: int | None = None, *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT

@@ -22,6 +22,8 @@ from coterie.training.tiles import Tiles
 
 MARGIN = 1.0 - 2.0**-16
 _SMALL = 1024
+_AGAIN = 2.0**-32
+"""By how much a clipped row may seem longer than it was made, for rounding; far inside the margin."""
 
 
 def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
@@ -31,10 +33,14 @@ def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
 
 
 def clip_rows(rows: Tensor, clip: float) -> Tensor:
-    """Each row scaled to norm at most `clip`, in float64; rows with a non-finite entry become zero."""
+    """Each row scaled to norm at most `clip`, in float64; rows with a non-finite entry become zero.
+
+    A row that was clipped before keeps its bits: whoever adds up can clip again what members have clipped.
+    """
     exact = rows.double()
     norms = torch.linalg.vector_norm(exact, dim=1)
-    return torch.where(torch.isfinite(norms)[:, None], exact * clip_scales(norms, clip)[:, None], 0.0)
+    scales = torch.where(norms <= clip * MARGIN * (1.0 + _AGAIN), 1.0, clip_scales(norms, clip))
+    return torch.where(torch.isfinite(norms)[:, None], exact * scales[:, None], 0.0)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any
 from memory_grid import MemoryGrid
 
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.server import Patience, Post
+from coterie.engines.flower.post import Patience, Post
 from coterie.engines.flower.site import Site, one_client
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import load_federation, truth_of

@@ -59,9 +59,10 @@ class MemoryGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         replies = []
         for identity in message_ids:
-            message = self._boxes.pop(identity, None)
-            if message is None:
+            message = self._boxes.get(identity)
+            if message is None or message.metadata.dst_node_id in self.offline:
                 continue
+            del self._boxes[identity]
             delivered, size = through_bytes(message)
             self.bytes_sent += size
             handler = self.handlers[message.metadata.dst_node_id]

@@ -22,7 +22,7 @@ from coterie.engines.flower import messages, server
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import Asked, TrainMessage
-from coterie.engines.flower.server import Patience, Post
+from coterie.engines.flower.post import Patience, Post
 from coterie.experiment.deployment import APP, wait_for
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
@@ -181,12 +181,12 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             wait_for(post, 600.0, everyone=True)
             run = ServedRun(read_experiment(made.experiment), RunFolder(made.run), post)
             contract: Contract = run.contracts["amber"]
-            start = run.facts.initialise(0)
+            start = run.proposal.facts.initialise(0)
 
             def ask(round: int, model: np.ndarray, digest: str = contract.digest()) -> Any:
                 asked = Asked(digest, round, "training")
                 content = {"amber": TrainMessage(asked, model, None, 0.0).to_content()}
-                length = run.facts.parameters
+                length = run.proposal.facts.parameters
                 return post.ask(
                     messages.TRAIN, content, lambda name, found: messages.vector_in(found, asked, length)
                 )

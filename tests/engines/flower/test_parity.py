@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from memory_federation import MemoryFederation, experiment
 
+from coterie.algorithms import find_algorithm
 from coterie.experiment import checkpoint, runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
@@ -33,7 +34,7 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Memor
 
 
 def state_arrays(chosen: Experiment, out: Path) -> dict[str, Any]:
-    algorithm = runner.find_algorithm(chosen.privacy.unit, chosen.algorithm.name)
+    algorithm = find_algorithm(chosen.privacy.unit, chosen.algorithm.name)
     saved = checkpoint.load(RunFolder(out).checkpoint, algorithm.state_type)
     assert saved is not None
     return vars(saved.state)

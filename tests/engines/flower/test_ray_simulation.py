@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from memory_federation import experiment
 
+from coterie.algorithms import find_algorithm
 from coterie.experiment import checkpoint, runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.serving import Watcher
@@ -26,7 +27,7 @@ def test_virtual_sites_reach_the_same_state(tmp_path: Path) -> None:
     chosen = experiment(algorithm={"name": "r-dpcfl", "clusters": 2}, schedule={"rounds": 3, "batch": 20})
     served = simulate(chosen, tmp_path / "served", Watcher())
     alone = runner.run(chosen, tmp_path / "alone")
-    kind = runner.find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
+    kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
     states = [checkpoint.load(RunFolder(tmp_path / out).checkpoint, kind) for out in ("served", "alone")]
     assert states[0] is not None
     assert states[1] is not None

@@ -24,6 +24,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from real_federation import PATIENCE, RealFederation, processes_about
 from site_folders import NAMES, TRUTH, write_sites
 
+from coterie.algorithms import find_algorithm
 from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import make_site_key
 from coterie.engines.flower.processes import environment, free_port
@@ -154,7 +155,7 @@ def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federati
     assert all(tally == {"answered": ROUNDS + 1, "missed": 0} for tally in result["participation"].values())
     chosen = read_experiment(federation.experiment, ["seeds.noise=5"])
     alone = runner.run(chosen, federation.folder / "alone")
-    kind = runner.find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
+    kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
     states = [
         vars(saved.state)
         for out in (federation.run, federation.folder / "alone")

@@ -13,16 +13,17 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from memory_federation import MemoryFederation, experiment
 
+from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import TrainJob
 from coterie.engines.clients import Trainable
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.server import NobodyAnswered, Patience, Post, largest_release
+from coterie.engines.flower.post import NobodyAnswered, Patience, Post
+from coterie.engines.flower.server import largest_release
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import find_algorithm
-from coterie.experiment.serving import ServedRun, Watcher, check_servable
+from coterie.experiment.serving import ServedRun, Watcher
 from coterie.privacy import Adjacency, Budget, FullBatchSketch, FullBatchSteps, PoissonSteps
 
 ROUNDS = 4
@@ -338,14 +339,6 @@ def test_a_site_cannot_take_anothers_name(federation: MemoryFederation, tmp_path
     handlers[federation.nodes[first]] = handlers[federation.nodes[second]]
     with pytest.raises(InputError, match="under another's name"):
         federation.serve(tmp_path / "run")
-
-
-def test_units_that_trust_the_server_are_refused() -> None:
-    chosen = experiment(
-        privacy={"unit": "client", "epsilon": 8}, algorithm={"name": "dp-ifca", "clusters": 2}
-    )
-    with pytest.raises(InputError, match=r"privacy\.unit"):
-        check_servable(chosen)
 
 
 def test_accuracy_is_reported_only_on_request_and_says_so(tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ BAD: dict[str, tuple[str, RecordDict, str]] = {
     "a round after the last": (messages.TRAIN, training(10), "not planned"),
     "accuracy, unasked": (
         messages.EVALUATE,
-        messages.EvaluateMessage(messages.Asked(contract().digest(), 1, "evaluation"), START).to_content(),
+        messages.EvaluateMessage(
+            messages.Asked(contract().digest(), 1, "evaluation"), START[None]
+        ).to_content(),
         "not allowed",
     ),
 }
@@ -329,7 +331,7 @@ def test_reports_of_accuracy_need_both_sides(tmp_path: Path) -> None:
     assert made.books is not None
     assert "held-out" in str(made.books.guarantee)
     asked = messages.Asked(agreed.digest(), 1, "evaluation")
-    answer = deliver(made, messages.EVALUATE, messages.EvaluateMessage(asked, START).to_content())
+    answer = deliver(made, messages.EVALUATE, messages.EvaluateMessage(asked, START[None]).to_content())
     accuracy, loss = messages.score_in(answer, asked)
     assert 0 <= accuracy <= 1
     assert loss > 0

@@ -30,6 +30,7 @@ def app_answering(answer: Callable[[Message, Context], Message]) -> ClientApp:
     """A `ClientApp` that hands every message of ours to one function."""
     made = ClientApp()
     made.train()(answer)
+    made.train(messages.CONTRIBUTE.partition(".")[2])(answer)
     made.evaluate()(answer)
     for kind in (messages.FACTS, messages.OFFER, messages.SELECT, messages.FINISHED):
         made.query(kind.partition(".")[2])(answer)

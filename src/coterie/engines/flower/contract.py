@@ -4,39 +4,107 @@ The server proposes; nothing in a proposal is believed. The site computes from i
 would spend of its own records, and signs nothing that spends more than its operator allowed. After that
 the contract is on its disk, and messages only name it: mechanism, clip, noise and number of releases are
 read from there, never from a message.
+
+Where a unit is a record the site trusts nobody. Where it is a client or a worker, a server (in place of the
+groups' masters, too) is trusted with clipped updates in the clear, flips the coins and adds the noise. A site
+can compute what that promises, not that it is kept; so it signs only if its operator said that the server is
+trusted.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import RecordDict
 from pydantic import ValidationError
 
+from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
 from coterie.engines.flower.messages import GarbageError, RefusedError, Split, pack, plain_of, task_from_json
 from coterie.errors import CoterieError
+from coterie.groups import Watched
 from coterie.models import ModelSettings
 from coterie.privacy import (
     Budget,
+    DraftedSum,
     FullBatchSketch,
     FullBatchSteps,
+    Guarantee,
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
+    RebalancedSums,
+    RoutedSums,
+    SampledSum,
     Unit,
     UnitPlan,
     epsilon_of,
+    guarantee,
 )
 from coterie.privacy.plan import canonical_json
 from coterie.training.augmentation import Augmentation
 
 _COUNTED = (PoissonSteps, FullBatchSteps, FullBatchSketch)
 _ALLOWED = (*_COUNTED, PrivateSelection)
+_SUMMED = (SampledSum, RoutedSums, RebalancedSums)
 _SMALLEST_DELTA = 1e-30
+_MOST_PASSES, _MOST_STEPS = 10_000, 10_000_000
+"""Local work beyond which a plan is no plan but a way to keep a site busy."""
+IN_THE_CLEAR = "the server sees the clipped update of whoever it samples in the clear"
+WHO_IS_ASKED = "whom it samples is its secret: whoever watches its network traffic could tell"
+
+
+@dataclass(frozen=True)
+class TrustedWork:
+    """What a site does for a server that it trusts with its clipped update.
+
+    Args:
+        training: how it learns when it was sampled, without noise.
+        choice: how it finds the model that it starts from.
+        personal: ranges of parameters that never leave the site, as pairs of first and one after the last.
+        watched: who sees what when, where workers see the models of their own groups alone.
+    """
+
+    training: LocalTraining
+    choice: Choice = Choice.GIVEN
+    personal: tuple[tuple[int, int], ...] = ()
+    watched: Watched | None = None
+
+    def parts(self, parameters: int) -> Parts | None:
+        """Which of the parameters stay, as a cohort's job says it."""
+        if not self.personal:
+            return None
+        mask = np.zeros(parameters, dtype=np.bool_)
+        for first, end in self.personal:
+            mask[first:end] = True
+        return Parts(shared=np.zeros_like(mask), personal=mask)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "training": asdict(self.training),
+            "choice": self.choice.value,
+            "personal": [list(pair) for pair in self.personal],
+            "watched": None if self.watched is None else self.watched.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            LocalTraining(**data["training"]),
+            Choice(data["choice"]),
+            tuple((int(first), int(end)) for first, end in data["personal"]),
+            None if data["watched"] is None else Watched.from_json(data["watched"]),
+        )
+
+
+def ranges_of(mask: Any) -> tuple[tuple[int, int], ...]:
+    """Where a mask is true, as pairs of first and one after the last."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -49,6 +117,8 @@ class Contract:
         plan: of all clients: it is public, and noise is bound to all of it.
         delta: at which the site's epsilon is stated.
         evaluate: whether accuracy on held-out records will be asked for, outside the guarantee.
+        additive: whether the model is two of its kind, outputs added.
+        trusted: what is done for a trusted server; None where nobody is trusted.
     """
 
     experiment: str
@@ -66,11 +136,14 @@ class Contract:
     accountant: str
     delta: float
     evaluate: bool = False
+    additive: bool = False
+    trusted: TrustedWork | None = None
 
     @property
     def own(self) -> UnitPlan:
-        """What is released of this site's records."""
-        return self.plan.for_subject(self.client)
+        """What is released of this site's records, under its own name."""
+        [subject] = self.plan.subjects_of((self.client,))
+        return UnitPlan(self.client, self.plan.for_subject(subject).releases)
 
     @property
     def own_plan(self) -> PrivacyPlan:
@@ -95,6 +168,8 @@ class Contract:
             "accountant": self.accountant,
             "delta": self.delta,
             "evaluate": self.evaluate,
+            "additive": self.additive,
+            "trusted": None if self.trusted is None else self.trusted.to_json(),
         }
 
     @classmethod
@@ -116,6 +191,8 @@ class Contract:
                 accountant=str(data["accountant"]),
                 delta=float(data["delta"]),
                 evaluate=bool(data["evaluate"]),
+                additive=bool(data["additive"]),
+                trusted=None if data["trusted"] is None else TrustedWork.from_json(data["trusted"]),
             )
             contract.own  # noqa: B018  a client that the plan does not know is an error
             whole = canonical_json(contract.to_json()) == canonical_json(data)
@@ -151,16 +228,43 @@ class Limits:
         budget: the most that may ever be spent of the site's records.
         models: models of the form package.module:function whose code the operator has read and installed.
         evaluate: whether accuracy on held-out records may be reported, outside the guarantee.
+        trust_server: whether the server may see this site's clipped updates in the clear.
     """
 
     budget: Budget
     models: tuple[str, ...] = ()
     evaluate: bool = False
+    trust_server: bool = False
 
 
 def cost(contract: Contract, delta: float) -> float:
-    """Epsilon of the whole plan for this site's records, by this site's own accountant."""
-    return epsilon_of(contract.own.event, delta, contract.accountant, contract.plan.adjacency)
+    """Epsilon of the whole plan for this site, by this site's own accountant.
+
+    Of a worker it is what the whole plan tells the one that learns most about it; of a client, what all
+    rounds tell, whether it was sampled in them or not.
+    """
+    watched = None if contract.trusted is None else contract.trusted.watched
+    if watched is None and contract.plan.unit is Unit.WORKER:
+        return math.inf
+    if watched is None:
+        return epsilon_of(contract.own.event, delta, contract.accountant, contract.plan.adjacency)
+    found = watched.leakage(delta=delta, adjacency=contract.plan.adjacency)
+    own = float(found.per_worker[watched.structure.names.index(contract.client)])
+    return 0.0 if math.isnan(own) else own  # nobody watches it
+
+
+def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
+    """What the contract promises to this site, by its own arithmetic."""
+    plan = contract.plan
+    if contract.trusted is None:
+        return guarantee(
+            contract.own_plan, delta=contract.delta, accountant=contract.accountant, caveats=caveats
+        )
+    said = (IN_THE_CLEAR, WHO_IS_ASKED, *caveats)
+    watched = contract.trusted.watched
+    if watched is None:
+        return guarantee(plan, delta=contract.delta, accountant=contract.accountant, caveats=said)
+    return watched.guarantee(delta=contract.delta, adjacency=plan.adjacency, caveats=(*plan.caveats, *said))
 
 
 def approve(contract: Contract, limits: Limits, *, name: str, records: int, task: Task) -> None:
@@ -171,11 +275,16 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
         raise RefusedError("model code")
     if contract.evaluate and not limits.evaluate:
         raise RefusedError("not allowed")
-    if contract.plan.unit is not Unit.RECORD or not contract.own.releases:
+    trusts = contract.plan.unit is not Unit.RECORD
+    if trusts != (contract.trusted is not None) or not contract.own.releases:
         raise RefusedError("not planned")
+    if trusts and not limits.trust_server:
+        raise RefusedError("not trusted")
     for release in contract.own.releases:
         mechanism = release.mechanism
-        if not isinstance(mechanism, _ALLOWED) and limits.budget.is_private:
+        if trusts and (not isinstance(mechanism, _SUMMED) or isinstance(mechanism, DraftedSum)):
+            raise RefusedError("not planned")
+        if not trusts and not isinstance(mechanism, _ALLOWED) and limits.budget.is_private:
             raise RefusedError("too much")
         if isinstance(mechanism, _COUNTED) and mechanism.records != records:
             raise RefusedError("other data")
@@ -185,6 +294,7 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
         and contract.rounds >= 1
         and contract.public_seed >= 0
         and _sound_views(contract)
+        and _sound_work(contract)
         and _SMALLEST_DELTA < contract.delta < 1
     )
     if not sound:
@@ -195,6 +305,54 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
         raise RefusedError("too much") from None
     if contract.delta > limits.budget.delta or not spends <= limits.budget.epsilon:
         raise RefusedError("too much")
+
+
+def _sound_work(contract: Contract) -> bool:
+    """Whether what is done for a trusted server can be done, and is what the plan is about."""
+    if contract.trusted is None:
+        return True
+    training, watched = contract.trusted.training, contract.trusted.watched
+    whole = all(type(number) is int for number in (training.epochs, training.batch))
+    steps = training.iterations
+    numbers = (training.lr, training.momentum, training.proximal)
+    doable = (
+        whole
+        and 1 <= training.epochs <= _MOST_PASSES
+        and training.batch >= 1
+        and (steps is None or (type(steps) is int and 1 <= steps <= _MOST_STEPS))
+        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and training.lr > 0
+        and 0 <= training.momentum < 1
+        and training.proximal >= 0
+        and all(0 <= first < end for first, end in contract.trusted.personal)
+    )
+    if watched is not None:
+        return doable and _planned_as_watched(contract, watched)
+    # Releases of a worker pass through others' groups: what they tell cannot be read off them alone.
+    noisy = any(release.mechanism.noise_std > 0 for release in contract.own.releases)  # type: ignore[attr-defined]
+    return doable and not (contract.plan.unit is Unit.WORKER and noisy)
+
+
+def _planned_as_watched(contract: Contract, watched: Watched) -> bool:
+    """Whether the groups that epsilon is computed from are those that the plan releases for."""
+    structure, schedule = watched.structure, watched.schedule
+    if contract.plan.unit is not Unit.WORKER or contract.client not in structure.names:
+        return False
+    for worker, name in enumerate(structure.names):
+        groups = sorted(structure.groups_of(worker))
+        releases = contract.plan.for_subject(name).releases
+        if len(releases) != len(groups):
+            return False
+        for group, release in zip(groups, releases, strict=True):
+            sums, noise = release.mechanism, schedule.noises[group]
+            if not isinstance(sums, SampledSum) or (sums.rate, sums.multiplier) != (
+                noise.rate,
+                noise.multiplier,
+            ):
+                return False
+            if schedule.epochs(release.times) > watched.epochs or schedule.publishes_drafts:
+                return False
+    return {unit.subject for unit in contract.plan.units} == set(structure.names)
 
 
 def _sound_views(contract: Contract) -> bool:

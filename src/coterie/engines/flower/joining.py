@@ -35,6 +35,8 @@ class Joining:
             their number.
         models: models of the form package.module:function whose code may run here.
         report_accuracy: whether accuracy on held-out records may be told, outside the guarantee.
+        trust_server: whether the server may see this site's clipped updates in the clear, where a unit is a
+            client or a worker; delta must then be given, since units are sites.
         noise_seed: for tests: repeatable noise, no privacy against anybody who knows it.
     """
 
@@ -46,6 +48,7 @@ class Joining:
     models: tuple[str, ...] = field(default=())
     report_accuracy: bool = False
     noise_seed: int | None = None
+    trust_server: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -62,6 +65,7 @@ class Joining:
             models=tuple(models.split(",")) if models else (),
             report_accuracy=bool(config.get("report-accuracy", False)),
             noise_seed=int(config["noise-seed"]) if "noise-seed" in config else None,
+            trust_server=bool(config.get("trust-server", False)),
         )
 
 
@@ -79,7 +83,14 @@ def open_site(joining: Joining) -> Site:
     delta = joining.delta if joining.delta is not None else 0.2 / count
     if math.isnan(joining.epsilon) or not joining.epsilon > 0:
         raise InputError(f"--epsilon: {joining.epsilon}; allowed: a number above 0")
-    limits = Limits(Budget(joining.epsilon, delta), joining.models, joining.report_accuracy)
+    if joining.trust_server and joining.delta is None:
+        raise InputError(
+            "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
+            "number well below one over the number of sites"
+        )
+    limits = Limits(
+        Budget(joining.epsilon, delta), joining.models, joining.report_accuracy, joining.trust_server
+    )
     return Site(
         name,
         _records(name, dataset),

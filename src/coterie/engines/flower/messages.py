@@ -1,7 +1,8 @@
 """What travels between server and sites, and nothing else.
 
 Every message is a Flower `RecordDict` with one record of plain values, `coterie`, and where a model travels
-an `arrays` record of float32 arrays. Reading is strict on both sides: a field too many, too few or of another
+an `arrays` record of float32 arrays (float64 for a clipped update, which is scaled once and then added up as
+it is). Reading is strict on both sides: a field too many, too few or of another
 type, an array of another shape or with a value that is not finite makes the message garbage
 (`GarbageError`, whose text never repeats what was in it).
 
@@ -11,13 +12,14 @@ type, an array of another shape or with a value that is not finite makes the mes
 | `query.offer` | the contract | accepted or why not |
 | `train` | contract, round, release, start model (and anchor) | one released vector |
 | `query.select` | contract, round, release, k models | one released index |
+| `train.contribute` | contract, round, release, order of records, k models | its choice, its clipped update |
 | `evaluate` | contract, round, model | accuracy and loss on held-out records; only where the site allows it |
 | `query.finished` | contract | nothing: the site may close its books |
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeAlias
 
@@ -37,6 +39,7 @@ FACTS = "query.facts"
 OFFER = "query.offer"
 TRAIN = "train"
 SELECT = "query.select"
+CONTRIBUTE = "train.contribute"
 EVALUATE = "evaluate"
 FINISHED = "query.finished"
 
@@ -54,13 +57,15 @@ REFUSALS = {
     "too much": "the plan would spend more than its operator allows",
     "other data": "the plan does not describe its records",
     "model code": "its operator has not allowed the model's code",
+    "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
     "closed": "its books are closed",
 }
 """Everything a site may say when it does not answer. Fixed words: an error text could carry data."""
 
 Scalar: TypeAlias = str | int | float | bool
-Values: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
-"""What a site releases: a vector, or an index as an array of one."""
+Values: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
+"""What a site answers with: a vector, or an index as an array of one."""
+Arrays: TypeAlias = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
 
 
 class GarbageError(CoterieError):
@@ -79,12 +84,12 @@ class RefusedError(CoterieError):
 # --- records ----------------------------------------------------------------------------------------
 
 
-def pack(plain: Mapping[str, Scalar], arrays: Mapping[str, NDArray[np.float32]] | None = None) -> RecordDict:
+def pack(plain: Mapping[str, Scalar], arrays: Arrays | None = None, kind: str = "float32") -> RecordDict:
     """A message's content."""
     content = RecordDict({PLAIN: ConfigRecord({"format": FORMAT, **plain})})
     if arrays:
         content[ARRAYS] = ArrayRecord(
-            {name: Array(np.ascontiguousarray(array, dtype=np.float32)) for name, array in arrays.items()}
+            {name: Array(np.ascontiguousarray(array, dtype=kind)) for name, array in arrays.items()}
         )
     return content
 
@@ -107,24 +112,28 @@ def plain_of(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
 
 def arrays_of(content: RecordDict, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, Vector]:
     """The arrays of a message: exactly these, float32, finite, of these shapes (None: any length)."""
+    return {name: _array(array, shapes[name], "float32") for name, array in _named(content, shapes).items()}
+
+
+def _named(content: RecordDict, names: Iterable[str]) -> Mapping[str, Array]:
     record = content.array_records.get(ARRAYS, {})
-    if set(record) != set(shapes):
+    if set(record) != set(names):
         raise GarbageError("arrays missing or unknown")
-    return {name: _array(record[name], shape) for name, shape in shapes.items()}
+    return {name: record[name] for name in names}
 
 
-def _array(array: Array, shape: Sequence[int | None]) -> Vector:
+def _array(array: Array, shape: Sequence[int | None], kind: str) -> Any:
     stated = tuple(array.shape)
-    if array.dtype != "float32" or not _fits(stated, shape):
+    if array.dtype != kind or not _fits(stated, shape):
         raise GarbageError("an array of another type or shape")
     # What the header says is checked before numpy allocates for it, what numpy found after.
-    if not 0 <= len(array.data) - 4 * math.prod(stated) <= 256:
+    if not 0 <= len(array.data) - np.dtype(kind).itemsize * math.prod(stated) <= 256:
         raise GarbageError("an array whose bytes do not match its shape")
     try:
         values = array.numpy()
     except Exception:
         raise GarbageError("an array that cannot be read") from None
-    if values.dtype != np.float32 or values.shape != stated:
+    if values.dtype != kind or values.shape != stated:
         raise GarbageError("an array that is not what it says")
     if not np.isfinite(values).all():
         raise GarbageError("values that are not finite")
@@ -315,19 +324,44 @@ class SelectMessage:
 
 
 @dataclass(frozen=True)
-class EvaluateMessage:
-    """Say how well this model does on held-out records."""
+class ContributeMessage:
+    """Learn from the one of these models that fits, without noise, and send the clipped update.
+
+    Args:
+        order: seed of the order in which the records are gone through; nothing rests on it.
+    """
 
     asked: Asked
-    model: Vector
+    order: int
+    models: NDArray[np.float32]
 
     def to_content(self) -> RecordDict:
-        return pack(self.asked.plain(), {"model": self.model})
+        # As text: Flower's integers have a sign.
+        return pack({**self.asked.plain(), "order": f"{self.order:016x}"}, {"models": self.models})
+
+    @classmethod
+    def from_content(cls, content: RecordDict, parameters: int) -> Self:
+        plain = plain_of(content, {**_ASKED, "order": str})
+        if len(plain["order"]) != 16 or set(plain["order"]) - set("0123456789abcdef"):
+            raise GarbageError("an order that is none")
+        models = arrays_of(content, {"models": (None, parameters)})["models"]
+        return cls(Asked.of(plain), int(plain["order"], 16), models)
+
+
+@dataclass(frozen=True)
+class EvaluateMessage:
+    """Say how well this model, or the one of these that the site would use, does on held-out records."""
+
+    asked: Asked
+    models: NDArray[np.float32]
+
+    def to_content(self) -> RecordDict:
+        return pack(self.asked.plain(), {"models": self.models})
 
     @classmethod
     def from_content(cls, content: RecordDict, parameters: int) -> Self:
         plain = plain_of(content, _ASKED)
-        return cls(Asked.of(plain), arrays_of(content, {"model": (parameters,)})["model"])
+        return cls(Asked.of(plain), arrays_of(content, {"models": (None, parameters)})["models"])
 
 
 # --- answers of a round -----------------------------------------------------------------------------
@@ -355,6 +389,25 @@ def index_in(content: RecordDict, asked: Asked, choices: int) -> int:
     if not 0 <= value < choices:
         raise GarbageError("an index out of range")
     return value
+
+
+def answer_with_contribution(asked: Asked, choice: int, value: NDArray[np.float64]) -> RecordDict:
+    return pack({**asked.plain(), "choice": choice}, {"value": value}, "float64")
+
+
+def contribution_in(
+    content: RecordDict, asked: Asked, choices: int, length: int, clip: float
+) -> tuple[int, NDArray[np.float64]]:
+    """The choice and the clipped update in an answer to exactly this request."""
+    plain = plain_of(content, {**_ASKED, "choice": int})
+    _check_answers(plain, asked)
+    if not 0 <= plain["choice"] < choices:
+        raise GarbageError("a choice out of range")
+    value: NDArray[np.float64] = _array(_named(content, ["value"])["value"], (length,), "float64")
+    # What an honest site sends is shorter than the clip by more than rounding takes.
+    if not float(np.linalg.norm(value)) <= clip:
+        raise GarbageError("an update longer than the clip")
+    return plain["choice"], value
 
 
 def answer_with_score(asked: Asked, accuracy: float, loss: float) -> RecordDict:

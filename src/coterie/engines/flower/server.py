@@ -3,23 +3,34 @@
 Nobody is trusted to answer. A reply counts if it came in time, answers exactly what was asked, has the right
 shape and no value that an honest site could not have produced; everything else is a missing client. The
 server's ledger is charged with what was asked, before it is asked: a site may have spent less, never more.
+
+Requests of cohorts trust the server: `Cohorts` flips the coins, adds up and adds the noise, as in a
+simulation, and `members` asks the sites.
 """
 
 import hashlib
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from coterie.algorithms.protocol import Choices, Reply, Request, Select, Train, TrainJob, Updates, Vector
+from coterie.algorithms.protocol import (
+    Choices,
+    Cohort,
+    Count,
+    Reply,
+    Request,
+    Select,
+    Train,
+    TrainJob,
+    Updates,
+    Vector,
+)
 from coterie.engines.clients import Trainable, noise_in_release
+from coterie.engines.cohorts import Cohorts
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.messages import (
@@ -32,9 +43,10 @@ from coterie.engines.flower.messages import (
     TrainMessage,
     Values,
 )
+from coterie.engines.flower.post import Answers, Journal, NobodyAnswered, Patience, Post
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
-from coterie.files import forget_rounds, read_arrays, write_arrays
+from coterie.files import read_arrays, write_arrays
 from coterie.privacy import (
     Charge,
     FullBatchSketch,
@@ -46,168 +58,8 @@ from coterie.privacy import (
     Released,
 )
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-EXPIRED = frozenset({3, 4})
-"""Flower's codes for a message, or its reply, that is past its time."""
-NODE_UNAVAILABLE = 5
-"""Flower's code for a node that went away with a message."""
-TOO_LATE = "no answer in time"
 NOISE_DEVIATIONS = 12.0
 """The noise streams reach 9.2 standard deviations per draw; an honest coordinate stays within this many."""
-
-
-class NobodyAnswered(CoterieError):
-    """A request that no site answered."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the server waits.
-
-    Args:
-        answer: seconds for an answer; after that the client is missing, and its message void.
-        rejoin: seconds to wait for a client that was there in the last request and is not now.
-        poll: seconds between two looks into the post box.
-    """
-
-    answer: float = 600.0
-    rejoin: float = 120.0
-    poll: float = 0.3
-
-
-@dataclass(frozen=True)
-class Answers(Generic[T]):
-    """Who answered what, and why the others did not."""
-
-    by_client: Mapping[str, T]
-    missing: Mapping[str, str]
-    seconds: float
-
-
-class Post:
-    """Messages to named sites over a Flower grid."""
-
-    def __init__(self, grid: Grid, nodes: Mapping[str, int], patience: Patience) -> None:
-        self.grid = grid
-        self.nodes = dict(nodes)
-        self.patience = patience
-        self._steady = set(nodes)
-        self._late: set[str] = set()
-
-    def online(self) -> set[str]:
-        """The sites that the link has heard of lately."""
-        there = set(self.grid.get_node_ids())
-        return {name for name, node in self.nodes.items() if node in there}
-
-    def present(self, wanted: Sequence[str]) -> list[str]:
-        """Those of the wanted who are there; who was there before is waited for."""
-        until = time.monotonic() + self.patience.rejoin
-        while True:
-            there = self.online()
-            if self._steady & set(wanted) <= there or time.monotonic() >= until:
-                break
-            time.sleep(self.patience.poll)
-        self._steady = set(there)
-        return [name for name in wanted if name in there]
-
-    def ask(
-        self,
-        kind: str,
-        contents: Mapping[str, RecordDict],
-        read: Callable[[str, RecordDict], T],
-        group: str = "",
-    ) -> Answers[T]:
-        """Send each site its message and read what comes back in time.
-
-        A site that went away and came back is sent the same message again: it answers as it did before, or
-        as it would have, and is charged once.
-        """
-        began = time.monotonic()
-        names = list(contents)
-        waiting, missing = self._send(kind, contents, group, self.patience.answer)
-        pending = set(waiting.values())
-        answered: dict[str, T] = {}
-        away: dict[str, float] = {}
-        others_done: float | None = None
-        while pending:
-            now = time.monotonic()
-            for reply in self.grid.pull_messages(list(waiting)) if waiting else ():
-                # By what it replies to: an error made by the link itself carries no other name.
-                name = waiting.pop(str(reply.metadata.reply_to_message_id), None)
-                if name is None:
-                    continue  # an answer that nobody waits for any more
-                if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
-                    away.setdefault(name, now)
-                    continue
-                pending.discard(name)
-                try:
-                    answered[name] = self._read(name, reply, read)
-                    self._late.discard(name)
-                except GarbageError as mistake:
-                    missing[name] = f"garbage: {mistake}"
-                except _Unanswered as reason:
-                    missing[name] = str(reason)
-            left = self.patience.answer - (now - began)
-            if pending <= self._late and others_done is None:
-                others_done = now
-            # Who was late before is given as long again as the others took, not the whole time.
-            grace = others_done is not None and now - others_done >= others_done - began
-            if pending and (grace or left <= 0):
-                missing.update(dict.fromkeys(pending, TOO_LATE))
-                self._late |= pending
-                break
-            for name in self._returned(pending, away, now):
-                waiting = {identity: other for identity, other in waiting.items() if other != name}
-                waiting.update(self._send(kind, {name: contents[name]}, group, left)[0])
-            lost = {name for name in pending if now - away.get(name, now) > self.patience.rejoin}
-            missing.update(dict.fromkeys(lost, "went away"))
-            pending -= lost
-            if pending:
-                time.sleep(self.patience.poll)
-        return Answers(
-            {name: answered[name] for name in names if name in answered},
-            {name: missing[name] for name in names if name in missing},
-            time.monotonic() - began,
-        )
-
-    def _send(
-        self, kind: str, contents: Mapping[str, RecordDict], group: str, seconds: float
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Who waits under which number, and who could not be sent anything."""
-        names = list(contents)
-        sent = self.grid.push_messages(
-            [Message(contents[name], self.nodes[name], kind, ttl=seconds, group_id=group) for name in names]
-        )
-        waiting = {identity: name for identity, name in zip(sent, names, strict=True) if identity}
-        return waiting, {name: "not sent" for name in names if name not in waiting.values()}
-
-    def _returned(self, waiting: set[str], away: dict[str, float], now: float) -> list[str]:
-        """Those who were away and are there again; notes since when the others are not."""
-        if not waiting:
-            return []
-        there = self.online()
-        back = [name for name in away if name in waiting and name in there]
-        for name in back:
-            del away[name]
-        for name in waiting - there:
-            away.setdefault(name, now)
-        return back
-
-    def _read(self, name: str, reply: Message, read: Callable[[str, RecordDict], T]) -> T:
-        if reply.has_error():
-            if reply.error.code in EXPIRED:
-                self._late.add(name)
-                raise _Unanswered(TOO_LATE)
-            raise _Unanswered(f"Flower's error {reply.error.code}")
-        if (reason := messages.is_refusal(reply.content)) is not None:
-            raise _Unanswered(f"refused: {messages.REFUSALS[reason]}")
-        return read(name, reply.content)
-
-
-class _Unanswered(Exception):
-    """Why there is no answer."""
 
 
 # --- before the first round -------------------------------------------------------------------------
@@ -286,29 +138,8 @@ class Participation:
     seconds: float
 
 
-@dataclass
-class Journal:
-    """The answers of the round that is under way, so that a resumed round goes on from them.
-
-    Without it, a round that runs again after a crash could meet other clients present, send other models, and
-    have all of it charged once more.
-    """
-
-    folder: Path
-    _round: int = field(default=0, init=False)
-    _count: int = field(default=0, init=False)
-
-    def next(self, round: int, request: str) -> Path:
-        """Where the answers to the next request of the round belong."""
-        self._count = self._count + 1 if round == self._round else 1
-        self._round = round
-        self.folder.mkdir(parents=True, exist_ok=True)
-        forget_rounds(self.folder, before=round)
-        return self.folder / f"{round:06d}-{self._count:02d}-{request[:32]}.safetensors"
-
-
 class FlowerEngine:
-    """Answers `Train` and `Select` by asking the sites."""
+    """Answers `Train` and `Select` by asking the sites; the rest through cohorts, if it is trusted."""
 
     def __init__(
         self,
@@ -321,6 +152,7 @@ class FlowerEngine:
         context: str,
         journal: Journal | None = None,
         watch: Callable[[Participation], None] | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         """Args beside the obvious:
 
@@ -328,6 +160,7 @@ class FlowerEngine:
         context: as for the in-process engine; equal to the sites' own where they run the same versions.
         journal: keeps the answers of the round under way.
         watch: is told about every request, as it is answered.
+        cohorts: of a server that the sites trust; None where they trust nobody.
         """
         self._post = post
         self._plan = plan
@@ -337,6 +170,7 @@ class FlowerEngine:
         self._context = context
         self._journal = journal
         self._watch = watch or (lambda participation: None)
+        self._cohorts = cohorts
         self._digests = {name: contract.digest() for name, contract in contracts.items()}
 
     def answer(self, request: Request, round: int) -> Reply:
@@ -344,10 +178,11 @@ class FlowerEngine:
             return self._train(request, round)
         if isinstance(request, Select):
             return self._select(request, round)
-        raise PlanError(
-            f"{type(request).__name__}: a request that trusts the server; over Flower, only sites that trust "
-            "nobody are asked"
-        )
+        if self._cohorts is None:
+            raise PlanError(f"{type(request).__name__}: a request that trusts the server, which nobody does")
+        if isinstance(request, Cohort):
+            return self._cohorts.open(request, round)
+        return self._cohorts.count(request) if isinstance(request, Count) else self._cohorts.add_up(request)
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -458,9 +293,13 @@ class FlowerEngine:
 
 
 def evaluate(
-    post: Post, contracts: Mapping[str, Contract], models: Mapping[str, Vector], round: int
+    post: Post, contracts: Mapping[str, Contract], models: Mapping[str, NDArray[np.float32]], round: int
 ) -> Answers[tuple[float, float]]:
-    """Accuracy and loss of each client's model on its own held-out records; a caveat of the guarantee."""
+    """Accuracy and loss of each client's model on its own held-out records; a caveat of the guarantee.
+
+    Args:
+        models: one for each client, in a row; or several that it chooses from itself.
+    """
     there = post.present(list(models))
     asked = {name: Asked(contracts[name].digest(), round, "evaluation") for name in there}
     contents = {name: EvaluateMessage(asked[name], models[name]).to_content() for name in there}

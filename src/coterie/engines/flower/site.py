@@ -3,11 +3,15 @@
 Its folder holds everything that must survive a restart: the contract it approved, the noise key (mode 0600),
 the ledger, and the answers of the latest rounds. A message that comes again is answered from there, bit for
 bit and at no further cost; one of a round that is over, or past its time, is not executed.
+
+For a server that it trusts, a site learns without noise and sends its clipped update in the clear. Its ledger
+then says what it sent; what that costs is the whole plan, because rounds in which it is not asked tell
+something, too. Parameters that are its own stay here, beside its answers.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +20,23 @@ import torch
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates, Vector
+from coterie.algorithms.protocol import (
+    Choices,
+    CohortJob,
+    OwnChoice,
+    Select,
+    Train,
+    TrainJob,
+    Updates,
+    Vector,
+)
 from coterie.data import Client, Federation
 from coterie.engines.clients import behaviour, build_learner
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, Limits, approve, cost
+from coterie.engines.flower.contract import Contract, Limits, TrustedWork, approve, cost, promised
 from coterie.engines.flower.messages import (
     Asked,
+    ContributeMessage,
     EvaluateMessage,
     GarbageError,
     RefusedError,
@@ -33,12 +47,23 @@ from coterie.engines.flower.messages import (
     Values,
 )
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
+from coterie.engines.members import CohortMechanism, OpenCohort
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, InputError, PlanError
 from coterie.files import forget_rounds, read_arrays, read_json, write_arrays, write_json
-from coterie.privacy import Budget, Charge, Guarantee, Ledger, SecretKey, guarantee
+from coterie.privacy import (
+    Budget,
+    Charge,
+    Guarantee,
+    Ledger,
+    RebalancedSums,
+    RoutedSums,
+    SampledSum,
+    SecretKey,
+)
 from coterie.privacy.guarantee import round_up
 from coterie.privacy.units import number_from_json, number_to_json
+from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch
 from coterie.training.scoring import evaluate
 
@@ -166,6 +191,8 @@ class Site:
             return books.train(TrainMessage.from_content(content, books.parameters))
         if kind == messages.SELECT:
             return books.select(SelectMessage.from_content(content, books.parameters))
+        if kind == messages.CONTRIBUTE:
+            return books.contribute(ContributeMessage.from_content(content, books.parameters))
         if kind == messages.EVALUATE:
             if not self.limits.evaluate:
                 raise RefusedError("not allowed")
@@ -260,16 +287,18 @@ class Books:
         self._files = files
         self._subject = contract.client
         self._learner = build_learner(
-            contract.model, contract.task, contract.public_seed, torch.device("cpu")
+            contract.model,
+            contract.task,
+            contract.public_seed,
+            torch.device("cpu"),
+            additive=contract.additive,
         )
         self._test = Batch.of(client.test, self._learner.device)
         self._context = behaviour(
             contract.model, contract.lr, contract.augmentation, contract.plan, self._learner
         )
         caveats = [*([SEEDED] if key.simulation else []), *([REPORTED] if contract.evaluate else [])]
-        self.guarantee: Guarantee = guarantee(
-            contract.own_plan, delta=contract.delta, accountant=contract.accountant, caveats=caveats
-        )
+        self.guarantee: Guarantee = promised(contract, caveats)
         self._ledger = Ledger.open(
             files.ledger, contract.own_plan, budget=budget, accountant=contract.accountant
         )
@@ -286,7 +315,8 @@ class Books:
             workers=1,
             augmentation=contract.augmentation,
         )
-        files.answers.mkdir(exist_ok=True)
+        files.answers.mkdir(mode=0o700, exist_ok=True)
+        self._engine.members.personal = self._kept()
 
     @property
     def parameters(self) -> int:
@@ -294,6 +324,9 @@ class Books:
 
     @property
     def spent(self) -> float:
+        """Epsilon so far; where others flip the coins, that of the whole plan, sampled or not."""
+        if self.contract.trusted is not None:
+            return cost(self.contract, self.contract.delta)
         return self._ledger.spent(self._subject)
 
     @property
@@ -308,25 +341,79 @@ class Books:
         """One released vector."""
         job = TrainJob(self._subject, message.start, message.anchor, message.anchor_weight)
 
-        def compute() -> Vector:
+        def compute() -> dict[str, Values]:
             reply = self._engine.answer(Train(message.asked.release, (job,)), message.asked.round)
             assert isinstance(reply, Updates)
-            return reply.by_client[self._subject].value
+            return {"value": reply.by_client[self._subject].value}
 
-        value = self._once(message.asked, job_hash(self._context, job), compute)
+        value = self._once(message.asked, job_hash(self._context, job), compute)["value"]
         return messages.answer_with_vector(message.asked, value.astype(np.float32, copy=False))
 
     def select(self, message: SelectMessage) -> RecordDict:
         """One released index."""
 
-        def compute() -> NDArray[np.int64]:
+        def compute() -> dict[str, Values]:
             request = Select(message.asked.release, (self._subject,), message.models)
             reply = self._engine.answer(request, message.asked.round)
             assert isinstance(reply, Choices)
-            return np.array([reply.by_client[self._subject].value], dtype=np.int64)
+            return {"value": np.array([reply.by_client[self._subject].value], dtype=np.int64)}
 
-        value = self._once(message.asked, input_hash(self._context, message.models), compute)
+        value = self._once(message.asked, input_hash(self._context, message.models), compute)["value"]
         return messages.answer_with_index(message.asked, int(value[0]))
+
+    def contribute(self, message: ContributeMessage) -> RecordDict:
+        """For a trusted server: which model fits, and what was learnt from it, clipped, in the clear."""
+        work, asked = self.contract.trusted, message.asked
+        if work is None:
+            raise RefusedError("not trusted")
+        hashed = input_hash(f"{self._context} {message.order:x}", message.models)
+
+        def compute() -> dict[str, Values]:
+            self._ledger.charge([Charge(self._subject, asked.round, asked.release, hashed)])
+            choice, update = self._learn(work, message, hashed)
+            parts = work.parts(self.parameters)
+            leaves = np.ones(self.parameters, np.bool_) if parts is None else ~parts.personal
+            mechanism = self._summed(asked.release)
+            clipped = clip_rows(torch.from_numpy(update[leaves])[None], mechanism.clip)[0]
+            own = self._engine.members.personal.get(self._subject)
+            kept: dict[str, Values] = {} if own is None else {"personal": own}
+            return {"value": clipped.numpy(), "choice": np.array([choice], dtype=np.int64), **kept}
+
+        found = self._once(asked, hashed, compute)
+        value = found["value"].astype(np.float64, copy=False)
+        return messages.answer_with_contribution(asked, int(found["choice"][0]), value)
+
+    def _learn(self, work: TrustedWork, message: ContributeMessage, hashed: str) -> tuple[int, Vector]:
+        """The row that fits these records, and the whole update from there."""
+        asked, parts = message.asked, work.parts(self.parameters)
+        job = CohortJob((self._subject,), message.models, work.training, work.choice, parts=parts)
+        if job.sums != len(message.models):
+            raise GarbageError("several models, and nothing to choose by")
+        cohort = OpenCohort(
+            release=asked.release,
+            job=job,
+            mechanism=self._summed(asked.release),
+            times=1,
+            round=asked.round,
+            input_hash=hashed,
+            sampled=job.members,
+            order=lambda member, turn: message.order,
+            choices=np.zeros(1, dtype=np.int64),
+        )
+        cohort.choices = self._engine.members.choose(cohort)
+        update: Vector = self._engine.members.learn(cohort, [cohort])[0].numpy()
+        return int(cohort.choices[0]), update
+
+    def _summed(self, release: str) -> CohortMechanism:
+        mechanism = self.contract.own.release(release).mechanism
+        assert isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums)
+        return mechanism
+
+    def _kept(self) -> dict[str, NDArray[np.float32]]:
+        """The parameters that are this site's own, as its latest answer left them."""
+        latest = max(self._files.answers.glob("*.safetensors"), key=lambda path: path.name, default=None)
+        found = (read_arrays(latest) or {}) if latest is not None else {}
+        return {self._subject: found["personal"]} if "personal" in found else {}
 
     def evaluate(self, message: EvaluateMessage) -> RecordDict:
         """Accuracy and loss on held-out records, outside the guarantee; nothing is charged for it."""
@@ -334,10 +421,23 @@ class Books:
             raise RefusedError("other contract")
         if not self.contract.evaluate:
             raise RefusedError("not allowed")
-        score = evaluate(self._learner, torch.from_numpy(message.model), self._test)
+        score = evaluate(self._learner, torch.from_numpy(self._used(message.models)), self._test)
         return messages.answer_with_score(message.asked, score.accuracy, score.loss)
 
-    def _once(self, asked: Asked, hashed: str, compute: Callable[[], Values]) -> Values:
+    def _used(self, models: NDArray[np.float32]) -> Vector:
+        """The one of the models that this site would use, with the parameters that are its own."""
+        work = self.contract.trusted
+        if work is None:
+            if len(models) != 1:
+                raise GarbageError("several models, and nothing to choose by")
+            used: Vector = models[0]
+            return used
+        own = OwnChoice(models, work.choice, work.training, work.parts(self.parameters))
+        return self._engine.members.serve(own).model_of(self._subject)
+
+    def _once(
+        self, asked: Asked, hashed: str, compute: Callable[[], dict[str, Values]]
+    ) -> Mapping[str, Values]:
         """The answer to a request: as it was given before, or computed, charged and kept."""
         if asked.contract != self.digest:
             raise RefusedError("other contract")
@@ -350,20 +450,30 @@ class Books:
             raise RefusedError("passed")
         path = self._files.answers / f"{asked.round:06d}-{hashed}.safetensors"
         # None where a crash came before the answer was kept: it is computed again with the same noise.
-        value = (read_arrays(path) or {}).get("value") if again else None
-        if value is None:
+        found = read_arrays(path) if again else None
+        if found is None:
             began = time.perf_counter()
-            value = compute()
-            write_arrays(path, {"value": value})
-            seconds = time.perf_counter() - began
+            found = compute()
+            write_arrays(path, found)
+            self._say(asked, time.perf_counter() - began)
+            forget_rounds(self._files.answers, before=asked.round - 1)
+        else:
+            log.info("round %d, %s: the answer given before", asked.round, asked.release)
+        return found
+
+    def _say(self, asked: Asked, seconds: float) -> None:
+        """One line in the site's own log about what leaves it."""
+        if self.contract.trusted is None:
             log.info(
                 "round %d of %d, %s: released in %.1f s, spent epsilon %s",
                 *(asked.round, self.contract.rounds, asked.release, seconds, round_up(self.spent)),
             )
-            forget_rounds(self._files.answers, before=asked.round - 1)
-        else:
-            log.info("round %d, %s: the answer given before", asked.round, asked.release)
-        return value
+            return
+        log.info(
+            "round %d of %d, %s: learnt in %.1f s, sent to the trusted server in the clear, clipped to %g",
+            *(asked.round, self.contract.rounds, asked.release, seconds),
+            self._summed(asked.release).clip,
+        )
 
 
 def _where(mistake: BaseException) -> str:

@@ -1,0 +1,202 @@
+"""The members of a cohort as sites: each computes at home and sends its choice and its clipped update.
+
+The server that opens the cohort is trusted with both, and trusts no site: whatever one sends adds one vector
+of norm at most the clip to one sum, or nothing. Who was sampled is a secret that the noise counts on. So only
+those are sent a message, nothing about them is kept but the journal of the round under way, and each has its
+own time: what one site does decides nothing about whether another's answer counts.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.algorithms.protocol import CohortJob
+from coterie.engines.flower import messages
+from coterie.engines.flower.contract import Contract, TrustedWork, ranges_of
+from coterie.engines.flower.messages import Asked, ContributeMessage
+from coterie.engines.flower.post import Journal, NobodyAnswered, Post
+from coterie.engines.members import NO_ANSWER, OpenCohort
+from coterie.errors import PlanError
+from coterie.files import read_arrays, write_arrays
+
+log = logging.getLogger(__name__)
+
+Contribution: TypeAlias = tuple[int, NDArray[np.float64]]
+"""The row that a member chose, and its clipped update without what is its own."""
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """One sampled member of one of several cohorts."""
+
+    member: str
+    cohort: OpenCohort
+    number: int
+
+
+class RemoteMembers:
+    """Asks the sites."""
+
+    def __init__(
+        self,
+        post: Post,
+        contracts: Mapping[str, Contract],
+        parameters: int,
+        journal: Journal | None = None,
+    ) -> None:
+        self._post = post
+        self._contracts = contracts
+        self._digests = {name: contract.digest() for name, contract in contracts.items()}
+        self._parameters = parameters
+        self._journal = journal
+
+    def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
+        """The choices of those who answered. Their updates come with them: models travel once."""
+        return self._gather([cohort])[0]
+
+    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Tensor:
+        """The updates of all cohorts that wait, so that the groups of an epoch are asked side by side."""
+        self._gather([other for other in waiting if other.updates is None])
+        assert cohort.updates is not None
+        return cohort.updates
+
+    # --- asking -------------------------------------------------------------------------------------
+
+    def _gather(self, cohorts: Sequence[OpenCohort]) -> list[NDArray[np.int64]]:
+        """Fill in the updates of these cohorts; the rows that their members chose."""
+        found: dict[int, dict[str, Contribution]] = {}
+        paths = [self._remembered(cohort) for cohort in cohorts]
+        for number, path in enumerate(paths):
+            known = None if path is None else read_arrays(path)
+            if known is not None:
+                found[number] = _from_arrays(known)
+        unknown = [number for number in range(len(cohorts)) if number not in found]
+        found.update({number: {} for number in unknown})
+        askings = [
+            _Asking(member, cohorts[number], number)
+            for number in unknown
+            for member in cohorts[number].sampled
+        ]
+        for wave in _waves(askings):
+            for asking, contribution in self._ask(wave):
+                found[asking.number][asking.member] = contribution
+        for number in unknown:
+            # Before anything is released: if this process dies, the round is repeated with the same answers,
+            # or the same noise would be added to another sum.
+            if (path := paths[number]) is not None:
+                write_arrays(path, _to_arrays(found[number]))
+        return [self._fill(cohort, found[number]) for number, cohort in enumerate(cohorts)]
+
+    def _remembered(self, cohort: OpenCohort) -> Path | None:
+        """Where the answers of this cohort belong until the round is over."""
+        self._check(cohort)
+        return None if self._journal is None else self._journal.next(cohort.round, cohort.input_hash)
+
+    def _check(self, cohort: OpenCohort) -> None:
+        """Sites do what they signed: a job that asks for something else would not get it."""
+        signed = {self._contracts[member].trusted for member in cohort.job.members}
+        if any(work is None or not _same_work(cohort.job, work) for work in signed):
+            raise PlanError(f"release '{cohort.release}': not the training that the sites signed")
+
+    def _ask(self, wave: Sequence[_Asking]) -> list[tuple[_Asking, Contribution]]:
+        by_name = {asking.member: asking for asking in wave}
+        first = wave[0].cohort
+        if not self._post.online():
+            # Of all sites, not of those that were sampled: stopping must not tell who they are.
+            raise NobodyAnswered(f"round {first.round}: no site is connected; --resume tries it again")
+        contents = {name: self._content(asking) for name, asking in by_name.items()}
+        answers = self._post.ask(
+            messages.CONTRIBUTE,
+            contents,
+            lambda name, content: self._read(by_name[name], content),
+            group=str(first.round),
+            apart=True,
+        )
+        for name, reason in answers.missing.items():
+            cohort = by_name[name].cohort
+            log.warning("round %d, %s: %s adds nothing (%s)", cohort.round, cohort.release, name, reason)
+        return [(by_name[name], contribution) for name, contribution in answers.by_client.items()]
+
+    def _asked(self, asking: _Asking) -> Asked:
+        return Asked(self._digests[asking.member], asking.cohort.round, asking.cohort.release)
+
+    def _models(self, asking: _Asking) -> NDArray[np.float32]:
+        """All models for a member that chooses; for one that is told where to start, that one alone."""
+        cohort, models = asking.cohort, asking.cohort.job.models
+        if cohort.chooses:
+            return models
+        row = int(cohort.told()[cohort.sampled.index(asking.member)])
+        return models[row : row + 1]
+
+    def _content(self, asking: _Asking) -> RecordDict:
+        order = asking.cohort.order(asking.member, 0)
+        return ContributeMessage(self._asked(asking), order, self._models(asking)).to_content()
+
+    def _read(self, asking: _Asking, content: RecordDict) -> Contribution:
+        cohort = asking.cohort
+        return messages.contribution_in(
+            content,
+            self._asked(asking),
+            len(self._models(asking)),
+            int(_leaves(cohort.job, self._parameters).sum()),
+            cohort.mechanism.clip,
+        )
+
+    # --- answers ------------------------------------------------------------------------------------
+
+    def _fill(self, cohort: OpenCohort, found: Mapping[str, Contribution]) -> NDArray[np.int64]:
+        """Put the updates in the order of the sample, zeros for who did not answer."""
+        updates = np.zeros((len(cohort.sampled), self._parameters), dtype=np.float64)
+        leaves = _leaves(cohort.job, self._parameters)
+        choices = np.full(len(cohort.sampled), NO_ANSWER, dtype=np.int64)
+        for position, member in enumerate(cohort.sampled):
+            if member in found:
+                choices[position], updates[position, leaves] = found[member]
+        cohort.updates = torch.from_numpy(updates)
+        return choices
+
+
+# --- plain functions --------------------------------------------------------------------------------
+
+
+def _waves(askings: Sequence[_Asking]) -> list[list[_Asking]]:
+    """Nobody twice at a time: a member of several cohorts is asked once in each wave."""
+    waves: list[list[_Asking]] = []
+    for asking in askings:
+        for wave in waves:
+            if all(other.member != asking.member for other in wave):
+                wave.append(asking)
+                break
+        else:
+            waves.append([asking])
+    return waves
+
+
+def _same_work(job: CohortJob, work: TrustedWork) -> bool:
+    personal = () if job.parts is None else ranges_of(job.parts.personal)
+    signed = (work.training, work.choice, work.personal)
+    return job.drafts is None and (job.training, job.choice, personal) == signed
+
+
+def _leaves(job: CohortJob, parameters: int) -> NDArray[np.bool_]:
+    """Which parameters leave a member."""
+    return np.ones(parameters, np.bool_) if job.parts is None else ~job.parts.personal
+
+
+def _to_arrays(found: Mapping[str, Contribution]) -> dict[str, NDArray[Any]]:
+    updates: dict[str, NDArray[Any]] = {f"update {name}": value for name, (_, value) in found.items()}
+    choices = {f"choice {name}": np.array([row], dtype=np.int64) for name, (row, _) in found.items()}
+    return {**updates, **choices}
+
+
+def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Contribution]:
+    names = [key.removeprefix("update ") for key in arrays if key.startswith("update ")]
+    return {name: (int(arrays[f"choice {name}"][0]), arrays[f"update {name}"]) for name in names}

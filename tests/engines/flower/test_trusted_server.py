@@ -1,0 +1,485 @@
+"""Sites that trust the server: the same states as in one process, and nobody moves a sum beyond the clip."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from memory_federation import QUICK, MemoryFederation
+from trusting import CLIP, TRUSTING, sites_of, state_of, trusting
+
+from coterie.engines.flower import members, messages
+from coterie.engines.flower.contract import Limits
+from coterie.engines.flower.post import NobodyAnswered, Patience, Post
+from coterie.errors import InputError
+from coterie.experiment import runner
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.schema import Experiment
+from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable
+from coterie.privacy import POPULATION, Budget
+
+FEDAVG = {"name": "dp-fedavg"}
+ROUTED = {"name": "dp-ifca", "clusters": 2, "rebalance": {"rule": "route", "minimum": 1}}
+EXPERIMENTS: dict[str, Experiment] = {
+    "dp-fedavg": trusting("client", FEDAVG),
+    "dp-fedavg, nobody clipped": trusting("client", FEDAVG, clip=1e6),
+    "dp-fedprox": trusting("client", {"name": "dp-fedprox", "momentum": 0.5}),
+    "dp-ifca": trusting("client", {"name": "dp-ifca", "clusters": 2, "start": "random"}),
+    "dp-ifca, routed": trusting("client", ROUTED),
+    "dp-ifca, rebalanced": trusting(
+        "client", {"name": "dp-ifca", "clusters": 2, "rebalance": {"rule": "rebalance", "minimum": 1}}
+    ),
+    "dp-fesem": trusting("client", {"name": "dp-fesem", "clusters": 2}),
+    "dp-fedcam": trusting("client", {"name": "dp-fedcam", "clusters": 2}),
+    "gmfsc": trusting("client", {"name": "gmfsc", "clusters": 2}),
+    "dp-fedper": trusting(
+        "client",
+        {"name": "dp-fedper"},
+        model={"name": "cnn"},
+        federation={"kind": "clusters", "sizes": [2, 2], "shift": "label", "records_per_client": 10},
+    ),
+    "dp-ogl": trusting("worker", {"name": "dp-ogl", "period": 2}),
+    "dp-ogl-plus": trusting(
+        "worker", {"name": "dp-ogl-plus", "period": 2}, schedule={"rounds": 4, "batch": 15, "lr": 0.1}
+    ),
+    "dp-fedavg of workers": trusting("worker", FEDAVG),
+}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(
+        np.array_equal(value, other[name]) if isinstance(value, np.ndarray) else value == other[name]
+        for name, value in one.items()
+    )
+
+
+@pytest.mark.parametrize("chosen", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
+def test_every_algorithm_reaches_the_same_state_bit_for_bit(chosen: Experiment, tmp_path: Path) -> None:
+    alone = runner.run(chosen, tmp_path / "alone")
+    federation = sites_of(chosen, tmp_path / "sites")
+    served = federation.serve(tmp_path / "served")
+    federation.close()
+    expected, found = (state_of(chosen, tmp_path / out) for out in ("alone", "served"))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    ledgers = [RunFolder(tmp_path / out).ledger.read_bytes() for out in ("alone", "served")]
+    assert ledgers[0] == ledgers[1]
+    assert served.epsilon == alone.epsilon
+    # What sites report is what a simulation measures: with their own choices, and their own parts.
+    assert served.accuracy is not None
+    assert served.accuracy.per_client == pytest.approx(alone.accuracy.per_client)
+    for site in federation.sites.values():
+        assert site.finished
+        told = json.loads(site.files.finished.read_text())
+        assert told["epsilon"] <= alone.epsilon * (1 + 1e-9)
+
+
+# --- what a client may do to a sum ------------------------------------------------------------------
+
+
+def replaced(reply: Message, *, array: np.ndarray | None = None, **plain: Any) -> Message:
+    content = RecordDict(dict(reply.content))
+    if array is not None:
+        content["arrays"] = ArrayRecord({"value": Array(array)})
+    content["coterie"] = ConfigRecord({**content.config_records["coterie"], **plain})
+    reply.content = content
+    return reply
+
+
+def vector(reply: Message) -> np.ndarray:
+    found: np.ndarray = reply.content.array_records["arrays"]["value"].numpy()
+    return found
+
+
+SPOILS: dict[str, Callable[[Message], list[Message]]] = {
+    "NaN": lambda reply: [replaced(reply, array=vector(reply) * np.nan)],
+    "infinity": lambda reply: [replaced(reply, array=vector(reply) + np.inf)],
+    "a huge update": lambda reply: [replaced(reply, array=vector(reply) * 1e12)],
+    "a little too long": lambda reply: [replaced(reply, array=vector(reply) * 1.001)],
+    "too short an array": lambda reply: [replaced(reply, array=vector(reply)[:-1])],
+    "a matrix": lambda reply: [replaced(reply, array=np.tile(vector(reply), (2, 1)))],
+    "singles": lambda reply: [replaced(reply, array=vector(reply).astype(np.float32))],
+    "a choice out of range": lambda reply: [replaced(reply, choice=2)],
+    "no choice": lambda reply: [replaced(reply, choice=-1)],
+    "an answer to another round": lambda reply: [replaced(reply, round=2)],
+    "an error of Flower's": lambda reply: [Message(Error(8, "secret"), reply_to=reply)],
+}
+BAD = "client-1"
+
+
+def serve_spoiled(
+    chosen: Experiment, folder: Path, spoil: Callable[[Message], list[Message]], round: int = 1
+) -> tuple[ServedResult, dict[str, Any]]:
+    """A run in which one client's answer of a round is spoiled on its way."""
+    federation = sites_of(chosen, folder / "sites")
+
+    def on_the_way(message: Message, reply: Message) -> list[Message]:
+        plain = message.content.config_records["coterie"]
+        theirs = message.metadata.dst_node_id == federation.nodes[BAD]
+        if not theirs or message.metadata.message_type != messages.CONTRIBUTE or plain["round"] != round:
+            return [reply]
+        spoiled = spoil(reply)
+        for one in spoiled:
+            one.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+        return spoiled
+
+    federation.grid.spoil = on_the_way
+    post = Post(federation.grid, federation.nodes, Patience(answer=1.0, rejoin=0.0, poll=0.001))
+    result = ServedRun(chosen, RunFolder(folder / "run"), post).finish()
+    federation.close()
+    return result, state_of(chosen, folder / "run")
+
+
+QUICKLY = {
+    "schedule": {"rounds": 2, "batch": 15, "lr": 0.1},
+    "evaluation": {"references": False},
+}
+EVERYBODY = trusting("client", ROUTED, rate=1.0, **QUICKLY)
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The state after a run in which that answer never came."""
+    return serve_spoiled(EVERYBODY, tmp_path_factory.mktemp("without"), lambda reply: [])[1]
+
+
+def test_an_answer_counts(without: dict[str, Any], tmp_path: Path) -> None:
+    assert not same(without, serve_spoiled(EVERYBODY, tmp_path, lambda reply: [reply])[1])
+
+
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS.keys())
+def test_a_spoiled_answer_adds_nothing_and_its_sender_is_named(
+    without: dict[str, Any],
+    tmp_path: Path,
+    spoil: Callable[[Message], list[Message]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        result, state = serve_spoiled(EVERYBODY, tmp_path, spoil)
+    assert same(without, state)
+    assert result.epsilon == pytest.approx(result.asked[BAD])  # the charge of every round stands
+    assert any(BAD in line and "adds nothing" in line for line in caplog.messages)
+    assert "secret" not in caplog.text
+
+
+DIRECTION = np.random.default_rng(0).normal(size=650)
+LIES: dict[str, Callable[[Message], list[Message]]] = {
+    "nothing": lambda reply: [],
+    "the opposite": lambda reply: [replaced(reply, array=-vector(reply))],
+    "anywhere, as long as can be": lambda reply: [
+        replaced(reply, array=DIRECTION * CLIP / np.linalg.norm(DIRECTION))
+    ],
+    "huge": lambda reply: [replaced(reply, array=1e9 * DIRECTION)],
+    "not a number": lambda reply: [replaced(reply, array=np.nan * DIRECTION)],
+}
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["checked", "if messages were not checked"])
+def test_whatever_a_client_sends_the_sum_moves_by_at_most_the_clip(
+    tmp_path: Path, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours with the same coins and the same noise: with the client, and without it."""
+    once = {**QUICKLY, "schedule": {"rounds": 1, "batch": 15, "lr": 0.1}}
+    chosen = trusting("client", FEDAVG, rate=1.0, **once)
+    if not checked:
+
+        def believing(content: RecordDict, *_: Any) -> tuple[int, np.ndarray]:
+            return 0, content.array_records["arrays"]["value"].numpy()
+
+        monkeypatch.setattr(members.messages, "contribution_in", believing)
+    models = {}
+    for name, lie in LIES.items():
+        folder = tmp_path / name
+        models[name] = serve_spoiled(chosen, folder, lie)[1]["models"].astype(np.float64)
+    moved = {name: 6 * np.linalg.norm(model - models["nothing"]) for name, model in models.items()}
+    assert all(np.isfinite(model).all() for model in models.values())
+    assert max(moved.values()) <= CLIP * (1 + 1e-5)  # single precision of the models
+    assert moved["the opposite"] == pytest.approx(CLIP, rel=1e-3)
+    assert (moved["huge"] == 0) == checked
+
+
+# --- what stays secret ------------------------------------------------------------------------------
+
+
+def test_only_the_sampled_are_sent_anything_and_the_folder_does_not_say_who(tmp_path: Path) -> None:
+    chosen = trusting("client", FEDAVG, rate=0.5, **QUICKLY)
+    federation = sites_of(chosen, tmp_path / "sites")
+    journals: list[int] = []
+
+    def watch(report: Any) -> None:
+        journals.append(len(list((tmp_path / "run" / "journal").glob("*"))))
+
+    result = federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+    asked = [m for m in federation.grid.sent if m.metadata.message_type == messages.CONTRIBUTE]
+    rounds = Counter(m.content.config_records["coterie"]["round"] for m in asked)
+    assert 0 < min(rounds.values()) < 6
+    charged = json.loads(RunFolder(tmp_path / "run").ledger.read_text().splitlines()[1])["charges"]
+    assert [charge["subject"] for charge in charged] == [POPULATION]
+    assert result.participation == {}
+    assert not (tmp_path / "run" / "participation.jsonl").exists()
+    # The journal of a round holds updates in the clear: its owner alone reads it, until the round is over.
+    assert journals == [0, 0]
+    assert stat.S_IMODE((tmp_path / "run" / "journal").stat().st_mode) == 0o700
+    assert not RunFolder(tmp_path / "run").secret.exists()
+    for line in RunFolder(tmp_path / "run").metrics.read_text().splitlines():
+        assert json.loads(line)["clusters"] == dict.fromkeys(federation.nodes, 0)
+    federation.close()
+
+
+def test_a_worker_is_sent_only_the_model_that_its_groups_show_it(tmp_path: Path) -> None:
+    chosen = trusting("worker", {"name": "dp-ogl", "period": 2}, rate=1.0, **QUICKLY)
+    federation = sites_of(chosen, tmp_path / "sites")
+    federation.serve(tmp_path / "run")
+    structure = federation.federation.structure
+    assert structure is not None
+    names = {node: name for name, node in federation.nodes.items()}
+    for message in federation.grid.sent:
+        if message.metadata.message_type == messages.CONTRIBUTE:
+            plain = message.content.config_records["coterie"]
+            worker = structure.names.index(names[message.metadata.dst_node_id])
+            assert int(plain["release"].removeprefix("group ")) in structure.groups_of(worker)
+            assert message.content.array_records["arrays"]["models"].numpy().shape == (1, 650)
+    federation.close()
+
+
+def test_what_is_personal_never_leaves(tmp_path: Path) -> None:
+    chosen = EXPERIMENTS["dp-fedper"]
+    federation = sites_of(chosen, tmp_path / "sites")
+    federation.serve(tmp_path / "run")
+    state = state_of(chosen, tmp_path / "run")
+    lengths = {
+        reply.content.array_records["arrays"]["value"].numpy().size
+        for reply in federation.grid.received
+        if "arrays" in reply.content.array_records
+    }
+    assert lengths == {int((~state["head"]).sum())}
+    federation.close()
+
+
+# --- who is away, and a server that is killed -------------------------------------------------------
+
+
+def test_a_client_that_is_away_adds_nothing_and_the_round_goes_on(tmp_path: Path) -> None:
+    federation = sites_of(EVERYBODY, tmp_path / "sites")
+
+    def watch(report: Any) -> None:
+        federation.grid.offline.add(federation.nodes[BAD])
+
+    federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+    federation.close()
+    unanswered = serve_spoiled(EVERYBODY, tmp_path / "unanswered", lambda reply: [], round=2)[1]
+    assert same(unanswered, state_of(EVERYBODY, tmp_path / "run"))
+
+
+def test_a_slow_client_leaves_others_their_whole_time(tmp_path: Path) -> None:
+    """Who was late before is not given up early: whether one counts must not depend on another."""
+    federation = sites_of(EVERYBODY, tmp_path / "sites")
+    looks: Counter[tuple[int, int]] = Counter()
+    slow = federation.nodes[BAD]
+    pull = federation.grid.pull_messages
+
+    def slowly(identities: Any) -> list[Message]:
+        ready = []
+        for identity in identities:
+            message = federation.grid._boxes.get(identity)
+            if message is not None and message.metadata.message_type == messages.CONTRIBUTE:
+                to = message.metadata.dst_node_id
+                looks[message.content.config_records["coterie"]["round"], to] += 1
+                if looks[message.content.config_records["coterie"]["round"], to] < 20 * (to == slow):
+                    continue
+            ready.append(identity)
+        return pull(ready)
+
+    federation.grid.pull_messages = slowly  # type: ignore[method-assign]
+    post = Post(federation.grid, federation.nodes, QUICK)
+    post._late = {BAD}
+    ServedRun(EVERYBODY, RunFolder(tmp_path / "run"), post).finish()
+    federation.close()
+    undisturbed = serve_spoiled(EVERYBODY, tmp_path / "undisturbed", lambda reply: [reply])[1]
+    assert same(undisturbed, state_of(EVERYBODY, tmp_path / "run"))
+
+
+def test_when_no_site_is_connected_the_run_says_so_and_can_go_on(tmp_path: Path) -> None:
+    federation = sites_of(EVERYBODY, tmp_path / "sites")
+
+    def watch(report: Any) -> None:
+        if report.round == 1:
+            federation.grid.offline |= set(federation.nodes.values())
+
+    with pytest.raises(NobodyAnswered, match="round 2: no site is connected"):
+        federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+    federation.grid.offline.clear()
+    result = federation.serve(tmp_path / "run")
+    federation.close()
+    undisturbed = serve_spoiled(EVERYBODY, tmp_path / "undisturbed", lambda reply: [reply])
+    assert same(undisturbed[1], state_of(EVERYBODY, tmp_path / "run"))
+    assert result.asked == undisturbed[0].asked
+
+
+class Killed(BaseException):
+    """Nothing in the code under test may catch this."""
+
+
+EVALUATED = {
+    "schedule": {"rounds": 2, "batch": 15, "lr": 0.1},
+    "evaluation": {"references": False, "ask_sites": True},
+}
+SERVED = {
+    "dp-ifca, routed": trusting("client", ROUTED, **EVALUATED),
+    "dp-ogl": trusting("worker", {"name": "dp-ogl", "period": 2}, **EVALUATED),
+}
+
+
+def kill_at(federation: MemoryFederation, number: int, *, answered: bool) -> Callable[[], None]:
+    """Kill the server at its so-manieth request; before it sends it, or once sites have answered."""
+    push, pull, pushes = federation.grid.push_messages, federation.grid.pull_messages, [0]
+
+    def killing_push(sent: Any) -> list[str]:
+        pushes[0] += 1
+        if pushes[0] == number and not answered:
+            raise Killed
+        return push(sent)
+
+    def killing_pull(identities: Any) -> list[Message]:
+        found = pull(identities)
+        if pushes[0] == number and answered:
+            raise Killed
+        return found
+
+    def heal() -> None:
+        federation.grid.push_messages = push  # type: ignore[method-assign]
+        federation.grid.pull_messages = pull  # type: ignore[method-assign]
+
+    federation.grid.push_messages = killing_push  # type: ignore[method-assign]
+    federation.grid.pull_messages = killing_pull  # type: ignore[method-assign]
+    return heal
+
+
+@pytest.fixture(scope="module", params=SERVED.values(), ids=SERVED.keys())
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Experiment, dict[str, Any], bytes, int]:
+    """An experiment, how it ends when nothing goes wrong, its ledger, and the number of its requests."""
+    chosen, out = request.param, tmp_path_factory.mktemp("undisturbed")
+    federation, pushes = sites_of(chosen, out / "sites"), [0]
+    push = federation.grid.push_messages
+
+    def counting(sent: Any) -> list[str]:
+        pushes[0] += 1
+        return push(sent)
+
+    federation.grid.push_messages = counting  # type: ignore[method-assign]
+    federation.serve(out / "run")
+    federation.close()
+    return chosen, state_of(chosen, out / "run"), RunFolder(out / "run").ledger.read_bytes(), pushes[0]
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before it asks", "before it reads answers"])
+def test_a_server_killed_anywhere_resumes_to_the_same_end_at_no_cost(
+    undisturbed: tuple[Experiment, dict[str, Any], bytes, int], tmp_path: Path, answered: bool
+) -> None:
+    """Killed at every request in turn, each time going on from what the last life left on its disk."""
+    chosen, state, ledger, requests = undisturbed
+    federation = sites_of(chosen, tmp_path / "sites")
+    for number in range(3, requests):
+        heal = kill_at(federation, 3 if number > 3 else number, answered=answered)
+        with pytest.raises(Killed):
+            federation.serve(tmp_path / "run")
+        heal()
+    federation.serve(tmp_path / "run")
+    federation.close()
+    assert same(state, state_of(chosen, tmp_path / "run"))
+    assert ledger == RunFolder(tmp_path / "run").ledger.read_bytes()
+
+
+def test_what_was_released_before_a_crash_is_released_again_whoever_is_away(tmp_path: Path) -> None:
+    """The models of a round have left when the server dies: no other sum may follow under the same noise."""
+    chosen = trusting("client", FEDAVG, rate=1.0, **EVALUATED)
+    federation = sites_of(chosen, tmp_path / "sites")
+    heal = kill_at(federation, 4, answered=True)  # facts, offer, round 1, and its evaluation
+    with pytest.raises(Killed):
+        federation.serve(tmp_path / "run")
+    heal()
+    journal = list((tmp_path / "run" / "journal").glob("*.safetensors"))
+    assert len(journal) == 1
+    federation.grid.offline.add(federation.nodes[BAD])
+    federation.serve(tmp_path / "run")
+    seen = [
+        message.content.array_records["arrays"]["models"].numpy().tobytes()
+        for message in federation.grid.sent
+        if message.metadata.message_type == messages.EVALUATE
+        and message.content.config_records["coterie"]["round"] == 1
+    ]
+    assert len(seen) == 6 + 5
+    assert len(set(seen)) == 1
+    federation.close()
+
+
+def test_the_noise_key_of_another_run_is_refused(tmp_path: Path) -> None:
+    federation = sites_of(EVERYBODY, tmp_path / "sites")
+    heal = kill_at(federation, 4, answered=False)
+    with pytest.raises(Killed):
+        federation.serve(tmp_path / "run")
+    heal()
+    secret = RunFolder(tmp_path / "run").secret
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    kept = secret.read_text()
+    secret.unlink()
+    with pytest.raises(InputError, match="the noise key is gone"):
+        federation.serve(tmp_path / "run")
+    secret.write_text(json.dumps({**json.loads(kept), "data": "another"}))
+    with pytest.raises(InputError, match="belongs to another run"):
+        federation.serve(tmp_path / "run")
+    secret.write_text(kept)
+    assert federation.serve(tmp_path / "run").rounds == 2
+    federation.close()
+
+
+# --- consent ----------------------------------------------------------------------------------------
+
+
+def test_a_site_takes_part_only_if_its_operator_trusts_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = sites_of(EVERYBODY, tmp_path / "sites")
+    federation.sites[BAD].limits = Limits(Budget(30.0, 0.05))
+    with pytest.raises(InputError, match=rf"{BAD}: refused: .*\(--trust-server\)") as refused:
+        federation.serve(tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not federation.sites[BAD].files.contract.exists()
+    federation.sites[BAD].limits = TRUSTING
+    with caplog.at_level(logging.INFO):
+        result = federation.serve(tmp_path / "run")
+    federation.close()
+    [approved] = [line for line in caplog.messages if line.startswith("approved")]
+    for said in ("unit=client", "trusting the server", "in the clear", "eps=30.00", "2 events"):
+        assert said in approved
+        assert said in result.guarantee
+    assert f"sent to the trusted server in the clear, clipped to {CLIP:g}" in caplog.text
+
+
+def test_less_than_the_plan_costs_is_refused_by_the_sites_own_arithmetic(tmp_path: Path) -> None:
+    for chosen in (EVERYBODY, trusting("worker", {"name": "dp-ogl", "period": 2}, **QUICKLY)):
+        careful = Limits(Budget(29.0, 0.05), evaluate=True, trust_server=True)
+        federation = sites_of(chosen, tmp_path / f"sites-{chosen.privacy.unit}", careful)
+        with pytest.raises(InputError, match="would spend more than its operator allows"):
+            federation.serve(tmp_path / f"run-{chosen.privacy.unit}")
+        federation.close()
+
+
+def test_what_the_server_cannot_do_between_sites_is_refused() -> None:
+    privacy = {"unit": "worker", "epsilon": 30.0, "mode": "paper"}
+    paper = trusting("worker", {"name": "dp-ogl-plus", "period": 2}, privacy=privacy)
+    with pytest.raises(InputError, match=r"privacy\.mode: paper"):
+        check_servable(paper)
+    labels = {"kind": "groups", "structure": "label", "workers": 6, "groups": 3}
+    with pytest.raises(InputError, match=r"federation\.structure: label"):
+        check_servable(trusting("worker", {"name": "dp-ogl"}, federation=labels))
