@@ -11,7 +11,15 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="the extra 'flower' is not installed"
 )
 
-TRUSTING = ("--set", "privacy.unit=client", "--set", "algorithm.name=dp-fedavg")
+DRAFTED = (
+    "--set",
+    "privacy.unit=worker",
+    "--set",
+    "algorithm.name=dp-ogl-plus",
+    "--set",
+    "privacy.mode=paper",
+)
+HERE = ("--server", "127.0.0.1:1", "--epsilon", "8", "--plaintext")
 MISTAKES = [
     (["serve", "e.yaml"], "--keys"),
     (["serve", "e.yaml", "--plaintext", "--keys", "k"], "--keys"),
@@ -19,11 +27,12 @@ MISTAKES = [
     (["serve", "e.yaml", "--plaintext", "--sites", "2", "--host", "0.0.0.0"], "only on loopback"),
     (["serve", "e.yaml", "--keys", "nowhere"], "ca.crt"),
     (["serve", "e.yaml", "--keys", "k", "--set", "seeds.noise=1"], "seeds.noise"),
-    (["serve", "e.yaml", "--keys", "k", *TRUSTING], "privacy.unit"),
+    (["serve", "e.yaml", "--keys", "k", *DRAFTED], "privacy.mode"),
     (["join", "--data", "d", "--server", "h:1", "--epsilon", "8"], "--ca and --key"),
     (["join", "--data", "d", "--server", "h:1", "--epsilon", "8", "--plaintext"], "only on loopback"),
     (["join", "--data", "d", "--server", "h", "--epsilon", "8", "--plaintext"], "HOST:PORT"),
-    (["join", "--data", "d", "--server", "127.0.0.1:1", "--epsilon", "8", "--plaintext"], "data.path"),
+    (["join", "--data", "d", *HERE], "data.path"),
+    (["join", "--data", "d", *HERE, "--trust-server"], "--delta"),
     (["keys", "k2", "--site", "a/b"], "site"),
     (["keys", "k2", "--site", "a", "--sites", "b"], "--site"),
 ]

@@ -71,6 +71,11 @@ class Joining:
 
 def open_site(joining: Joining) -> Site:
     """Read the records once, and open or reopen the books."""
+    if joining.trust_server and joining.delta is None:
+        raise InputError(
+            "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
+            "number well below one over the number of sites"
+        )
     dataset = read_folder(joining.data)
     owners = dataset.owners.names if dataset.owners else ()
     if len(owners) != 1:
@@ -83,11 +88,6 @@ def open_site(joining: Joining) -> Site:
     delta = joining.delta if joining.delta is not None else 0.2 / count
     if math.isnan(joining.epsilon) or not joining.epsilon > 0:
         raise InputError(f"--epsilon: {joining.epsilon}; allowed: a number above 0")
-    if joining.trust_server and joining.delta is None:
-        raise InputError(
-            "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
-            "number well below one over the number of sites"
-        )
     limits = Limits(
         Budget(joining.epsilon, delta), joining.models, joining.report_accuracy, joining.trust_server
     )
