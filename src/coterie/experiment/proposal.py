@@ -21,10 +21,12 @@ from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
 from coterie.groups import Structure
 from coterie.models import build_model
-from coterie.privacy import Budget, PrivacyPlan, Unit
+from coterie.privacy import Adjacency, Budget, PrivacyPlan, Unit
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
+
+PUBLIC_COUNT = "the number of clients is public, a constant in both worlds: divisors are made of it"
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,13 @@ def delta_caveats(
         if budgets[name].delta >= 1 / records:
             yield f"delta is not below 1/{records}, the share of one record of {name}"
             return
+
+
+def count_caveats(experiment: Experiment) -> Iterator[str]:
+    """A client that may be there or not is one more or less of a number that everybody knows."""
+    privacy = experiment.privacy
+    if privacy.unit is Unit.CLIENT and privacy.adjacency is Adjacency.ADD_REMOVE:
+        yield PUBLIC_COUNT
 
 
 def _budgets(experiment: Experiment, draft: PrivacyPlan, facts: PublicFacts) -> dict[str, Budget]:

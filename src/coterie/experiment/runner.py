@@ -46,12 +46,11 @@ from coterie.experiment.metrics import (
     same_partition,
 )
 from coterie.experiment.promises import Promise
-from coterie.experiment.proposal import Population, Proposal, delta_caveats, propose
+from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
 from coterie.experiment.schema import Experiment
 from coterie.models import blamed
 from coterie.privacy import (
     POPULATION,
-    Adjacency,
     Budget,
     FullBatchSketch,
     FullBatchSteps,
@@ -73,7 +72,6 @@ from coterie.training.scoring import evaluate, evaluate_clients
 HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
 REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
 OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
-PUBLIC_COUNT = "the number of clients is public, a constant in both worlds: divisors are made of it"
 SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
 
 
@@ -257,8 +255,7 @@ def _caveats(
         yield SEEDED
     if experiment.privacy.unit is Unit.CLIENT:
         yield OWN_CHOICE
-        if experiment.privacy.adjacency is Adjacency.ADD_REMOVE:
-            yield PUBLIC_COUNT
+    yield from count_caveats(experiment)
     windows = experiment.data.windows_per_character
     if experiment.privacy.unit is Unit.RECORD and windows > 1:
         yield f"a record is a window of text, and a character is in up to {windows} of them"

@@ -40,7 +40,7 @@ from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread, accuracy, round_line, same_partition
-from coterie.experiment.proposal import Population, Proposal, delta_caveats, propose
+from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
 from coterie.experiment.schema import Experiment
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.privacy import Budget, Ledger, Mode, SecretKey, Unit
@@ -255,6 +255,7 @@ class ServedRun:
     def _caveats(self, population: Population, budgets: Mapping[str, Budget]) -> Iterator[str]:
         """What the sentence must add because of how this run is set up."""
         yield from delta_caveats(self.experiment, population, budgets)
+        yield from count_caveats(self.experiment)
         if self._trusted:
             yield IN_THE_CLEAR
             yield WHO_IS_ASKED
