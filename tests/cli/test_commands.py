@@ -3,6 +3,7 @@
 import fcntl
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -254,8 +255,9 @@ def test_a_user_s_own_folder_runs_from_file_to_report(run: Run, tmp_path: Path) 
     assert len(content["clusters"]) == 4
 
 
-def test_ending_a_comparison_ends_its_runs(tmp_path: Path) -> None:
-    """SIGTERM to the command, as a scheduler sends it: no run goes on behind its back, and all can resume."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ending_a_comparison_ends_its_runs(number: signal.Signals, tmp_path: Path) -> None:
+    """As a scheduler or a person at the keyboard ends it: no run goes on behind its back, all can resume."""
     (tmp_path / "sweep.yaml").write_text(
         "base: {schedule: {rounds: 100000}, evaluation: {references: false}}\n"
         "grid: {algorithm.name: [local, global]}\n"
@@ -266,7 +268,7 @@ def test_ending_a_comparison_ends_its_runs(tmp_path: Path) -> None:
     while not any(ledger.exists() for ledger in ledgers):
         assert comparison.poll() is None
         time.sleep(0.1)
-    comparison.terminate()
+    comparison.send_signal(number)
     _, printed = comparison.communicate()
     assert comparison.returncode == 1
     assert b"--resume continues" in printed

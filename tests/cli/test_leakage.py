@@ -1,13 +1,13 @@
 """`coterie leakage`: the promised keys, known figures, plain answers, and the exit code of each mistake."""
 
 import json
+from functools import partial
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from command import invoke
 
 from coterie.cli.leakage import leakage
-from coterie.errors import CoterieError
 
 app = typer.Typer()
 app.command()(leakage)
@@ -19,15 +19,7 @@ SMALL = [*SHAPE, "--workers", "12", "--period", "2", "--epochs", "12", *NOISE]
 THREE = ["--period", "2", "--epochs", "4", "--rate", "1", "--noise", "2", "--delta", "1e-5"]
 
 
-def run(*arguments, fails=None):
-    """Standard output, or the mistake that the command line would report."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, CoterieError):
-        code, text = result.exception.exit_code, str(result.exception)
-    else:
-        code, text = result.exit_code, result.stdout if fails is None else result.output
-    assert code == (fails or 0), result.output + str(result.exception)
-    return text
+run = partial(invoke, app)
 
 
 def facts(*arguments):

@@ -1,26 +1,18 @@
 """`coterie plan`: the figures it prints, one JSON object, and the exit code of each mistake."""
 
 import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from command import invoke
 
 from coterie.cli.plan import plan_app
-from coterie.errors import CoterieError
 
 SAMPLE = ["sample", "--records", "8000", "--batch", "32", "--rounds", "200", "--delta", "1e-4"]
 CLIENT = ["client", "--clients", "1000", "--rate", "0.1", "--rounds", "100", "--delta", "1e-3"]
 
 
-def run(*arguments, fails=None):
-    """Standard output, or the mistake that the command line would report."""
-    result = CliRunner().invoke(plan_app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, CoterieError):
-        code, text = result.exception.exit_code, str(result.exception)
-    else:
-        code, text = result.exit_code, result.stdout if fails is None else result.output
-    assert code == (fails or 0), result.output + str(result.exception)
-    return text
+run = partial(invoke, plan_app)
 
 
 def facts(*arguments):

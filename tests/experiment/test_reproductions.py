@@ -33,26 +33,15 @@ from coterie.experiment.reproductions.table import (
 )
 from coterie.experiment.runner import RunResult
 from coterie.privacy import LedgerError
+from tiny_reproduction import tiny_text
 
-TINY = """
-title: a tiny one
-line: digits beside the numbers of MNIST, which is nonsense but quick
-publication: {source: rc-dpfl-preprint, data: mnist, shift: rotation, rows: {r-dpcfl: rc-dpfl}}
-base:
-  federation: {sizes: [2, 3], records_per_client: 60, test_per_client: 20}
-  evaluation: {references: false}
-scales:
-  quick:
-    base: {schedule: {rounds: 4, batch: 20}}
-    vary: {privacy.epsilon: [10]}
-    algorithms:
-    - {name: r-dpcfl, seeds: [1], set: {algorithm.clusters: 2}}
-    - {name: local, seeds: [1]}
-    differs: [everything]
-    references: 2
-  paper: {}
-figures: [budgets, rounds]
-"""
+TINY = tiny_text(
+    rounds=4,
+    epsilons="[10]",
+    algorithms="[{name: r-dpcfl, seeds: [1], set: {algorithm.clusters: 2}}, {name: local, seeds: [1]}]",
+    figures="[budgets, rounds]",
+    references=2,
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,24 +14,14 @@ from coterie.report import write_reproduction_report
 from coterie.report.grid import read_comparison
 from coterie.report.lines import Scale, Series, bar_figure, line_figure
 from coterie.report.reproduction_figures import FIGURES, OF_ROWS, figures_of, sorted_scores
+from tiny_reproduction import tiny_text
 
-TINY = """
-title: A tiny one
-line: digits beside the numbers of MNIST, which is nonsense but quick
-publication: {source: rc-dpfl-preprint, data: mnist, shift: rotation, rows: {r-dpcfl: rc-dpfl}}
-base:
-  federation: {sizes: [2, 3], records_per_client: 60, test_per_client: 20}
-  evaluation: {references: false}
-scales:
-  quick:
-    base: {schedule: {rounds: 3, batch: 20}}
-    vary: {privacy.epsilon: [5, 10]}
-    algorithms:
-    - {name: r-dpcfl, seeds: [1], set: {algorithm.candidates: [2, 3]}}
-    differs: [Digits instead of MNIST.]
-  paper: {}
-figures: [budgets, rounds, separation, success, releases, batches]
-"""
+TINY = tiny_text(
+    rounds=3,
+    epsilons="[5, 10]",
+    algorithms="[{name: r-dpcfl, seeds: [1], set: {algorithm.candidates: [2, 3]}}]",
+    figures="[budgets, rounds, separation, success, releases, batches]",
+)
 
 
 @pytest.fixture(scope="module")

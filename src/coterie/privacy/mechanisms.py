@@ -169,10 +169,9 @@ class NoisySum(Mechanism):
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
 
-@mechanism("poisson-steps")
 @dataclass(frozen=True)
-class PoissonSteps(NoisySum):
-    """DP-SGD over Poisson batches; every step's sum is divided by the public batch size."""
+class BatchedSteps(NoisySum):
+    """DP-SGD over batches; every step's sum is divided by the public batch size."""
 
     records: int
     batch: int
@@ -186,19 +185,25 @@ class PoissonSteps(NoisySum):
         check_count("epochs", self.epochs)
 
     @property
-    def rate(self) -> float:
-        """Probability that a record is in a batch."""
-        return self.batch / self.records
-
-    @property
     def steps(self) -> int:
         """Steps of one round."""
         return self.epochs * math.ceil(self.records / self.batch)
 
     @property
     def denominator(self) -> int:
-        """The expected batch, a constant: the realised size would be data."""
+        """The expected batch, a constant, also for a shorter one: the realised size would be data."""
         return self.batch
+
+
+@mechanism("poisson-steps")
+@dataclass(frozen=True)
+class PoissonSteps(BatchedSteps):
+    """Batches into which every record comes by a coin of its own."""
+
+    @property
+    def rate(self) -> float:
+        """Probability that a record is in a batch."""
+        return self.batch / self.records
 
     @property
     def event(self) -> DpEvent:
@@ -207,29 +212,8 @@ class PoissonSteps(NoisySum):
 
 @mechanism("shuffled-steps")
 @dataclass(frozen=True)
-class ShuffledSteps(NoisySum):
-    """DP-SGD over disjoint batches of a shuffled order: every record once an epoch, nothing amplified."""
-
-    records: int
-    batch: int
-    epochs: int
-    adjacency: Adjacency
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("records", self.records)
-        check_count("batch", self.batch, self.records)
-        check_count("epochs", self.epochs)
-
-    @property
-    def steps(self) -> int:
-        """Steps of one round."""
-        return self.epochs * math.ceil(self.records / self.batch)
-
-    @property
-    def denominator(self) -> int:
-        """The batch size, also for a shorter last batch."""
-        return self.batch
+class ShuffledSteps(BatchedSteps):
+    """Disjoint batches of a shuffled order: every record once an epoch, nothing amplified."""
 
     @property
     def event(self) -> DpEvent:
@@ -291,14 +275,9 @@ class FullBatchSketch(NoisySum):
         return events.gaussian(self.multiplier)
 
 
-@mechanism("private-selection")
 @dataclass(frozen=True)
-class PrivateSelection(Mechanism):
-    """The model with the most correct records, by the exponential mechanism on counts.
-
-    `epsilon` is the range of the log-probabilities between neighbours. Counts have sensitivity 1 and, under
-    zero-out and add-remove, all move the same way, which allows half the noise that replace-one needs.
-    """
+class NoisySelection(Mechanism):
+    """A model chosen by the exponential mechanism; `epsilon` is the range of its log-probabilities."""
 
     epsilon: float
     adjacency: Adjacency
@@ -308,8 +287,22 @@ class PrivateSelection(Mechanism):
             raise PrivacyInputError(f"selection epsilon: {self.epsilon} is not allowed, a number above 0 is")
 
     @property
+    @abstractmethod
     def gumbel_scale(self) -> float:
         """Scale of the Gumbel noise on each count."""
+
+
+@mechanism("private-selection")
+@dataclass(frozen=True)
+class PrivateSelection(NoisySelection):
+    """The model with the most correct records.
+
+    Counts have sensitivity 1 and, under zero-out and add-remove, all move the same way, which allows half the
+    noise that replace-one needs.
+    """
+
+    @property
+    def gumbel_scale(self) -> float:
         return self.adjacency.reach / self.epsilon
 
     @property
@@ -319,23 +312,15 @@ class PrivateSelection(Mechanism):
 
 @mechanism("accuracy-selection")
 @dataclass(frozen=True)
-class AccuracySelection(Mechanism):
+class AccuracySelection(NoisySelection):
     """The published selection: by train accuracy, whose denominator moves with the data.
 
     Taking a record away can then raise one accuracy and lower another, so nothing is saved over replacement:
     the noise, on the scale of counts, is 2 / epsilon and the range is epsilon under every adjacency.
     """
 
-    epsilon: float
-    adjacency: Adjacency
-
-    def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise PrivacyInputError(f"selection epsilon: {self.epsilon} is not allowed, a number above 0 is")
-
     @property
     def gumbel_scale(self) -> float:
-        """Scale of the Gumbel noise, in counts."""
         return 2.0 / self.epsilon
 
     @property
