@@ -29,6 +29,7 @@ from coterie.privacy import (
     Adjacency,
     Budget,
     BudgetError,
+    FullBatchSketch,
     FullBatchSteps,
     NoiseRule,
     PlannedRelease,
@@ -48,6 +49,8 @@ from coterie.training.sketch import Projection
 SIZES = (3, 6, 6, 6)
 RECORDS = (100, 200, 400, 800)
 ROUNDS, DELTA, SELECTION_SHARE = 200, 1e-4, 0.03
+SKETCH = 200
+"""Length that `default_sketch_dimensions` gives the CNN's sketch."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,23 @@ LINES = (
     Line("sketch, one noise, batch 8", "sketch", NoiseRule.SHARED, 8),
     Line("update, auto, batch 32", "update", NoiseRule.AUTO, 32),
     Line("sketch, auto, batch 32 (default)", "sketch", NoiseRule.AUTO, 32),
+    Line("sketch, auto, batch 8", "sketch", NoiseRule.AUTO, 8),
 )
 
 
 def multipliers(records: int, epsilon: float, line: Line) -> tuple[float, float] | None:
     """Noise of round 1 and of training; None where no noise keeps the promise."""
-    common = {"clip": CLIP, "records": records, "adjacency": Adjacency.ZERO_OUT, "epochs": 1}
+    common = {"clip": CLIP, "records": records, "adjacency": Adjacency.ZERO_OUT}
+    round_1 = (
+        FullBatchSketch(noise_multiplier=line.first_round, dimensions=SKETCH, **common)
+        if line.release == "sketch"
+        else FullBatchSteps(noise_multiplier=line.first_round, epochs=1, **common)
+    )
     releases = (
-        PlannedRelease("first round", FullBatchSteps(noise_multiplier=line.first_round, **common), 1),
+        PlannedRelease("first round", round_1, 1),
         PlannedRelease(
             "training",
-            PoissonSteps(noise_multiplier=NoiseRule.SHARED, batch=line.batch, **common),
+            PoissonSteps(noise_multiplier=NoiseRule.SHARED, batch=line.batch, epochs=1, **common),
             ROUNDS - 1,
         ),
         PlannedRelease(

@@ -9,12 +9,16 @@ from privacy_oracles import noise_of, record_plan
 from coterie.privacy import (
     Budget,
     BudgetError,
+    FullBatchSketch,
     NoiseRule,
+    PlannedRelease,
+    PrivacyPlan,
     ShuffledSteps,
     calibrate,
     epsilon_of,
     guarantee,
 )
+from coterie.privacy.calibration import LARGEST_FIRST_ROUND_SHARE
 
 
 def test_calibrated_plan_stays_within_its_budget_and_no_smaller_noise_does():
@@ -39,6 +43,33 @@ def test_auto_first_round_raises_training_noise_by_two_percent():
     assert noise_of(calibrated) == pytest.approx(1.02 * noise_of(calibrate(bare, budget)), rel=1e-6)
     assert noise_of(calibrated, "first-round") == pytest.approx(6.2, rel=0.01)
     assert guarantee(calibrated, delta=1e-4).epsilon == pytest.approx(3.0, rel=1e-5)
+
+
+def sketch_plan(records: int, first: float | NoiseRule = NoiseRule.AUTO) -> PrivacyPlan:
+    """As `record_plan`, but round 1 releases a sketch of 200 coordinates."""
+    plan = record_plan(first=first, selection_epsilon=0.09, records=records)
+    unit = plan.units[0]
+    sketch = FullBatchSketch(1.0, first, records, 200, plan.adjacency)
+    releases = (PlannedRelease("first-round", sketch, 1), *unit.releases[1:])
+    return dataclasses.replace(plan, units=(dataclasses.replace(unit, releases=releases),))
+
+
+def test_auto_spends_more_on_a_sketch_of_few_records_if_that_is_enough():
+    budget = Budget(3.0, 1e-4)
+    for records, first, share in (
+        (8000, 6.20, 0.02),
+        (800, 5.66, None),
+        (400, 2.83, None),
+        (200, 6.96, 0.02),
+    ):
+        plan = sketch_plan(records)
+        bare = dataclasses.replace(plan, units=(plan.units[0].without("first-round"),))
+        calibrated = calibrate(plan, budget)
+        more = noise_of(calibrated) / noise_of(calibrate(bare, budget)) - 1
+        assert noise_of(calibrated, "first-round") == pytest.approx(first, rel=2e-3)
+        assert more == pytest.approx(share, rel=1e-4) if share else 0.02 < more <= LARGEST_FIRST_ROUND_SHARE
+        # Whatever it buys, the budget is kept, and used up.
+        assert budget.epsilon * (1 - 1e-5) <= guarantee(calibrated, delta=1e-4).epsilon <= budget.epsilon
 
 
 def test_equal_clients_get_equal_noise_and_other_budgets_other_noise():

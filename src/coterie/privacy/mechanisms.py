@@ -270,6 +270,10 @@ class FullBatchSketch(NoisySum):
         """The public number of records."""
         return self.records
 
+    def multiplier_for(self, length: float) -> float:
+        """The multiplier whose noise is so long on the mean sketch, in clips."""
+        return float(length * self.records / math.sqrt(self.dimensions))
+
     @property
     def event(self) -> DpEvent:
         return events.gaussian(self.multiplier)
