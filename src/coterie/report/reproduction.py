@@ -81,8 +81,7 @@ def _tables(comparison: Comparison) -> Iterator[Markup]:
         Column("Algorithm"),
         Column("Runs", figures=True),
         *(Column(_heading(comparison, measure), figures=True) for measure in comparison.measures),
-        Column("Clusters found", figures=True),
-        Column("Minority found", figures=True),
+        *(Column(name, figures=True) for name in _of_clusters(comparison)),
         Column("Charged of planned", figures=True),
     ]
     for setting in comparison.settings:
@@ -96,6 +95,11 @@ def _tables(comparison: Comparison) -> Iterator[Markup]:
             ),
         )
     yield tag("section", [tag("p", note, class_="intro") for note in notes(comparison)])
+
+
+def _of_clusters(comparison: Comparison) -> list[str]:
+    """Columns for what was found, where anybody looked for it."""
+    return ["Clusters found", "Minority found"] if comparison.has_clusters else []
 
 
 def _heading(comparison: Comparison, measure: Measure) -> str:
@@ -117,8 +121,7 @@ def _row(line: Line, comparison: Comparison) -> list[Child]:
         name,
         str(len(line.runs)),
         *(_cell(entry) for entry in line.entries if entry.measure in comparison.measures),
-        line.clusters_found,
-        line.minority_found,
+        *([line.clusters_found, line.minority_found] if _of_clusters(comparison) else []),
         line.charged,
     ]
 

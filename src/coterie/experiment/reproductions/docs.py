@@ -13,7 +13,7 @@ from pathlib import Path
 from coterie.errors import InputError
 from coterie.experiment.folder import write_text
 from coterie.experiment.reproductions.running import Reproduced
-from coterie.experiment.reproductions.table import Comparison, Entry, notes, setting_text
+from coterie.experiment.reproductions.table import NONE, Comparison, Entry, notes, setting_text
 
 END = "<!-- end -->"
 
@@ -55,13 +55,13 @@ def table(result: Reproduced) -> str:
 def _rows(comparison: Comparison, setting: dict[str, object]) -> list[str]:
     shown = comparison.measures
     headings = [setting_text(setting) or "algorithm", "runs", *(measure.heading for measure in shown)]
-    headings += ["clusters found", "charged"]
+    headings += ["clusters found", "charged"] if comparison.has_clusters else ["charged"]
     body = [
         [
             line.row,
             str(len(line.runs)),
             *(_cell(entry) for entry in line.entries if entry.measure in shown),
-            line.clusters_found,
+            *([line.clusters_found] if comparison.has_clusters else []),
             "as planned" if all(run.charged.exact for run in line.runs) else line.charged,
         ]
         for line in comparison.lines
@@ -73,7 +73,7 @@ def _rows(comparison: Comparison, setting: dict[str, object]) -> list[str]:
 def _cell(entry: Entry) -> str:
     theirs = entry.printed.cell if entry.printed else None
     if entry.ours is None:
-        return "–"
+        return NONE
     ours = entry.measure.text(entry.ours)
     if theirs is None:
         return ours

@@ -18,8 +18,12 @@ from coterie.experiment.reproductions import ALGORITHM, SEED, Reproduction, Sour
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import ALONE, LABEL, Cell, Sweep
 from coterie.privacy import Books, PrivacyPlan, Unit
+from coterie.privacy.guarantee import round_up
 from coterie.privacy.units import number_from_json
 from coterie.training.scoring import Score
+
+NONE = "–"
+"""Where a row has no such figure."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,14 @@ class Measure:
     more_is_better: bool
     scale: float = 100.0
     digits: int = 1
+    is_promise: bool = False
+    """An epsilon: never to be rounded down."""
 
     def text(self, value: float | None, spread: float | None = None) -> str:
         if value is None:
-            return "–"
+            return NONE
+        if self.is_promise:
+            return round_up(value)
         return f"{value:.{self.digits}f}" + ("" if spread is None else f" ± {spread:.{self.digits}f}")
 
 
@@ -96,15 +104,47 @@ MEASURES = (
         more_is_better=True,
         scale=1.0,
     ),
+    Measure(
+        "loss",
+        "loss",
+        lambda run: _of_workers(run, run.result.loss.mean),
+        more_is_better=False,
+        scale=1.0,
+        digits=3,
+    ),
+    Measure(
+        "epsilon",
+        "epsilon of the worst pair",
+        lambda run: _of_workers(run, run.result.epsilon),
+        more_is_better=False,
+        scale=1.0,
+        is_promise=True,
+    ),
+    Measure(
+        "mean_epsilon",
+        "of workers on average",
+        lambda run: _of_workers(run, _mean_of_workers(run.result)),
+        more_is_better=False,
+        scale=1.0,
+        is_promise=True,
+    ),
 )
-
-
-OF_CLIENTS = {"max", "worst_cluster", "clustering", "live"}
 
 
 def _of_clients(run: Run, value: float | None) -> float | None:
     """A figure that only papers on client-level privacy print."""
     return value if run.cell.experiment.privacy.unit is Unit.CLIENT else None
+
+
+def _of_workers(run: Run, value: float | None) -> float | None:
+    """A figure that only papers on workers in groups print."""
+    return value if run.cell.experiment.privacy.unit is Unit.WORKER else None
+
+
+def _mean_of_workers(result: RunResult) -> float | None:
+    """Mean epsilon of workers, each against the one that learns most about it."""
+    known = [value for value in (result.per_worker or {}).values() if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _worst(run: Run) -> float | None:
@@ -196,7 +236,7 @@ def _share(runs: Sequence[Run], of: Callable[[RunResult], bool | None]) -> str:
     if find_algorithm(experiment.privacy.unit, experiment.algorithm.name).needs_truth:
         return "given"
     known = [value for run in runs if (value := of(run.result)) is not None]
-    return f"{sum(known)} of {len(known)}" if known and hasattr(experiment.algorithm, "clusters") else "–"
+    return f"{sum(known)} of {len(known)}" if known and hasattr(experiment.algorithm, "clusters") else NONE
 
 
 @dataclass(frozen=True)
@@ -223,14 +263,19 @@ class Comparison:
 
     @property
     def measures(self) -> list[Measure]:
-        """Those that any run has, or the publication; what only client-level papers print elsewhere not."""
+        """Those that any run has, or the publication."""
         shown = {
             entry.measure.key
             for line in self.lines
             for entry in line.entries
             if entry.ours is not None or entry.printed is not None
         }
-        return [measure for measure in MEASURES if measure.key in shown or measure.key not in OF_CLIENTS]
+        return [measure for measure in MEASURES if measure.key in shown]
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether any row looks for clusters, or is given them."""
+        return any(line.clusters_found != NONE for line in self.lines)
 
 
 def compare_with_published(
@@ -360,7 +405,7 @@ def markdown(comparison: Comparison) -> str:
         "algorithm",
         "runs",
         *(m.heading for m in comparison.measures),
-        "clusters found",
+        *(["clusters found"] if comparison.has_clusters else []),
         "charged of planned",
     ]
     for setting in comparison.settings:
@@ -369,7 +414,7 @@ def markdown(comparison: Comparison) -> str:
                 line.name,
                 str(len(line.runs)),
                 *(_both(entry) for entry in line.entries if entry.measure in comparison.measures),
-                line.clusters_found,
+                *([line.clusters_found] if comparison.has_clusters else []),
                 line.charged,
             ]
             for line in comparison.lines
