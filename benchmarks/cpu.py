@@ -1,10 +1,11 @@
 """This processor: what it can do, `coterie bench`, growth over a decade, and the memory of a large step.
 
-    python benchmarks/cpu.py [--quick] [--records 6666] [--json results.json] [--plot growth.png]
+    python benchmarks/cpu.py [--quick] [--only PART ...] [--records 6666] [--json FILE] [--plot FILE]
 
 The limit is what one and two threads reach in a large matrix product and in the papers' second convolution.
 `--records` takes a full-batch step of ResNet-18 on so many records in a process of its own and reports its
 time and the most memory it ever held; without it, steps on 32 to 256 records show that memory does not grow.
+`--only` measures some parts alone and leaves the others as they are in the file.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -26,10 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from coterie.cli.bench import show
 from coterie.data.records import Task
 from coterie.engines.memory import keep_freed_memory
-from coterie.experiment.bench import BenchResult, run_bench
+from coterie.experiment.bench import PARTS, BenchResult, run_bench
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import SecretKey
+from coterie.training import cpu_kernels
 from coterie.training.clipping import clipped_sum
+from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
 from coterie.training.learner import Batch, Learner
 
 GROWING = (32, 64, 128, 256)
@@ -64,16 +68,19 @@ def limits() -> dict[str, float]:
     return found
 
 
-PARTS = {
-    "aten::convolution_backward": "input gradient and per-record weight gradients of the second layer",
+OPERATIONS = {
     "aten::mkldnn_convolution": "convolution of the second layer",
-    "aten::bmm": "per-record weight gradients of the first layer",
-    "aten::baddbmm": "convolution of the first layer, as a product with patches",
-    "aten::max_pool2d_with_indices": "max pooling, forwards",
-    "aten::max_pool2d_with_indices_backward": "max pooling, backwards",
-    "aten::copy_": "copies: patches, orders of memory, float64",
-    "aten::linalg_vector_norm": "norms, in float64",
-    "aten::mm": "clipped sums, in float64, and the dense layer",
+    "aten::max_pool2d_with_indices": "its max pooling",
+    "aten::mm": "dense layer",
+    "aten::addmm": "dense layer",
+    "aten::bmm": "dense layer",
+}
+KERNELS: dict[str, tuple[Any, str]] = {
+    "convolution of the first layer and its max pooling, a kernel": (PooledConvolution, "run"),
+    "per-record weight gradients of both layers, a kernel": (SparseConvolution, "rows"),
+    "input gradient of the second layer, a kernel": (SparseConvolution, "back"),
+    "norms, in float64, a kernel": (cpu_kernels, "squared_norms"),
+    "clipped sums, in float64, a kernel": (cpu_kernels, "scaled_sum"),
 }
 
 
@@ -86,16 +93,49 @@ def step_profile() -> dict[str, float]:
     learner = Learner(build_model(ModelSettings(name="cnn"), task, seed=0), task, torch.device("cpu"))
     batch, start = Batch(torch.randn(32, 1, 28, 28), torch.arange(32) % 10), learner.initial()
     stream = SecretKey.from_os().stream("noise", subject="", round=0, release="", input_hash="")
-    whole = 1000 * best(lambda: clipped_sum(learner, start, batch, 1.0))
+
+    def step() -> Tensor:
+        return clipped_sum(learner, start, batch, 1.0)
+
+    whole = 1000 * best(step)
     noise = 1000 * best(lambda: stream.normal(len(start)))
+    found: dict[str, float] = {}
+    for name, (owner, function) in KERNELS.items():
+        found[name] = 1000 * time_within(owner, function, step)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         for _ in range(REPEATS):
-            clipped_sum(learner, start, batch, 1.0)
+            step()
     torch.set_num_threads(before)
-    spent = {event.key: event.self_cpu_time_total / 1000 / REPEATS for event in recorded.key_averages()}
-    found = {name: spent.get(key, 0.0) for key, name in PARTS.items()}
+    for event in recorded.key_averages():
+        if event.key in OPERATIONS:
+            name = OPERATIONS[event.key]
+            found[name] = found.get(name, 0.0) + event.self_cpu_time_total / 1000 / REPEATS
     found["everything else, and Python"] = max(0.0, whole - sum(found.values()))
     return {"step": whole, **found, "noise": noise}
+
+
+def time_within(owner: Any, name: str, work: Callable[[], object]) -> float:
+    """Seconds that a piece of work spends in one function, the least of several attempts."""
+    original = getattr(owner, name)
+    spent = 0.0
+
+    def timed(*arguments: Any) -> Any:
+        nonlocal spent
+        began = time.perf_counter()
+        result = original(*arguments)
+        spent += time.perf_counter() - began
+        return result
+
+    setattr(owner, name, timed)
+    try:
+        times = []
+        for _ in range(REPEATS):
+            spent = 0.0
+            work()
+            times.append(spent)
+    finally:
+        setattr(owner, name, original)
+    return min(times)
 
 
 def full_batch_step(records: int) -> dict[str, float]:
@@ -153,6 +193,7 @@ def draw(result: BenchResult, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, no growth")
+    parser.add_argument("--only", nargs="+", choices=(*PARTS, "step", "memory"), help="these parts alone")
     parser.add_argument("--records", type=int, help="records of the full-batch step of ResNet-18")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--plot", type=Path, help="draw the growth into this file")
@@ -165,20 +206,36 @@ def main() -> None:
     if options.step:
         print(json.dumps(full_batch_step(options.step)))
         return
-    found = limits()
-    for what, speed in found.items():
-        print(f"{what}: {speed:.0f} GFLOP/s")
-    parts = in_own_process("--profile")
-    for what, milliseconds in parts.items():
-        print(f"{what}: {milliseconds:.2f} ms")
-    steps = [large_step(size) for size in (GROWING if options.records is None else (options.records,))]
-    result = run_bench(options.quick)
+    only = options.only or (*PARTS, "step", "memory")
+    content: dict[str, Any] = {}
+    if "step" in only:
+        content["limits"] = limits()
+        for what, speed in content["limits"].items():
+            print(f"{what}: {speed:.0f} GFLOP/s")
+        content["step"] = in_own_process("--profile")
+        for what, milliseconds in content["step"].items():
+            print(f"{what}: {milliseconds:.2f} ms")
+    if "memory" in only or options.records:
+        sizes = GROWING if options.records is None else (options.records,)
+        content["resnet18_full_batch"] = [large_step(size) for size in sizes]
+    result = run_bench(options.quick, parts=options.only)
     show(result)
     if options.json:
-        content = {**result.to_json(), "limits": found, "step": parts, "resnet18_full_batch": steps}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+        write(options.json, content, result)
     if options.plot and result.scaling:
         draw(result, options.plot)
+
+
+def write(path: Path, content: dict[str, Any], result: BenchResult) -> None:
+    """Everything that was measured, beside what the file holds of other parts."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    measured = result.to_json()
+    models = {row["model"] for row in measured["rows"]}
+    kept = [row for row in before.get("rows", []) if row["model"] not in models]
+    measured["rows"] = measured["rows"] + kept
+    measured["ratios"] = {**before.get("ratios", {}), **measured["ratios"]}
+    measured["scaling"] = measured["scaling"] or before.get("scaling", [])
+    path.write_text(json.dumps({**before, **measured, **content}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class LocalEngine:
             raise PlanError(
                 f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
             )
-        inputs = {job.client: job_hash(self._context, job) for job in request.jobs}
+        inputs = job_hashes(self._context, request.jobs)
         self._charge(request.release, round, inputs)
         if self.stacks:
             return self._train_together(request, mechanisms, round, inputs)
@@ -442,6 +442,18 @@ def job_hash(context: str, job: TrainJob) -> str:
     if job.anchor is None:
         return input_hash(context, job.start)
     return input_hash(f"{context} anchor {job.anchor_weight!r}", np.stack([job.start, job.anchor]))
+
+
+def job_hashes(context: str, jobs: Sequence[TrainJob]) -> dict[str, str]:
+    """The digest of each client's job; where clients are sent the very same arrays, they are read once."""
+    known: dict[tuple[int, int, float], str] = {}
+    found = {}
+    for job in jobs:
+        sent = (id(job.start), id(job.anchor), job.anchor_weight)
+        if sent not in known:
+            known[sent] = job_hash(context, job)
+        found[job.client] = known[sent]
+    return found
 
 
 def coin_key(noise_key: SecretKey, simulation_seed: int) -> SecretKey:

@@ -8,7 +8,7 @@ ratio in one run does.
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -113,24 +113,35 @@ class BenchResult:
         }
 
 
-def run_bench(quick: bool, watch: Watch = lambda text: None) -> BenchResult:
-    """Measure; the quick way takes about a minute, the other one several."""
+PARTS = ("cnn", "softmax", "resnet18", "rounds", "growth")
+QUICK_PARTS = ("cnn", "rounds")
+
+
+def run_bench(
+    quick: bool, watch: Watch = lambda text: None, parts: Collection[str] | None = None
+) -> BenchResult:
+    """Measure; the quick way takes about a minute, the other one several.
+
+    Args:
+        parts: some of `PARTS` alone.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    works = [Work("cnn", clients=21, steps=3)]
-    if not quick:
-        works.append(Work("softmax", clients=21, steps=10, batch=24, shape=(1, 8, 8)))
-        works.append(Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)))
+    parts = parts if parts is not None else QUICK_PARTS if quick else PARTS
+    works = (
+        Work("cnn", clients=21, steps=3),
+        Work("softmax", clients=21, steps=10, batch=24, shape=(1, 8, 8)),
+        Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)),
+    )
     rows: list[Row] = []
     for work in works:
-        large = work.model == "resnet18"
-        rows += _compare(work, device, 5 if quick or large else 9, watch, warm_up=1 if large else WARM_UP)
-    if quick:
-        rows += compare_rounds(RoundWork(clients=200, sampled=20), device, repeats=3, warm_up=1, watch=watch)
-    else:
-        rows += compare_rounds(
-            RoundWork(clients=1000, sampled=100), device, repeats=3, warm_up=1, watch=watch
-        )
-    scaling = () if quick else tuple(_scale(device, watch))
+        if work.model in parts:
+            large = work.model == "resnet18"
+            repeats, warm_up = 5 if quick or large else 9, 1 if large else WARM_UP
+            rows += _compare(work, device, repeats, watch, warm_up)
+    if "rounds" in parts:
+        work_of_rounds = RoundWork(200, 20) if quick else RoundWork(1000, 100)
+        rows += compare_rounds(work_of_rounds, device, repeats=3, warm_up=1, watch=watch)
+    scaling = tuple(_scale(device, watch)) if "growth" in parts else ()
     return BenchResult(machine_name(), torch.__version__, device.type, tuple(rows), scaling)
 
 
