@@ -38,6 +38,8 @@ from coterie.privacy import (
     Released,
     RoutedSums,
     SampledSum,
+    TrackedRoutedSums,
+    TrackedSum,
     Unit,
     calibrate,
     guarantee,
@@ -157,6 +159,26 @@ def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit() -> None:
     np.testing.assert_array_equal(states[0].models, states[1].models)
     assert engines[0].kinds() == engines[1].kinds() == ["Cohort", "Sum"]
     assert engines[1].sums()[0].route is None
+
+
+def test_a_clip_that_follows_a_count_is_planned_only_where_it_is_asked_for() -> None:
+    for options, kind, tracked in (
+        ({}, SampledSum, TrackedSum),
+        ({"rebalance": {"minimum": 4}}, RoutedSums, TrackedRoutedSums),
+    ):
+        fixed, following = (
+            build("dp-ifca", **options, **more).plan(facts_of()) for more in ({}, {"adaptive_clip": {}})
+        )
+        assert type(fixed.units[0].releases[0].mechanism) is kind
+        assert type(following.units[0].releases[0].mechanism) is tracked
+        noise = [
+            calibrate(plan, {POPULATION: Budget(4.0, 1e-3)}).units[0].releases[0].mechanism.multiplier
+            for plan in (fixed, following)
+        ]
+        assert noise[0] < noise[1] < 1.03 * noise[0]
+        assert start(build("dp-ifca", **options)).clip is None
+    with pytest.raises(InputError, match="adaptive_clip"):
+        build("dp-ifca", rebalance={"rule": "rebalance", "minimum": 4}, adaptive_clip={}).plan(facts_of())
 
 
 def test_a_minimum_that_no_round_can_reach_is_refused() -> None:

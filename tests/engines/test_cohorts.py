@@ -450,7 +450,7 @@ def test_an_empty_sample_and_an_empty_cluster_release_noise_like_any_other(tmp_p
 def test_answers_say_nothing_about_single_members(tmp_path: Path) -> None:
     """Neither who was sampled, nor what anyone chose, lost or scored, nor how many they were."""
     fields = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (Opened, Histogram, Sums)}
-    assert fields == {Opened: ["release", "number"], Histogram: ["counts"], Sums: ["rows", "sizes"]}
+    assert fields == {Opened: ["release", "number"], Histogram: ["counts"], Sums: ["rows", "sizes", "within"]}
     with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
         handles = [engine.cohorts.open(Cohort("sums", job_of(TWELVE, seed=seed)), 1) for seed in range(3)]
         assert handles == [Opened("sums", 1), Opened("sums", 2), Opened("sums", 3)]
@@ -591,6 +591,8 @@ def test_the_hash_binds_everything_that_members_are_sent() -> None:
         replace(job, choice=Choice.GIVEN, start_of=dict.fromkeys(TWELVE, 1)),
         replace(job, parts=Parts(mask, ~mask)),
         replace(job, parts=Parts(~mask, mask)),
+        replace(job, clip=0.1),
+        replace(job, clip=0.2),
     ]
     assert (
         len({cohort_hash("", each) for each in (job, *others)} | {cohort_hash("x", job)}) == len(others) + 2

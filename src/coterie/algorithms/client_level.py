@@ -5,12 +5,13 @@ update is clipped. The trusted server sums updates, adds noise, divides by a pub
 """
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from coterie.algorithms.protocol import Algorithm, LocalTraining, PublicFacts, S
+from coterie.algorithms.protocol import Algorithm, LocalTraining, PublicFacts, S, State
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings
 from coterie.errors import InputError
 from coterie.privacy import (
@@ -19,18 +20,53 @@ from coterie.privacy import (
     NoiseRule,
     PlannedRelease,
     PrivacyPlan,
+    Released,
+    RoutedSums,
     SampledSum,
     ThreatModel,
+    TrackedRoutedSums,
+    TrackedSum,
     Unit,
     UnitPlan,
 )
+from coterie.settings import Settings
 
 SUMS = "sums"
 """The one release of a round."""
 TRUSTED_SERVER = ThreatModel(
     observers="whoever sees the models", sees="every model of every round", trusted="the server"
 )
+ADAPTIVE = "the clip follows a noisy count of the updates within it, which is charged with the sums"
 TUNING = "hyper-parameters chosen by trying them on private data are not accounted for"
+
+
+class AdaptiveClip(Settings):
+    """A clip that follows a quantile of the updates' norms, by a noisy count that every round releases.
+
+    Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS
+    2021. `privacy.clip` is where it begins.
+    """
+
+    quantile: float = Field(0.5, ge=0, le=1, description="share of updates that the clip should leave whole")
+    rate: float = Field(
+        0.2, gt=0, le=10, description="how fast the logarithm of the clip follows, in a round"
+    )
+    count_ratio: float = Field(
+        8.0, gt=0, allow_inf_nan=False, description="noise of the count over that of the sums, both relative"
+    )
+
+    def following(self, clip: float, within: float, expected: float) -> float:
+        """The next clip: from noisy halves and the public number of clients that a round expects."""
+        share = min(max(within / expected + 0.5, 0.0), 1.0)
+        return clip * math.exp(-self.rate * (share - self.quantile))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientLevelState(State):
+    """What every algorithm whose unit is a client carries on."""
+
+    clip: float | None = None
+    """The clip of the next round, where it follows a count; None where it is the plan's."""
 
 
 class ClientLevelSettings(AlgorithmSettings):
@@ -39,6 +75,10 @@ class ClientLevelSettings(AlgorithmSettings):
     rate: float = Field(0.1, gt=0, le=1, description="probability that a client takes part in a round")
     server_step: float = Field(1.0, gt=0, allow_inf_nan=False, description="step size of the server")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of a client's local steps")
+    adaptive_clip: AdaptiveClip | None = Field(
+        None,
+        description="null, or {quantile: 0.5, ...}: the clip follows that quantile of the updates' norms",
+    )
 
 
 class ClientLevel(Algorithm[S]):
@@ -58,22 +98,45 @@ class ClientLevel(Algorithm[S]):
         return 0.0
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
-        return client_plan(facts, self.privacy, self.release(facts), self.schedule.rounds)
+        plan = client_plan(facts, self.privacy, self.release(facts), self.schedule.rounds)
+        return replace(plan, caveats=(*plan.caveats, ADAPTIVE)) if self.settings.adaptive_clip else plan
 
     def release(self, facts: PublicFacts) -> Mechanism:
         """What one round releases."""
-        return sampled_sum(self.privacy, self.settings.rate)
+        return sampled_sum(self.privacy, self.settings)
+
+    def first_clip(self) -> float | None:
+        """The clip of the first round, where it will follow a count."""
+        return self.privacy.clip if self.settings.adaptive_clip else None
+
+    def next_clip(self, state: ClientLevelState, within: Released[float] | None) -> float | None:
+        """The clip that follows on a round: a function of what was released."""
+        following = self.settings.adaptive_clip
+        if following is None or within is None or state.clip is None:
+            return None
+        return following.following(state.clip, within.value, self.expected(len(state.clients)))
 
     def expected(self, clients: int) -> float:
         """How many clients a round is expected to sample: a public number."""
         return self.settings.rate * clients
 
 
-def sampled_sum(privacy: PrivacySettings, rate: float) -> SampledSum:
+def sampled_sum(privacy: PrivacySettings, settings: ClientLevelSettings) -> SampledSum:
     """Sums of a Poisson sample, with the plan's free noise multiplier."""
-    return SampledSum(
-        clip=privacy.clip, noise_multiplier=NoiseRule.SHARED, rate=rate, adjacency=privacy.adjacency
-    )
+    plain = SampledSum(privacy.clip, NoiseRule.SHARED, settings.rate, privacy.adjacency)
+    if settings.adaptive_clip is None:
+        return plain
+    return TrackedSum(**vars(plain), tracking_ratio=settings.adaptive_clip.count_ratio)
+
+
+def routed_sums(
+    privacy: PrivacySettings, settings: ClientLevelSettings, histogram_ratio: float
+) -> RoutedSums:
+    """A histogram of choices, then sums by cluster, of one Poisson sample."""
+    plain = RoutedSums(privacy.clip, NoiseRule.SHARED, histogram_ratio, settings.rate, privacy.adjacency)
+    if settings.adaptive_clip is None:
+        return plain
+    return TrackedRoutedSums(**vars(plain), tracking_ratio=settings.adaptive_clip.count_ratio)
 
 
 def client_plan(facts: PublicFacts, privacy: PrivacySettings, release: Mechanism, rounds: int) -> PrivacyPlan:

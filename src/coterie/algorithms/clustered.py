@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.algorithms import revival
-from coterie.algorithms.client_level import ClientLevel, ClientLevelSettings, stepped
+from coterie.algorithms.client_level import ClientLevel, ClientLevelSettings, ClientLevelState, stepped
 from coterie.algorithms.planning import check_clusters
 from coterie.algorithms.protocol import (
     Asking,
@@ -18,7 +18,6 @@ from coterie.algorithms.protocol import (
     OwnChoice,
     Parts,
     PublicFacts,
-    State,
 )
 from coterie.algorithms.rebalancing import RebalanceSettings, Rebalancing, Update
 from coterie.algorithms.starts import Start, cluster_starts
@@ -41,7 +40,7 @@ class ClusteredSettings(ClientLevelSettings):
 
 
 @dataclass(frozen=True)
-class ClusteredState(State):
+class ClusteredState(ClientLevelState):
     models: NDArray[np.float32]
     """Cluster models, one per row."""
     shared: NDArray[np.bool_]
@@ -87,7 +86,9 @@ class Clustered(ClientLevel[ClusteredState]):
         models[:, shared] = models[0, shared]
         scale = np.where(shared, np.float32(0), facts.initialise(seed))
         sizes = np.zeros(settings.clusters)
-        return ClusteredState(0, facts.clients, seed, models, shared, scale, sizes, sizes)
+        return ClusteredState(
+            0, facts.clients, seed, models, shared, scale, sizes, sizes, clip=self.first_clip()
+        )
 
     def shared(self, facts: PublicFacts) -> NDArray[np.bool_]:
         """Which parameters all clusters have in common."""
@@ -95,11 +96,22 @@ class Clustered(ClientLevel[ClusteredState]):
 
     def round(self, state: ClusteredState) -> Asking[ClusteredState]:
         job = CohortJob(
-            state.clients, state.models, self.local_training(), choice=self.choice, parts=state.parts
+            state.clients,
+            state.models,
+            self.local_training(),
+            choice=self.choice,
+            parts=state.parts,
+            clip=state.clip,
         )
         update = yield from self.ask(job, state)
         believed = state.believed if update.believed is None else update.believed
-        moved = replace(state, round=state.round + 1, models=self.moved(state, update), believed=believed)
+        moved = replace(
+            state,
+            round=state.round + 1,
+            models=self.moved(state, update),
+            believed=believed,
+            clip=self.next_clip(state, update.within),
+        )
         if update.histogram is None or not self.settings.revive:
             return moved
         return self.revived(moved, update.histogram)
@@ -149,7 +161,7 @@ class Rebalanced(Clustered):
     @property
     def rebalancing(self) -> Rebalancing:
         settings = self.settings
-        return Rebalancing(settings.rebalance, settings.rate, settings.clusters, self.schedule.rounds)
+        return Rebalancing(settings.rebalance, settings, settings.clusters, self.schedule.rounds)
 
     def release(self, facts: PublicFacts) -> Mechanism:
         super().release(facts)

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from coterie.algorithms.client_level import SUMS, ClientLevel, ClientLevelSettings, stepped
+from coterie.algorithms.client_level import SUMS, ClientLevel, ClientLevelSettings, ClientLevelState, stepped
 from coterie.algorithms.protocol import (
     Asking,
     Assignment,
     CohortJob,
     PublicFacts,
-    State,
     add_up,
     open_cohort,
 )
@@ -25,7 +24,7 @@ from coterie.algorithms.registry import register
 
 
 @dataclass(frozen=True)
-class OneModelState(State):
+class OneModelState(ClientLevelState):
     models: NDArray[np.float32]
     """One row."""
 
@@ -38,15 +37,18 @@ class FedAvg(ClientLevel[OneModelState]):
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> OneModelState:
         seed = int(rng.integers(2**31))
-        return OneModelState(0, facts.clients, seed, models=facts.initialise(seed)[None])
+        return OneModelState(
+            0, facts.clients, seed, models=facts.initialise(seed)[None], clip=self.first_clip()
+        )
 
     def round(self, state: OneModelState) -> Asking[OneModelState]:
-        job = CohortJob(state.clients, state.models, self.local_training())
+        job = CohortJob(state.clients, state.models, self.local_training(), clip=state.clip)
         cohort = yield from open_cohort(SUMS, job)
         sums = yield from add_up(cohort)
         divisor = np.array([[self.expected(len(state.clients))]])
         moved = stepped(state.models, sums.rows.value, divisor, self.settings.server_step)
-        return replace(state, round=state.round + 1, models=moved)
+        clip = self.next_clip(state, sums.within)
+        return replace(state, round=state.round + 1, models=moved, clip=clip)
 
     def models(self, state: OneModelState) -> Assignment:
         return Assignment(state.models, dict.fromkeys(state.clients, 0))

@@ -13,6 +13,7 @@ from coterie.algorithms.client_level import (
     SUMS,
     ClientLevel,
     ClientLevelSettings,
+    ClientLevelState,
     last_layer,
     stepped,
 )
@@ -23,7 +24,6 @@ from coterie.algorithms.protocol import (
     OwnChoice,
     Parts,
     PublicFacts,
-    State,
     add_up,
     open_cohort,
 )
@@ -32,7 +32,7 @@ from coterie.errors import InputError
 
 
 @dataclass(frozen=True)
-class FedPerState(State):
+class FedPerState(ClientLevelState):
     models: NDArray[np.float32]
     """One row; the head in it is where everyone's own head began."""
     head: NDArray[np.bool_]
@@ -56,15 +56,20 @@ class FedPer(ClientLevel[FedPerState]):
                 "left to share; allowed are models of several layers"
             )
         seed = int(rng.integers(2**31))
-        return FedPerState(0, facts.clients, seed, models=facts.initialise(seed)[None], head=head)
+        return FedPerState(
+            0, facts.clients, seed, models=facts.initialise(seed)[None], head=head, clip=self.first_clip()
+        )
 
     def round(self, state: FedPerState) -> Asking[FedPerState]:
-        job = CohortJob(state.clients, state.models, self.local_training(), parts=state.parts)
+        job = CohortJob(
+            state.clients, state.models, self.local_training(), parts=state.parts, clip=state.clip
+        )
         cohort = yield from open_cohort(SUMS, job)
         sums = yield from add_up(cohort)
         divisor = np.array([[self.expected(len(state.clients))]])
         moved = stepped(state.models, sums.rows.value, divisor, self.settings.server_step)
-        return replace(state, round=state.round + 1, models=moved)
+        clip = self.next_clip(state, sums.within)
+        return replace(state, round=state.round + 1, models=moved, clip=clip)
 
     def models(self, state: FedPerState) -> OwnChoice:
         return OwnChoice(state.models, Choice.GIVEN, self.local_training(), state.parts)

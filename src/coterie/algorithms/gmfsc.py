@@ -8,12 +8,12 @@ the noise of every one of them.
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from coterie.algorithms.client_level import SUMS
+from coterie.algorithms.client_level import SUMS, routed_sums
 from coterie.algorithms.clustered import Clustered, ClusteredSettings, ClusteredState
 from coterie.algorithms.protocol import Asking, Choice, CohortJob, PublicFacts, add_up, count, open_cohort
 from coterie.algorithms.rebalancing import Update
 from coterie.algorithms.registry import register
-from coterie.privacy import Mechanism, NoiseRule, RoutedSums
+from coterie.privacy import Mechanism
 
 
 class GMFSCSettings(ClusteredSettings):
@@ -36,13 +36,7 @@ class GMFSC(Clustered):
 
     def release(self, facts: PublicFacts) -> Mechanism:
         super().release(facts)
-        return RoutedSums(
-            clip=self.privacy.clip,
-            noise_multiplier=NoiseRule.SHARED,
-            histogram_ratio=self.settings.histogram_ratio,
-            rate=self.settings.rate,
-            adjacency=self.privacy.adjacency,
-        )
+        return routed_sums(self.privacy, self.settings, self.settings.histogram_ratio)
 
     def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
         expected = self.expected(len(job.members))
@@ -50,7 +44,9 @@ class GMFSC(Clustered):
         cohort = yield from open_cohort(SUMS, job)
         released = yield from count(cohort)
         histogram = released.value
-        sums = (yield from add_up(cohort)).rows.value
+        answer = yield from add_up(cohort)
+        sums = answer.rows.value
         small = histogram < least
         rows = np.where(small[:, None], sums.sum(axis=0), sums)
-        return Update(rows, np.where(small, expected, np.maximum(histogram, least)), released)
+        divisors = np.where(small, expected, np.maximum(histogram, least))
+        return Update(rows, divisors, released, within=answer.within)

@@ -180,6 +180,7 @@ class CohortJob:
             groups do not show it.
         start_of: for `Choice.GIVEN`, the row from which each member starts; None means row 0 for everyone.
             Groups that overlap send few distinct models to many workers.
+        clip: for a release whose clip follows a count, that of this round: a function of released values.
     """
 
     members: tuple[str, ...]
@@ -189,6 +190,7 @@ class CohortJob:
     start_of: Mapping[str, int] | None = None
     parts: Parts | None = None
     drafts: Drafts | None = None
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members) or not self.members:
@@ -271,10 +273,13 @@ class Sums:
         rows: (sums, parameters). Where parameters are shared every row holds the one sum of all members;
             where they are personal, zeros.
         sizes: members in each sum, for mechanisms that make them public; else None.
+        within: for a release whose clip follows it, half the number of updates within the clip less half the
+            number of those beyond it, with noise; else None.
     """
 
     rows: Released[NDArray[np.float64]]
     sizes: tuple[int, ...] | None = None
+    within: Released[float] | None = None
 
 
 Request: TypeAlias = Train | Select | Cohort | Count | Sum

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, model_validator
 
-from coterie.algorithms.client_level import SUMS, cohort_size, sampled_sum
+from coterie.algorithms.client_level import SUMS, ClientLevelSettings, cohort_size, routed_sums, sampled_sum
 from coterie.algorithms.protocol import Asking, CohortJob, add_up, count, open_cohort
 from coterie.algorithms.settings import PrivacySettings
 from coterie.errors import InputError
-from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, Released, RoutedSums
+from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, Released
 from coterie.privacy.reference import routed_denominators, routing_matrix
 from coterie.settings import Settings
 
@@ -70,6 +70,8 @@ class Update:
     """Noisy number of clients that chose each cluster, where it was released."""
     believed: NDArray[np.float64] | None = None
     """Cluster sizes that the route and the divisors went by, where there was a route."""
+    within: Released[float] | None = None
+    """The count that the next clip follows, where it does."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +79,28 @@ class Rebalancing:
     """The plug-in, for one algorithm and population size."""
 
     settings: RebalanceSettings
-    rate: float
+    base: ClientLevelSettings
+    """What the algorithm beneath is told, too."""
     clusters: int
     rounds: int
 
     def check(self, clients: int) -> None:
-        """Refuse a minimum that a round cannot reach."""
+        """Refuse a minimum that a round cannot reach, and a clip that the rule has no proof for."""
+        if self.settings.active and self.settings.rule == "rebalance" and self.base.adaptive_clip:
+            raise InputError(
+                "algorithm.adaptive_clip: the published rule rebalance has a fixed clip; allowed with rule "
+                "route or none"
+            )
         most = self.fair_share(clients)
         if self.settings.active and self.settings.minimum != "auto" and self.settings.minimum > most:
             raise InputError(
-                f"algorithm.rebalance.minimum: {self.settings.minimum}; a round samples {self.rate:g} of "
-                f"{clients} clients, for {self.clusters} clusters that allows 0 to {int(most)}"
+                f"algorithm.rebalance.minimum: {self.settings.minimum}; a round samples {self.base.rate:g} "
+                f"of {clients} clients, for {self.clusters} clusters that allows 0 to {int(most)}"
             )
 
     def fair_share(self, clients: int) -> float:
         """Clients of a round in each cluster, if all were equal: q n / k, a public number."""
-        return self.rate * clients / self.clusters
+        return self.base.rate * clients / self.clusters
 
     def minimum(self, round: int, clients: int) -> float:
         """B in the round after so many. `auto` helps most at first, when choices mean least."""
@@ -103,21 +111,15 @@ class Rebalancing:
     def release(self, privacy: PrivacySettings, clients: int) -> Mechanism:
         """What one round releases."""
         if not self.settings.active:
-            return sampled_sum(privacy, self.rate)
+            return sampled_sum(privacy, self.base)
         if self.settings.rule == "route":
-            return RoutedSums(
-                clip=privacy.clip,
-                noise_multiplier=NoiseRule.SHARED,
-                histogram_ratio=self.settings.histogram_ratio,
-                rate=self.rate,
-                adjacency=privacy.adjacency,
-            )
+            return routed_sums(privacy, self.base, self.settings.histogram_ratio)
         return RebalancedSums(
             clip=privacy.clip,
             noise_multiplier=NoiseRule.SHARED,
             identifier_ratio=self.settings.identifier_ratio,
             clients=clients,
-            cohort=cohort_size(self.rate, clients),
+            cohort=cohort_size(self.base.rate, clients),
             adjacency=privacy.adjacency,
         )
 
@@ -142,7 +144,8 @@ class Rebalancing:
         cohort = yield from open_cohort(SUMS, job)
         if not self.settings.active:
             sums = yield from add_up(cohort)
-            return Update(sums.rows.value, np.full(self.clusters, self.fair_share(clients)))
+            divisors = np.full(self.clusters, self.fair_share(clients))
+            return Update(sums.rows.value, divisors, within=sums.within)
         if self.settings.rule == "rebalance":
             least = int(self.minimum(round, clients))
             sums = yield from add_up(cohort, minimum=least)
@@ -154,4 +157,4 @@ class Rebalancing:
         route = routing_matrix(sizes, least_expected)
         sums = yield from add_up(cohort, route)
         divisors = routed_denominators(sizes, route, least_expected)
-        return Update(sums.rows.value, divisors, released, sizes)
+        return Update(sums.rows.value, divisors, released, sizes, sums.within)

@@ -41,6 +41,7 @@ from coterie.privacy import (
     Released,
     RoutedSums,
     SampledSum,
+    Tracked,
 )
 from coterie.training.clipping import clip_rows
 
@@ -128,7 +129,8 @@ class Cohorts:
         del self._open[request.cohort.number]
         job, mechanism = cohort.job, cohort.mechanism
         shared, personal = _masks(job.parts, self._parameters, updates.device)
-        clipped = clip_rows(updates[:, ~personal].to(torch.float64), mechanism.clip)
+        released = updates[:, ~personal].to(torch.float64)
+        clipped = clip_rows(released, mechanism.clip)
         sums = torch.zeros(job.sums, self._parameters, dtype=torch.float64, device=updates.device)
         kept = torch.zeros(len(clipped), sums.shape[1], dtype=torch.float64, device=updates.device)
         kept[:, ~personal] = clipped
@@ -147,7 +149,13 @@ class Cohorts:
             )
             values[:, columns] = total[columns]
         values[:, personal.cpu().numpy()] = 0.0
-        return Sums(Released(values, mechanism.noise_std), sizes)
+        within = None
+        if isinstance(mechanism, Tracked):
+            half_within = halves(released, cohort.choices != NO_ANSWER, mechanism.clip)
+            noise = self._stream("within", "cohort", cohort, hashed)
+            std = mechanism.count_std
+            within = Released(half_within + float(noise.normal(1, std=std)[0]), std)
+        return Sums(Released(values, mechanism.noise_std), sizes, within)
 
     # --- opening ------------------------------------------------------------------------------------
 
@@ -164,11 +172,14 @@ class Cohorts:
         if isinstance(mechanism, DraftedSum) != (job.drafts is not None):
             planned = "plans drafts" if job.drafts is None else "plans no drafts without noise"
             raise PlanError(f"release '{release}' {planned}; the job is another")
+        if isinstance(mechanism, Tracked) != (job.clip is not None):
+            planned = "plans a clip that follows a count" if job.clip is None else "plans a fixed clip"
+            raise PlanError(f"release '{release}' {planned}; the job is another")
         if isinstance(mechanism, RebalancedSums) and len(job.members) != mechanism.clients:
             raise PlanError(
                 f"release '{release}' is planned for {mechanism.clients} clients, not {len(job.members)}"
             )
-        return mechanism
+        return mechanism.at(job.clip) if isinstance(mechanism, Tracked) and job.clip else mechanism
 
     def _begin(self, round: int) -> None:
         """Handles live for one round."""
@@ -268,6 +279,12 @@ def routed(
     return np.asarray((coins[:, None] >= edges[choices]).sum(axis=1), dtype=np.int64)
 
 
+def halves(updates: Tensor, answered: NDArray[np.bool_], clip: float) -> float:
+    """1/2 for every update within the clip, -1/2 for every other; nothing for who did not answer."""
+    norms = torch.linalg.vector_norm(updates, dim=1).cpu().numpy()
+    return float(np.where(answered, np.where(norms <= clip, 0.5, -0.5), 0.0).sum())
+
+
 def refilled(
     assigned: NDArray[np.int64], clusters: int, minimum: int, coins: NDArray[np.float64]
 ) -> NDArray[np.int64]:
@@ -297,6 +314,8 @@ def cohort_hash(context: str, job: CohortJob) -> str:
     parts = [] if job.parts is None else [_bytes(job.parts.shared), _bytes(job.parts.personal)]
     if job.drafts is not None:
         parts += [repr((job.drafts.trainings, job.drafts.divisor)).encode(), _bytes(job.drafts.model)]
+    if job.clip is not None:
+        parts.append(repr(("clip", job.clip)).encode())
     return _digest(header, _bytes(job.models), *parts)
 
 

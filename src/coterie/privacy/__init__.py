@@ -23,6 +23,9 @@ from coterie.privacy.mechanisms import (
     RoutedSums,
     SampledSum,
     ShuffledSteps,
+    Tracked,
+    TrackedRoutedSums,
+    TrackedSum,
 )
 from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.randomness import RandomStream, SecretKey
@@ -64,6 +67,9 @@ __all__ = [
     "SecretKey",
     "ShuffledSteps",
     "ThreatModel",
+    "Tracked",
+    "TrackedRoutedSums",
+    "TrackedSum",
     "Unit",
     "UnitPlan",
     "calibrate",

@@ -404,8 +404,63 @@ class RoutedSums(NoisySum):
 
     @property
     def event(self) -> DpEvent:
-        pair = [events.gaussian(self.histogram_multiplier), events.gaussian(self.multiplier)]
-        return dp.PoissonSampledDpEvent(self.rate, dp.ComposedDpEvent(pair))
+        return events.poisson_gaussians(self.rate, [self.histogram_multiplier, self.multiplier])
+
+
+class Tracked(NoisySum):
+    """Sums that come with a noisy count of the updates within the clip, so that the next clip can follow.
+
+    Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS
+    2021. A sampled unit adds 1/2 to the count if its update is within the round's clip, and -1/2 if not: its
+    joining moves the count by 1/2, its replacement by 1. `clip` is that of the first round. The next ones are
+    functions of what was released, and noise scales with the clip of its own round, so every round costs the
+    same. Sums and count come from one sample and are amplified once.
+    """
+
+    tracking_ratio: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("tracking_ratio", self.tracking_ratio)
+
+    @property
+    def tracking_multiplier(self) -> float:
+        """Standard deviation of the noise on the count, over how far one unit moves it."""
+        return self.tracking_ratio * self.multiplier
+
+    @property
+    def count_std(self) -> float:
+        """Standard deviation of the noise on the count."""
+        return self.tracking_multiplier / 2
+
+    def at(self, clip: float) -> Self:
+        """The release of a round with this clip: sensitivity and noise change together."""
+        return dataclasses.replace(self, clip=clip)
+
+
+@mechanism("tracked-sum")
+@dataclass(frozen=True)
+class TrackedSum(SampledSum, Tracked):
+    """Sums of a Poisson sample and the count that the next clip follows."""
+
+    tracking_ratio: float
+
+    @property
+    def event(self) -> DpEvent:
+        return events.poisson_gaussians(self.rate, [self.tracking_multiplier, self.multiplier])
+
+
+@mechanism("tracked-routed-sums")
+@dataclass(frozen=True)
+class TrackedRoutedSums(RoutedSums, Tracked):
+    """Histogram and routed sums of a Poisson cohort, and the count that the next clip follows."""
+
+    tracking_ratio: float
+
+    @property
+    def event(self) -> DpEvent:
+        parts = [self.histogram_multiplier, self.tracking_multiplier, self.multiplier]
+        return events.poisson_gaussians(self.rate, parts)
 
 
 @mechanism("rebalanced-sums")

@@ -14,6 +14,8 @@ from coterie.privacy import (
     RoutedSums,
     SampledSum,
     ShuffledSteps,
+    TrackedRoutedSums,
+    TrackedSum,
     Unit,
 )
 from coterie.privacy.mechanisms import NoisySum
@@ -25,6 +27,9 @@ _SHIFTS = {
     "label": "each cluster calls the classes by names moved by one more",
     "none": "all clusters see the same data",
 }
+
+
+_FOLLOWED = "and how many are within the clip, which follows it"
 
 
 def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -113,6 +118,10 @@ def released(mechanism: Mechanism) -> str:
             return "the model that fits best, by the exponential mechanism on counts of records it gets right"
         case AccuracySelection():
             return "the model that fits best, by the exponential mechanism on train accuracy, as published"
+        case TrackedSum():
+            return f"the sum of the updates of a Poisson sample, rate {mechanism.rate:.3g}, {_FOLLOWED}"
+        case TrackedRoutedSums():
+            return f"counts and sums by cluster of a Poisson sample, rate {mechanism.rate:.3g}, {_FOLLOWED}"
         case SampledSum():
             return f"the sum of the updates of a Poisson sample, rate {mechanism.rate:.3g}"
         case RoutedSums():
