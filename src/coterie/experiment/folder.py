@@ -56,6 +56,11 @@ class RunFolder:
         return self.path / "timing.jsonl"
 
     @property
+    def sites(self) -> Path:
+        """The public facts of the sites, where clients are sites."""
+        return self.path / "sites.json"
+
+    @property
     def findings(self) -> Path:
         return self.path / "findings.json"
 

@@ -198,7 +198,7 @@ class ServedRun:
         self._tally: dict[str, dict[str, int]] = {}
         self._latest: list[Participation] = []
         self._journal = Journal(files.path / "journal")
-        self._sites = Sites.load(self._sites_file) if files.exists else self._gather()
+        self._sites = Sites.load(files.sites) if files.exists else self._gather()
         self.proposal = self._propose()
         self.contracts = self._draw_up()
         if not files.exists:
@@ -207,10 +207,6 @@ class ServedRun:
     @property
     def _trusted(self) -> bool:
         return trusts_server(self.experiment)
-
-    @property
-    def _sites_file(self) -> Path:
-        return self.files.path / "sites.json"
 
     # --- facts, plan, contracts ---------------------------------------------------------------------
 
@@ -313,7 +309,7 @@ class ServedRun:
                 seed = self.experiment.seeds.noise
                 key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
                 RunSecret(key, self._sites.experiment, proposal.plan.digest()).save(files.secret)
-            folder.write_json(scratch / self._sites_file.name, self._sites.to_json())
+            folder.write_json(files.sites, self._sites.to_json())
             folder.write_json(files.federation, proposal.population.facts(proposal.facts.parameters))
             folder.write_json(files.plan, proposal.plan.to_json())
             folder.write_json(files.guarantee, promise.guarantee.to_json())

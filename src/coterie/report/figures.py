@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coterie.algorithms.protocol import Findings
 from coterie.report import chart
@@ -67,9 +67,10 @@ def accuracy_against_round(run: RunRecord, clusters: Clusters) -> Figure | None:
     groups = clusters.groups if run.truth and len(clusters.groups) <= MOST_LINES else []
     for group in groups:
         colour, shape = chart.series(group.series), chart.shape_of(group.series)
-        points = [
-            frame.at((number, mean_over(spread.per_client, group.clients))) for number, spread in measured
-        ]
+        means_of = [(number, mean_over(spread.per_client, group.clients)) for number, spread in measured]
+        points = [frame.at((number, mean)) for number, mean in means_of if mean is not None]
+        if not points:
+            continue
         parts.append(line(points, f"line {colour}", group.series))
         parts.append(marker(points[-1], shape, f"mark {colour}", 4))
         keys.append(chart.line_key(f"true cluster {group.name}", colour, group.series, shape))
@@ -301,8 +302,15 @@ def separation_scores(findings: Findings) -> Figure | None:
 
 def clients_by_group(run: RunRecord, clusters: Clusters) -> Figure | None:
     """Every client's accuracy as a mark, one line per cluster: who is served worse than others."""
-    reached, groups = run.accuracy, clusters.groups
-    if reached is None or len(groups) > 2 * MOST_LINES:
+    reached = run.accuracy
+    if reached is None:
+        return None
+    told = [
+        replace(group, clients=tuple(client for client in group.clients if client in reached.per_client))
+        for group in clusters.groups
+    ]
+    groups = [group for group in told if group.clients]
+    if len(groups) > 2 * MOST_LINES:
         return None
     axis = value_axis(run.measure, reached.min, reached.max)
     blank = Axis(0, 1, (), str)
@@ -323,7 +331,9 @@ def clients_by_group(run: RunRecord, clusters: Clusters) -> Figure | None:
         y = above + 28 + SWARM_STEP * (0.5 + max(levels))
         parts.append(label(left, above + 17, _row_label(group.name, len(levels), clusters), class_="row"))
         parts.append(tag("line", class_="track", x1=left, x2=frame.width - right, y1=y, y2=y))
-        x = frame.at_x(mean_over(reached.per_client, group.clients))
+        mean = mean_over(reached.per_client, group.clients)
+        assert mean is not None
+        x = frame.at_x(mean)
         low, high = y - SWARM_STEP * (0.6 + max(levels)), y + SWARM_STEP * (0.6 - min(levels))
         parts.append(tag("line", class_="mean", x1=x, x2=x, y1=low, y2=high))
         for client, level in zip(group.clients, levels, strict=True):
@@ -335,7 +345,9 @@ def clients_by_group(run: RunRecord, clusters: Clusters) -> Figure | None:
     heading = f"{run.measure.name.capitalize()} of every client"
     return Figure(
         heading,
-        drawing("clients", heading, f"{len(run.clients)} clients, {spread}.", frame.width, height, parts),
+        drawing(
+            "clients", heading, f"{len(reached.per_client)} clients, {spread}.", frame.width, height, parts
+        ),
         f"One mark per client, {spread}; the upright bar is the mean of the group.",
     )
 

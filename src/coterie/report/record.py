@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from coterie.algorithms.protocol import Findings
 from coterie.errors import InputError
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder, read_json, read_lines
-from coterie.experiment.metrics import Spread
+from coterie.experiment.metrics import Fairness, Spread
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Budget, Guarantee, PrivacyPlan
@@ -43,7 +43,8 @@ SCORE = Measure("score", is_share=False)
 class ClientFacts:
     name: str
     records: int
-    test_records: int
+    test_records: int | None
+    """None where they are a site's own affair."""
     true_cluster: int | None
 
 
@@ -56,6 +57,24 @@ class RoundLine:
     loss: Spread | None
     clusters: Mapping[str, int]
     epsilon: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. Of one between sites, the server knows what it was told, and nothing else."""
+
+    accuracy: Spread | None
+    loss: Spread | None
+    clusters: Mapping[str, int]
+    warnings: tuple[str, ...]
+    rounds: int
+    seconds: float
+    fairness: Fairness | None = None
+    sample_gradients_per_second: float | None = None
+    answered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Of each site: requests answered and missed, where that is no secret."""
+    asked: Mapping[str, float] = field(default_factory=dict)
+    """Epsilon of what each site was asked for."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,9 @@ class RunRecord:
     """Budget of each unit; empty before the ledger is opened."""
     rounds: tuple[RoundLine, ...]
     findings: Findings | None
-    result: RunResult | None
+    result: Outcome | None
+    served: bool = False
+    """Whether its clients were sites, with records of their own."""
 
     @property
     def finished(self) -> bool:
@@ -157,8 +178,39 @@ def read_run(path: Path) -> RunRecord:
         budgets=_read_budgets(files.ledger),
         rounds=read_rounds(files.metrics),
         findings=read_findings(files.findings),
-        result=RunResult.load(path) if files.finished else None,
+        result=_read_outcome(path) if files.finished else None,
+        served=files.sites.exists(),
     )
+
+
+def _read_outcome(path: Path) -> Outcome:
+    files = RunFolder(path)
+    if not files.sites.exists():
+        result = RunResult.load(path)
+        return Outcome(
+            result.accuracy,
+            result.loss,
+            result.clusters,
+            result.warnings,
+            result.rounds,
+            result.seconds,
+            result.fairness,
+            result.sample_gradients_per_second,
+        )
+    content = read_json(files.result)
+    try:
+        return Outcome(
+            accuracy=_spread(content["accuracy"]),
+            loss=_spread(content["loss"]),
+            clusters=content["clusters"],
+            warnings=tuple(content["warnings"]),
+            rounds=int(content["rounds"]),
+            seconds=float(content["seconds"]),
+            answered=content["participation"],
+            asked={name: number_from_json(value) for name, value in content["asked"].items()},
+        )
+    except (KeyError, TypeError, ValueError) as mistake:
+        raise InputError(f"{files.result}: not a result of this version ({mistake!r})") from None
 
 
 def read_rounds(path: Path) -> tuple[RoundLine, ...]:
@@ -215,5 +267,7 @@ def _read_budgets(path: Path) -> dict[str, Budget]:
         raise InputError(f"{path}: line 1 is not the header of a ledger ({mistake!r})") from None
 
 
-def mean_over(values: Mapping[str, float], clients: Sequence[str]) -> float:
-    return math.fsum(values[client] for client in clients) / len(clients)
+def mean_over(values: Mapping[str, float], clients: Sequence[str]) -> float | None:
+    """The mean of those clients that have a value; sites need not report any."""
+    known = [values[client] for client in clients if client in values]
+    return math.fsum(known) / len(known) if known else None

@@ -52,7 +52,8 @@ def run_report(run: RunRecord, leakage: LeakageRecord | None = None) -> str:
         leakage: who learns how much about whom, where workers watch each other.
     """
     clusters = Clusters(run)
-    title = f"{run.experiment.algorithm.name} on {run.experiment.data.name}"
+    where = f"between {count(len(run.clients), 'site')}" if run.served else f"on {run.experiment.data.name}"
+    title = f"{run.experiment.algorithm.name} {where}"
     body = [
         header("run", title, _lede(run, clusters), run.name),
         *_notices(run),
@@ -63,6 +64,7 @@ def run_report(run: RunRecord, leakage: LeakageRecord | None = None) -> str:
         _watched(leakage),
         _clusters(run, clusters),
         _served(run, clusters),
+        _sites(run),
         _budget(run),
         section(
             "Experiment file",
@@ -80,6 +82,8 @@ def _lede(run: RunRecord, clusters: Clusters) -> str:
     who = count(len(run.clients), "client")
     if clusters.true:
         who += f" of {len(clusters.true)} clusters"
+    if accuracy is None and run.served:
+        return f"{who}; no accuracy on held-out records was asked for, or none was told."
     if accuracy is None:
         return f"{who}; nothing has been measured yet."
     reached = (
@@ -281,6 +285,32 @@ def _served(run: RunRecord, clusters: Clusters) -> Markup | None:
     )
 
 
+def _sites(run: RunRecord) -> Markup | None:
+    """Who answered how often, and what each was asked to spend: all that a server knows of its sites."""
+    if not run.served or run.result is None:
+        return None
+    answered, asked = run.result.answered, run.result.asked
+    columns = [
+        Column("Site"),
+        Column("Training records", figures=True),
+        *([Column("Answered", figures=True), Column("Missed", figures=True)] if answered else []),
+        Column("Epsilon asked for", figures=True),
+    ]
+    rows = []
+    for client in run.clients:
+        tally = answered.get(client.name, {})
+        counts = [f"{tally.get('answered', 0):,}", f"{tally.get('missed', 0):,}"] if answered else []
+        rows.append([client.name, f"{client.records:,}", *counts, epsilon(asked[client.name])])
+    secret = (
+        "" if answered else " Which sites were sampled in which round is a secret that the noise counts on."
+    )
+    return section(
+        "Sites",
+        table("What each site was asked for", columns, rows),
+        intro=f"What a site spent is in its own books, and never more than it was asked for.{secret}",
+    )
+
+
 def _fairness(run: RunRecord, accuracy: Spread) -> Markup:
     measure = run.measure
     stored = run.result.fairness if run.result else None
@@ -312,16 +342,16 @@ def _cluster_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: S
     records = {client.name: client.records for client in run.clients}
     rows = []
     for group in clusters.groups:
-        values = [accuracy.per_client[client] for client in group.clients]
-        used = sorted({run.clusters[client] for client in group.clients})
+        values = [accuracy.per_client[client] for client in group.clients if client in accuracy.per_client]
+        used = sorted({run.clusters[client] for client in group.clients if client in run.clusters})
         rows.append(
             [
                 chart.chip(group.name, group.series),
-                str(len(values)),
+                str(len(group.clients)),
                 f"{sum(records[client] for client in group.clients):,}",
                 measure.text(mean_over(accuracy.per_client, group.clients)),
-                measure.text(min(values)),
-                measure.text(max(values)),
+                measure.text(min(values, default=None)),
+                measure.text(max(values, default=None)),
                 fixed(mean_over(loss.per_client, group.clients)),
                 ", ".join(map(str, used)) if len(used) <= 4 else f"{len(used)} models",
             ]
@@ -360,7 +390,7 @@ def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Sp
     columns = [
         Column("Client"),
         *([Column("True cluster")] if truth else []),
-        Column("Model", figures=True),
+        *([Column("Model", figures=True)] if run.clusters else []),
         *([Column("Certain in round 1", figures=True)] if findings else []),
         Column("Training records", figures=True),
         Column("Test records", figures=True),
@@ -373,12 +403,12 @@ def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Sp
             [
                 client.name,
                 *([_true_chip(clusters, truth[client.name])] if truth else []),
-                str(run.clusters[client.name]),
+                *([str(run.clusters[client.name])] if run.clusters else []),
                 *([_percent(sure.get(client.name))] if findings else []),
                 f"{client.records:,}",
-                f"{client.test_records:,}",
-                measure.text(accuracy.per_client[client.name]),
-                fixed(loss.per_client[client.name]),
+                NONE if client.test_records is None else f"{client.test_records:,}",
+                measure.text(accuracy.per_client.get(client.name)),
+                fixed(loss.per_client.get(client.name)),
             ]
         )
     return table(f"{measure.name.capitalize()} and loss by client", columns, rows)
@@ -462,8 +492,6 @@ def _alone(run: RunRecord, unit: UnitPlan, name: str) -> str:
 def _footer(run: RunRecord) -> str:
     if run.result is None:
         return f"coterie {run.version}, unfinished run"
-    speed = significant(run.result.sample_gradients_per_second)
-    return (
-        f"coterie {run.version}; {seconds(run.result.seconds)} for {count(run.result.rounds, 'round')}, "
-        f"{speed} sample gradients per second"
-    )
+    took = f"coterie {run.version}; {seconds(run.result.seconds)} for {count(run.result.rounds, 'round')}"
+    speed = run.result.sample_gradients_per_second
+    return took if speed is None else f"{took}, {significant(speed)} sample gradients per second"

@@ -50,19 +50,28 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
     )
     seeds = experiment.seeds
     noise = "secret, from the operating system" if seeds.noise is None else f"seed {seeds.noise}"
+    if run.served and run.plan.unit is Unit.RECORD:
+        noise = "each site's own"
     yield "Seeds", f"simulation {seeds.simulation}; noise {noise}"
-    yield "Engine", f"{experiment.engine.name}, device {experiment.engine.device}; coterie {run.version}"
+    engine = f"{experiment.engine.name}, device {experiment.engine.device}"
+    yield "Engine", f"{'Flower, between sites' if run.served else engine}; coterie {run.version}"
 
 
 def _data(run: RunRecord) -> str:
     task = f"{run.classes} classes" if run.classes else "a regression"
     train = span([client.records for client in run.clients])
-    test = span([client.test_records for client in run.clients])
-    return f"{run.experiment.data.name}: {task}; {train} training and {test} test records per client"
+    held_out = [client.test_records for client in run.clients if client.test_records is not None]
+    if run.served or not held_out:
+        return f"the sites' own: {task}; {train} training records per site"
+    return (
+        f"{run.experiment.data.name}: {task}; {train} training and {span(held_out)} test records per client"
+    )
 
 
 def _federation(run: RunRecord) -> str:
     settings, clients = run.experiment.federation, count(len(run.clients), "client")
+    if run.served and not isinstance(settings, GroupsFederation):
+        return count(len(run.clients), "site")
     if isinstance(settings, ClustersFederation):
         sizes = listed([str(size) for size in settings.sizes])
         return f"{clients} in clusters of {sizes}; {_SHIFTS[settings.shift]}"
@@ -73,7 +82,8 @@ def _federation(run: RunRecord) -> str:
     if isinstance(settings, GroupsFederation):
         workers, groups = count(len(run.clients), "worker"), settings.groups
         shape = settings.structure if groups is None else f"{settings.structure} of {groups} groups"
-        return f"{workers} in groups ({shape}), labels by a Dirichlet distribution, alpha {settings.alpha:g}"
+        dealt = "" if run.served else f", labels by a Dirichlet distribution, alpha {settings.alpha:g}"
+        return f"{workers} in groups ({shape}){dealt}"
     return clients
 
 
