@@ -22,6 +22,7 @@ from coterie.experiment.folder import finite, next_free
 from coterie.experiment.serving import ServedResult, ServedRound, Watcher
 from coterie.experiment.simulation import simulate as simulate_on_ray
 from coterie.privacy.guarantee import round_up
+from coterie.report import write_run_report
 
 
 @contextmanager
@@ -83,10 +84,12 @@ def serve(
             result = simulate_on_ray(chosen, target, watcher)
         else:
             result = serve_experiment(chosen, serving, watcher)
+    written = write_run_report(result.folder)
     if json:
         print_json(finite(result.to_json()))
     else:
         show(result)
+        out.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _opened(host: str, port: int, names: Sequence[str]) -> None:

@@ -1,0 +1,257 @@
+"""A site that trusts the server: it signs what it can check, clips what it sends, and sends nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from tiny_site import START, contract, deliver, joined, site
+
+from coterie.algorithms.protocol import Choice, LocalTraining
+from coterie.engines.flower import messages
+from coterie.engines.flower.contract import Contract, Limits, TrustedWork, cost, ranges_of
+from coterie.engines.flower.messages import Asked, ContributeMessage
+from coterie.engines.flower.site import Site
+from coterie.groups import Schedule, Structure, Threat, Watched
+from coterie.privacy import (
+    POPULATION,
+    Adjacency,
+    Budget,
+    DraftedSum,
+    PlannedRelease,
+    PrivacyPlan,
+    RoutedSums,
+    SampledSum,
+    ThreatModel,
+    Unit,
+    UnitPlan,
+)
+
+CLIP = 0.01
+SUM = SampledSum(CLIP, 1.0, rate=0.5, adjacency=Adjacency.ADD_REMOVE)
+TRAINING = LocalTraining(epochs=2, batch=8, lr=0.5)
+LIMITS = Limits(Budget(20.0, 1e-2), trust_server=True)
+THREAT = ThreatModel("whoever sees the models", "every model", "the server")
+
+
+def population(mechanism: Any = SUM, times: int = 3) -> PrivacyPlan:
+    unit = UnitPlan(POPULATION, (PlannedRelease("sums", mechanism, times),))
+    return PrivacyPlan(Unit.CLIENT, mechanism.adjacency, THREAT, (unit,))
+
+
+def trusting(**changes: Any) -> Contract:
+    """A contract of a client; what a site does for the server is under `work`."""
+    work = TrustedWork(**{"training": TRAINING, **changes.pop("work", {})})
+    return contract(**{"plan": population(), "trusted": work, **changes})
+
+
+def in_groups(watched: dict[str, Any] | None = None, noise: float = 1.0, times: int = 3) -> Contract:
+    """A contract of worker a, who is in two groups; b is in one, and c in the other."""
+    zeroed = SampledSum(CLIP, noise, rate=0.5, adjacency=Adjacency.ZERO_OUT)
+    groups = {"a": (0, 1), "b": (0,), "c": (1,)}
+    units = tuple(
+        UnitPlan(name, tuple(PlannedRelease(f"group {group}", zeroed, times) for group in own))
+        for name, own in groups.items()
+    )
+    plan = PrivacyPlan(Unit.WORKER, Adjacency.ZERO_OUT, THREAT, units)
+    structure = Structure("mine", ((0, 1), (0, 2)), 3, names=("a", "b", "c"))
+    seen = {
+        "structure": structure,
+        "schedule": Schedule.of(2, period=2, rate=0.5, noise=1.0),
+        "threat": Threat.ANYONE,
+        "epochs": 3,
+    }
+    return trusting(plan=plan, work={"watched": Watched(**{**seen, **(watched or {})})})
+
+
+def refused(answer: RecordDict) -> str | None:
+    return messages.is_refusal(answer)
+
+
+def ask(to: Site, agreed: Contract, round: int = 1, **changes: Any) -> RecordDict:
+    asked = Asked(agreed.digest(), round, changes.pop("release", "sums"))
+    values = {"order": 7, "models": START[None], **changes}
+    return deliver(to, messages.CONTRIBUTE, ContributeMessage(asked, **values).to_content())
+
+
+def update(answer: RecordDict) -> np.ndarray:
+    found: np.ndarray = answer.array_records["arrays"]["value"].numpy()
+    return found
+
+
+# --- signing ----------------------------------------------------------------------------------------
+
+DRAFTED = DraftedSum(CLIP, 1.0, rate=0.5, adjacency=Adjacency.ADD_REMOVE)
+OFFERS: dict[str, tuple[Contract, str]] = {
+    "less noise than allowed": (
+        trusting(plan=population(dataclasses.replace(SUM, noise_multiplier=0.1))),
+        "too much",
+    ),
+    "more rounds than allowed": (trusting(plan=population(times=5000)), "too much"),
+    "members that see each other's drafts": (trusting(plan=population(DRAFTED)), "not planned"),
+    "training that never ends": (
+        trusting(work={"training": dataclasses.replace(TRAINING, epochs=10**9)}),
+        "garbage",
+    ),
+    "steps that are none": (trusting(work={"training": dataclasses.replace(TRAINING, lr=0.0)}), "garbage"),
+    "nothing to be done": (trusting(trusted=None), "not planned"),
+    "trust where none is needed": (contract(trusted=TrustedWork(TRAINING)), "not planned"),
+    "a client that is watched like a worker": (
+        trusting(work={"watched": in_groups().trusted.watched}),  # type: ignore[union-attr]
+        "garbage",
+    ),
+    "groups with more noise than is planned": (
+        in_groups({"schedule": Schedule.of(2, period=2, rate=0.5, noise=9.0)}),
+        "garbage",
+    ),
+    "groups that are asked less often than is planned": (in_groups({"epochs": 2}), "garbage"),
+    "groups without the site": (
+        in_groups({"structure": Structure("mine", ((0, 1), (0, 2)), 3, names=("d", "b", "c"))}),
+        "garbage",
+    ),
+    "groups that nobody says who watches": (
+        trusting(plan=in_groups().plan),
+        "garbage",
+    ),
+    "groups that leak too much": (
+        in_groups({"schedule": Schedule.of(2, period=2, rate=0.5, noise=0.1)}, noise=0.1),
+        "too much",
+    ),
+}
+
+
+@pytest.mark.parametrize(("offered", "reason"), OFFERS.values(), ids=OFFERS.keys())
+def test_what_the_operator_did_not_allow_is_not_signed(
+    offered: Contract, reason: str, tmp_path: Path
+) -> None:
+    made = site(tmp_path / "books", LIMITS)
+    assert refused(deliver(made, messages.OFFER, offered.to_content())) == reason
+    assert not made.files.contract.exists()
+
+
+@pytest.mark.parametrize("offered", [trusting(), in_groups()], ids=["client", "worker"])
+def test_trust_is_said_by_the_operator_and_by_nobody_else(offered: Contract, tmp_path: Path) -> None:
+    careful = site(tmp_path / "careful", dataclasses.replace(LIMITS, trust_server=False))
+    assert refused(deliver(careful, messages.OFFER, offered.to_content())) == "not trusted"
+    made = joined(tmp_path / "trusting", offered, limits=LIMITS)
+    assert made.books is not None
+    promised = str(made.books.guarantee)
+    assert "trusting the" in promised
+    assert "in the clear" in promised
+    assert Contract.from_json(json.loads(json.dumps(offered.to_json()))) == offered
+    made.close()
+
+
+def test_a_worker_counts_what_the_one_that_learns_most_about_it_learns() -> None:
+    offered = in_groups()
+    watched = offered.trusted.watched if offered.trusted else None
+    assert watched is not None
+    found = watched.leakage(delta=1e-2, adjacency=Adjacency.ZERO_OUT)
+    for name, own in zip("abc", found.per_worker, strict=True):
+        theirs = dataclasses.replace(offered, client=name)
+        assert cost(theirs, 1e-2) == own == np.nanmax(found.epsilon["abc".index(name)])
+
+
+# --- answering --------------------------------------------------------------------------------------
+
+
+def test_an_update_is_clipped_before_it_leaves_and_charged_before_it_is_computed(tmp_path: Path) -> None:
+    made = joined(tmp_path, trusting(), limits=LIMITS)
+    answer = ask(made, trusting())
+    assert update(answer).dtype == np.float64
+    assert np.linalg.norm(update(answer)) == pytest.approx(CLIP, rel=1e-4)
+    assert np.linalg.norm(update(answer)) <= CLIP
+    assert made.books is not None
+    assert made.books.ledger.executed("a") == {"sums": 1}
+    again = ask(made, trusting())
+    np.testing.assert_array_equal(update(answer), update(again))
+    assert made.books.ledger.executed("a") == {"sums": 1}
+    # Rounds in which it is not asked tell something, too: what it spends is the whole plan.
+    assert made.books.spent == cost(trusting(), trusting().delta) > made.books.ledger.spent("a")
+    made.close()
+
+
+def test_a_restarted_site_answers_as_before(tmp_path: Path) -> None:
+    made = joined(tmp_path, trusting(), limits=LIMITS)
+    first = update(ask(made, trusting()))
+    made.close()
+    back = site(tmp_path, LIMITS)
+    np.testing.assert_array_equal(first, update(ask(back, trusting())))
+    back.close()
+
+
+def test_no_more_is_sent_than_was_planned(tmp_path: Path) -> None:
+    agreed = trusting()
+    made = joined(tmp_path, agreed, limits=LIMITS)
+    for round in (1, 2, 3):
+        assert refused(ask(made, agreed, round)) is None
+    assert refused(ask(made, agreed, 3, order=8)) == "over budget"
+    assert refused(ask(made, agreed, 2, order=8)) == "passed"
+    assert refused(ask(made, agreed, 10)) == "not planned"
+    assert refused(ask(made, agreed, 4, release="other")) == "not planned"
+    made.close()
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "several models and no choice": {"models": np.stack([START, START])},
+    "a model of another size": {"models": START[None, :-1]},
+    "a model that is not finite": {"models": np.full_like(START[None], np.nan)},
+    "a negative order": {"order": -1},
+    "an order too long": {"order": 2**64},
+}
+
+
+@pytest.mark.parametrize("changes", BAD.values(), ids=BAD.keys())
+def test_a_message_that_is_none_of_ours_is_garbage_and_costs_nothing(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    made = joined(tmp_path, trusting(), limits=LIMITS)
+    assert refused(ask(made, trusting(), **changes)) == "garbage"
+    made.close()
+
+
+def test_a_site_that_trusts_nobody_sends_nothing_in_the_clear(tmp_path: Path) -> None:
+    made = joined(tmp_path)
+    assert refused(ask(made, contract(), release="training")) == "not trusted"
+    assert made.books is not None
+    assert not any(made.books.ledger.executed("a").values())
+    made.close()
+
+
+def test_it_chooses_by_its_own_records_and_says_which(tmp_path: Path) -> None:
+    routed = RoutedSums(CLIP, 1.0, histogram_ratio=4.0, rate=0.5, adjacency=Adjacency.ADD_REMOVE)
+    agreed = trusting(plan=population(routed), work={"choice": Choice.LOWEST_LOSS})
+    made = joined(tmp_path, agreed, limits=LIMITS)
+    far = START + 50 * np.random.default_rng(1).normal(size=START.size).astype(np.float32)
+    for round, models in ((1, (START, far)), (2, (far, START))):
+        answer = ask(made, agreed, round, models=np.stack(models))
+        assert answer.config_records["coterie"]["choice"] == round - 1
+    made.close()
+
+
+def test_personal_parameters_stay_and_survive_a_restart(tmp_path: Path) -> None:
+    agreed = trusting(work={"personal": ((0, 5),)})
+    made = joined(tmp_path, agreed, limits=LIMITS)
+    assert update(ask(made, agreed, 1)).size == START.size - 5
+    made.close()
+    back = site(tmp_path, LIMITS)
+    first = update(ask(back, agreed, 2))
+    # A second site that never learnt anything of its own starts from what it is sent.
+    fresh = joined(tmp_path / "fresh", agreed, limits=LIMITS)
+    assert not np.array_equal(first, update(ask(fresh, agreed, 2)))
+    for one in (back, fresh):
+        one.close()
+
+
+def test_ranges_are_what_a_mask_says() -> None:
+    mask = np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool)
+    assert ranges_of(mask) == ((0, 2), (3, 4), (6, 7))
+    parts = TrustedWork(TRAINING, personal=ranges_of(mask)).parts(7)
+    assert parts is not None
+    np.testing.assert_array_equal(parts.personal, mask)
+    assert ranges_of(np.zeros(3, dtype=bool)) == ()
