@@ -26,7 +26,15 @@ from coterie.data import DataSettings, Task, load_dataset
 from coterie.engines.flower import messages
 from coterie.engines.flower.keys import KeyFolder, make_keys, public_key_bytes
 from coterie.engines.flower.link import open_link
-from coterie.engines.flower.messages import Asked, SelectMessage, SiteFacts, Split, TrainMessage
+from coterie.engines.flower.messages import (
+    Asked,
+    ContributeMessage,
+    EvaluateMessage,
+    SelectMessage,
+    SiteFacts,
+    Split,
+    TrainMessage,
+)
 from coterie.engines.flower.post import Patience
 from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import Door, OpenDoor, Upstream
@@ -166,6 +174,7 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
 def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
     """Bytes of the content of every message for a model of so many parameters."""
     model = np.zeros(parameters, np.float32)
+    several = np.tile(model, (clusters, 1))
     asked = Asked("0" * 64, 10, "training")
     facts = SiteFacts("hospital", 240, Task("classification", (1, 8, 8), 10), False)
     contents = [
@@ -173,8 +182,14 @@ def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
         ("query.facts", "back", facts.to_content()),
         ("train", "to a site", TrainMessage(asked, model, None, 0.0).to_content()),
         ("train", "back", messages.answer_with_vector(asked, model)),
-        ("query.select", "to a site", SelectMessage(asked, np.tile(model, (clusters, 1))).to_content()),
+        ("query.select", "to a site", SelectMessage(asked, several).to_content()),
         ("query.select", "back", messages.answer_with_index(asked, 1)),
+        ("train.contribute", "one model", ContributeMessage(asked, 1, model[None]).to_content()),
+        ("train.contribute", "k models", ContributeMessage(asked, 1, several).to_content()),
+        ("train.contribute", "back", messages.answer_with_contribution(asked, 1, model.astype(np.float64))),
+        ("evaluate", "one model", EvaluateMessage(asked, model[None]).to_content()),
+        ("evaluate", "back", messages.answer_with_score(asked, 0.9, 0.3)),
+        ("query.finished", "both ways", messages.pack({"contract": "0" * 64})),
         ("refusal", "back", messages.refusal("over budget")),
     ]
     return [(kind, way, size_of(content)) for kind, way, content in contents]
@@ -195,7 +210,7 @@ def main() -> None:
     parameters = len(flatten(build_model(ModelSettings(name="softmax"), task, 0)))
     print(f"content of messages in bytes, {parameters} parameters, 2 models in a selection")
     for kind, way, size in message_sizes(parameters, 2):
-        print(f"  {kind:<14}{way:<12}{size:>8}")
+        print(f"  {kind:<18}{way:<12}{size:>8}")
     if options.sizes_only:
         return
     with tempfile.TemporaryDirectory() as scratch:

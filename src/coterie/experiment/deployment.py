@@ -70,14 +70,24 @@ def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedRes
         serving.opened(link.door.port, list(link.nodes))
         with link.grid() as grid:
             nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.patience)
-            return on_grid(experiment, grid, nodes, serving, watch)
+            return on_grid(experiment, grid, nodes, serving, watch, sent=link.door.door.expect)
 
 
 def on_grid(
-    experiment: Experiment, grid: Grid, nodes: Mapping[str, int], serving: Serving, watch: Watcher
+    experiment: Experiment,
+    grid: Grid,
+    nodes: Mapping[str, int],
+    serving: Serving,
+    watch: Watcher,
+    *,
+    sent: Callable[[int], None] = lambda size: None,
 ) -> ServedResult:
-    """The run itself, once the sites' nodes are known."""
-    post = Post(grid, nodes, serving.patience)
+    """The run itself, once the sites' nodes are known.
+
+    Args:
+        sent: is told how large messages are, so that answers need be no larger.
+    """
+    post = Post(grid, nodes, serving.patience, sent)
     files = RunFolder(serving.out)
     wait_for(post, serving.wait, everyone=not files.exists)
     return ServedRun(experiment, files, post, truth=serving.truth, watch=watch).finish()

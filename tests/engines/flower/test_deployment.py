@@ -18,15 +18,18 @@ import pytest
 from real_federation import HERE, RealFederation, processes_about, wait_until
 from site_folders import NAMES, write_sites
 
+from coterie.algorithms import find_algorithm
 from coterie.engines.flower import messages, server
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import Asked, TrainMessage
 from coterie.engines.flower.post import Patience, Post
+from coterie.experiment import checkpoint, runner
 from coterie.experiment.deployment import APP, wait_for
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.serving import ServedRun
+from coterie.privacy import Unit
 
 pytestmark = pytest.mark.deployment
 
@@ -210,3 +213,51 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
         made.joined["amber"].wait(timeout=120)
         assert made.joined["amber"].returncode == 0
         assert released(made, "amber") == {1: 1, 2: 1}
+
+
+# --- a server that is trusted -------------------------------------------------------------------------
+
+
+def test_a_trusted_server_killed_in_between_reaches_the_simulations_state(tmp_path: Path) -> None:
+    """`dp-ifca` of whole clients, routed, over TLS with keys."""
+    sites = write_sites(tmp_path / "data")
+    experiment = {
+        "data": {"name": "folder", "path": str(tmp_path / "data" / "together")},
+        "federation": {"kind": "natural"},
+        "algorithm": {
+            "name": "dp-ifca",
+            "clusters": 2,
+            "rate": 0.7,
+            "rebalance": {"rule": "route", "minimum": 1},
+        },
+        "privacy": {"unit": "client", "epsilon": 30, "delta": 0.05, "clip": 0.5},
+        "schedule": {"rounds": 3, "batch": 40},
+        "seeds": {"noise": 5},
+        "evaluation": {"references": False, "every": 3},
+    }
+    consent = ("--trust-server", "--epsilon", "30", "--delta", "0.05")
+    with RealFederation(tmp_path, sites, experiment) as made:
+        server_process = made.serve()
+        for name in NAMES:
+            made.join(name, *consent)
+        made.wait_for_round(1)
+        made.kill(server_process)
+        made.serve("--resume")
+        made.wait_for_end()
+        result = json.loads(made.out("server"))
+        assert result["rounds"] == 3
+        assert "trusting the server" in result["guarantee"]
+        alone = runner.run(read_experiment(made.experiment), tmp_path / "alone")
+        kind = find_algorithm(Unit.CLIENT, "dp-ifca").state_type
+        states = [
+            vars(saved.state)
+            for out in (made.run, tmp_path / "alone")
+            if (saved := checkpoint.load(RunFolder(out).checkpoint, kind)) is not None
+        ]
+        for key, value in states[1].items():
+            np.testing.assert_array_equal(states[0][key], value, err_msg=key)
+        ledgers = [RunFolder(out).ledger.read_bytes() for out in (made.run, tmp_path / "alone")]
+        assert ledgers[0] == ledgers[1]
+        assert result["epsilon"] == alone.epsilon
+        assert "in the clear" in made.log("amber")
+        assert (made.run / "report.html").exists()

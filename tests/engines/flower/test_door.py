@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from flwr.common.constant import PUBLIC_KEY_HEADER
 
-from coterie.engines.flower.proxy import ALLOWED, LARGEST_BODY, Door, Upstream
+from coterie.engines.flower.processes import environment, keep_loopback_direct
+from coterie.engines.flower.proxy import ALLOWED, FIRST_BYTES, KEY_HEADER, LARGEST_BODY, Door, Upstream
 
 
 class Inside:
@@ -105,6 +109,75 @@ def test_a_body_that_no_site_sends_does_not_pass() -> None:
     status, _, inside = knock("POST", b"/v1/fleet/push-object", bytes(LARGEST_BODY + 1))
     assert status == 413
     assert inside.reached == []
+
+
+def pushing(door: Door, key: bytes, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
+    """The status that a node with this key gets for so many bytes."""
+    sent: list[dict[str, Any]] = []
+    headers = [(KEY_HEADER, key)]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": "POST", "raw_path": path, "query_string": b"", "headers": headers}
+    asyncio.run(door(scope, receive, send))
+    status: int = sent[0]["status"]
+    return status
+
+
+def test_a_site_cannot_fill_the_servers_disk() -> None:
+    """A few megabytes at first, then a few times what it was sent; what others push counts for them."""
+    inside = Inside()
+    door = Door(Upstream("127.0.0.1:1", None))
+    door._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
+    assert pushing(door, b"a", FIRST_BYTES) == 200
+    assert pushing(door, b"a", 1) == 413
+    assert pushing(door, b"a", 1, b"/v1/fleet/push-messages") == 413
+    assert pushing(door, b"a", 10**6, b"/v1/fleet/pull-messages") == 200
+    assert pushing(door, b"b", FIRST_BYTES) == 200
+    model = 650 * 4
+    door.expect(model)
+    assert pushing(door, b"a", 2 * model + 10_000) == 200  # an update in float64, and what goes with it
+    assert pushing(door, b"a", 2 * model + 10_000) == 200  # and again, where a connection was lost
+    assert pushing(door, b"a", 2**20) == 413
+    assert len(inside.reached) == 5
+
+
+def test_a_stranger_cannot_use_up_what_a_site_may_push() -> None:
+    """The link answers 401 to who sends another's key: that counts for nobody."""
+    door = Door(Upstream("127.0.0.1:1", None))
+    door._client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(401)))
+    for _ in range(3):
+        assert pushing(door, b"a", FIRST_BYTES) == 401
+    door._client = httpx.AsyncClient(transport=httpx.MockTransport(Inside()))
+    assert pushing(door, b"a", FIRST_BYTES) == 200
+
+
+def test_the_key_is_read_where_flower_puts_it() -> None:
+    assert KEY_HEADER.decode() == PUBLIC_KEY_HEADER
+
+
+def test_what_stays_on_this_machine_passes_no_proxy_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's clients ask the environment for a proxy, and so does httpx: loopback goes past it."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "intranet.example,127.0.0.1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert httpx.Client()._transport_for_url(httpx.URL("http://localhost:9")) is not httpx.Client()._transport
+    keep_loopback_direct()
+    keep_loopback_direct()
+    assert os.environ["NO_PROXY"] == "intranet.example,127.0.0.1,localhost,::1"
+    assert os.environ["no_proxy"] == "127.0.0.1,localhost,::1"
+    client = httpx.Client()
+    for url in ("http://127.0.0.1:9", "https://localhost:9", "http://[::1]:9"):
+        assert client._transport_for_url(httpx.URL(url)) is client._transport
+    assert client._transport_for_url(httpx.URL("http://elsewhere.example")) is not client._transport
+    assert environment(tmp_path)["NO_PROXY"] == os.environ["NO_PROXY"]
 
 
 def test_sites_register_themselves_only_where_there_are_no_keys() -> None:

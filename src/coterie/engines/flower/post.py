@@ -53,8 +53,19 @@ class Answers(Generic[T]):
 class Post:
     """Messages to named sites over a Flower grid."""
 
-    def __init__(self, grid: Grid, nodes: Mapping[str, int], patience: Patience) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Mapping[str, int],
+        patience: Patience,
+        sent: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """Args beside the obvious:
+
+        sent: is told the bytes of arrays in the largest of the messages that were sent at a time.
+        """
         self.grid = grid
+        self._sent = sent
         self.nodes = dict(nodes)
         self.patience = patience
         self._steady = set(nodes)
@@ -146,6 +157,7 @@ class Post:
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Who waits under which number, and who could not be sent anything."""
         names = list(contents)
+        self._sent(max((_bytes_in(content) for content in contents.values()), default=0))
         sent = self.grid.push_messages(
             [Message(contents[name], self.nodes[name], kind, ttl=seconds, group_id=group) for name in names]
         )
@@ -173,6 +185,10 @@ class Post:
         if (reason := messages.is_refusal(reply.content)) is not None:
             raise _Unanswered(f"refused: {messages.REFUSALS[reason]}")
         return read(name, reply.content)
+
+
+def _bytes_in(content: RecordDict) -> int:
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
 class _Unanswered(Exception):

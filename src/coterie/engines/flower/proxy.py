@@ -53,8 +53,15 @@ HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
     b"host content-length".split()
 )
+PUSHES = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
+"""What the link keeps on its disk."""
+KEY_HEADER = b"flwr-public-key-bin"
+"""Under which a node's key travels; the link checks that it is the sender's own."""
 LARGEST_BODY = 16 * 2**20
 """Flower cuts arrays into pieces of 5 MiB."""
+FIRST_BYTES, TIMES_ASKED, EACH_MESSAGE = 4 * 2**20, 4, 2**18
+"""What a node may push: so much at first, and for every message so many times its size and so much beside. An
+update is at most twice the size of the models that were sent for it; a retry pushes it again."""
 MOST_CONNECTIONS = 512
 SECONDS = 60.0
 
@@ -78,6 +85,8 @@ class Door:
         self._upstream = upstream
         self._allowed = ALLOWED | (SELF_REGISTRATION if self_registration else frozenset())
         self._client: httpx.AsyncClient | None = None
+        self._allowance = FIRST_BYTES
+        self._pushed: Counter[bytes] = Counter()
         self.bytes_in: Counter[str] = Counter()
         self.bytes_out: Counter[str] = Counter()
         self.refused = 0
@@ -87,6 +96,14 @@ class Door:
             await self._live(receive, send)
         elif scope["type"] == "http":
             await self._pass(scope, receive, send)
+
+    def expect(self, size: int) -> None:
+        """A message of so many bytes was sent: every node may push as much more as an answer takes."""
+        self._allowance += TIMES_ASKED * size + EACH_MESSAGE
+
+    def _pusher(self, scope: Scope) -> bytes | None:
+        """The key of a node that pushes what the link will keep. Nodes without keys are on this machine."""
+        return dict(scope["headers"]).get(KEY_HEADER) if scope["raw_path"] in PUSHES else None
 
     async def _live(self, receive: Receive, send: Send) -> None:
         verify = (
@@ -111,7 +128,8 @@ class Door:
             await _reply(send, 404)
             return
         body = await _body(receive)
-        if body is None:
+        pusher = self._pusher(scope)
+        if body is None or (pusher is not None and self._pushed[pusher] + len(body) > self._allowance):
             self.refused += 1
             await _reply(send, 413)
             return
@@ -125,6 +143,8 @@ class Door:
         except httpx.HTTPError:
             await _reply(send, 502)
             return
+        if pusher is not None and answer.is_success:  # the link found that the key is the sender's own
+            self._pushed[pusher] += len(body)
         self.bytes_in[path] += len(body)
         self.bytes_out[path] += len(answer.content)
         kept = [
