@@ -15,6 +15,8 @@ from llvmlite import ir
 
 NOTHING, FLOAT, DOUBLE, INT = ir.VoidType(), ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 FLOATS, DOUBLES, INTS = FLOAT.as_pointer(), DOUBLE.as_pointer(), INT.as_pointer()
+NEAR = 8192
+"""Numbers that the nearest cache holds."""
 
 
 @cache
@@ -195,9 +197,9 @@ class Lines:
         """Of a vector of the kernel's line from the patch's beginning."""
         return INT(row * self.padded_columns * self.channels + vector * self.lanes)
 
-    def parts(self) -> list[list[tuple[int, int]]]:
-        """All vectors of the kernel (row, place in the line), in parts that registers hold."""
-        at_once = max(1, machine()[1] // self.vectors)
+    def parts(self, most: int | None = None) -> list[list[tuple[int, int]]]:
+        """All vectors of the kernel (row, place in the line), in parts that registers hold, of few lines."""
+        at_once = max(1, min(machine()[1] // self.vectors, self.height if most is None else most))
         return [
             [(i, j) for i in range(first, min(first + at_once, self.height)) for j in range(self.vectors)]
             for first in range(0, self.height, at_once)
@@ -284,7 +286,7 @@ def input_gradient(
                 before = b.read_vector(inputs, patch, lines.offset(*at))
                 b.write_vector(b.fadd(before, total), inputs, patch, lines.offset(*at))
 
-    def one_window(record: ir.Value, turn: ir.Value) -> None:
+    def one_window(record: ir.Value, turn: ir.Value, part: list[tuple[int, int]]) -> None:
         start = b.mul(b.add(b.mul(record, windows), turn), INT(outer))
         row, column = b.udiv(turn, INT(pooled_columns)), b.urem(turn, INT(pooled_columns))
         corner = b.add(b.mul(row, INT(window[0] * lines.columns)), b.mul(column, INT(window[1])))
@@ -292,10 +294,14 @@ def input_gradient(
             for down in range(window[0]):
                 for across in range(window[1]):
                     place = b.add(corner, INT(down * lines.columns + across))
-                    for part in lines.parts():
-                        one_place(b.add(start, INT(first)), b.mul(record, stride), place, part)
+                    one_place(b.add(start, INT(first)), b.mul(record, stride), place, part)
 
-    b.count(records, lambda record: b.count(windows, lambda turn: one_window(record, turn)))
+    def one_record(record: ir.Value) -> None:
+        """Part by part of the weights, so that they stay in the nearest cache."""
+        for part in lines.parts(NEAR // (outer * lines.line)):
+            b.count(windows, lambda turn, part=part: one_window(record, turn, part))
+
+    b.count(records, one_record)
     b.ret_void()
     return module
 
