@@ -230,10 +230,14 @@ def write(path: Path, content: dict[str, Any], result: BenchResult) -> None:
     """Everything that was measured, beside what the file holds of other parts."""
     before = json.loads(path.read_text()) if path.exists() else {}
     measured = result.to_json()
-    models = {row["model"] for row in measured["rows"]}
-    kept = [row for row in before.get("rows", []) if row["model"] not in models]
-    measured["rows"] = measured["rows"] + kept
-    measured["ratios"] = {**before.get("ratios", {}), **measured["ratios"]}
+    rows = {
+        model: [row for row in part["rows"] if row["model"] == model]
+        for part in ({"rows": before.get("rows", [])}, measured)
+        for model in dict.fromkeys(row["model"] for row in part["rows"])
+    }
+    order = sorted(rows, key=lambda model: PARTS.index(model) if model in PARTS else len(PARTS))
+    measured["rows"] = [row for model in order for row in rows[model]]
+    measured["ratios"] = {row["way"]: row["ratio"] for row in reversed(measured["rows"]) if row["ratio"]}
     measured["scaling"] = measured["scaling"] or before.get("scaling", [])
     path.write_text(json.dumps({**before, **measured, **content}, indent=2) + "\n")
 
