@@ -12,8 +12,11 @@ from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.training import cpu_kernels
 from coterie.training.clipping import clipped_sum
+from coterie.training.contributions import Products
 from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
+from coterie.training.layers import ConvRule
 from coterie.training.learner import Batch, Learner
+from coterie.training.tiles import Tiles
 
 CPU = torch.device("cpu")
 IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
@@ -126,7 +129,7 @@ def test_convolution_and_pool_at_once(name: str, relu: bool) -> None:
     images[1] = 0.0
     images[2, 0, 3, 4] = math.nan
     sizes = (shape[0], layer.out_channels, layer.padding, window, shape[1:])
-    assert PooledConvolution.suits(layer.out_channels, window)
+    assert PooledConvolution.suits(layer.kernel_size, shape[0], layer.out_channels, window)
     kernel = PooledConvolution(layer.kernel_size, *sizes, relu=relu)
     bias = None if layer.bias is None else layer.bias.detach()
     found, places = kernel.run(images.permute(0, 2, 3, 1), layer.weight.detach(), bias)
@@ -192,3 +195,19 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
     learner = learner_of(monkeypatch, compiled=True)
     assert learner.book is not None
     assert not learner.shape.compiled
+
+
+@needs_llvm
+def test_large_layers_and_few_positions_stay_products() -> None:
+    """A pool does not change which layers form a row for every record."""
+    body = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    task = Task(kind="classification", shape=(16, 2, 2), classes=4)
+    learner = Learner(nn.Sequential(body, nn.Linear(32, 4)), task, CPU)
+    assert learner.book is not None
+    assert learner.shape.compiled
+    batch = learner.random_batch(6)
+    parts = (batch.features, batch.targets, Tiles(1, 6))
+    found = learner.book.contributions(learner.initial()[None], *parts)
+    assert isinstance(found["0.0.weight"], Products)
+    wide = ConvRule(nn.Conv2d(128, 128, 3))
+    assert not wide.suits_places

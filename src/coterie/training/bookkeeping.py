@@ -344,7 +344,7 @@ class _PooledConvolution(Stage):
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         if self._pool.relu:
             gradient = masked(gradient, pooled)
-        if gradient.dtype != torch.float32:  # kernels know no other
+        if gradient.dtype != torch.float32 or not rule.forms_rows(inputs):  # kernels know nothing else
             whole = rule.put_back(inputs, gradient, places, columns)
             layer.note(inputs, whole)
             return rule.backward(inputs, whole, layer.weights(), layer.notes.tiles) if needed else gradient
@@ -366,7 +366,7 @@ def _differentiate(losses: Losses, outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _stages_of(model: nn.Module, compiled: bool) -> list[Stage] | None:
     """The twin as a chain, if it is a plain sequence of layers that have a stage."""
-    layers = [layer for layer in flat_sequence(model) if type(layer) is not nn.Identity]
+    layers = [layer for layer in flat_sequence(model) if type(layer) is not nn.Identity or hooked(layer)]
     stages: list[Stage] = []
     while layers:
         layer = layers.pop(0)

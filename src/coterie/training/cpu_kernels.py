@@ -17,12 +17,14 @@ try:
     from coterie.training import llvm_code as machine_code
 
     LANES = machine_code.machine()[0]
-except ImportError:
+except (ImportError, OSError, RuntimeError):  # no LLVM, none that loads, or none that knows this processor
     machine_code = None  # type: ignore[assignment]
     LANES = 0
 
 _GROUPS = (32, 16, 8)
 _MOST_PLACES = 9
+_LONGEST = 2**12
+"""Operations in a kernel's innermost loop, which is unrolled: more would take long to compile."""
 _SLACK = 16
 """Numbers after the last record that a vector may reach into."""
 
@@ -145,9 +147,11 @@ class PooledConvolution:
         self._run = _compiled_pool(kernel, channels, outer, window, self._pooled, columns, relu)
 
     @staticmethod
-    def suits(outer: int, window: tuple[int, int]) -> bool:
-        """Whether vectors hold the outputs exactly, and registers a sum for each place of a window."""
-        return outer % 8 == 0 and window[0] * window[1] <= _MOST_PLACES
+    def suits(kernel: tuple[int, int], channels: int, outer: int, window: tuple[int, int]) -> bool:
+        """Whether vectors hold the outputs exactly, and a window's code is short, as are its sums."""
+        places = math.prod(window)
+        length = math.prod(kernel) * channels * places * outer // 8
+        return outer % 8 == 0 and places <= _MOST_PLACES and length <= _LONGEST
 
     def run(self, images: Tensor, weights: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Pooled outputs, and the place of each within the outputs of its image.

@@ -183,7 +183,7 @@ class ConvRule(LayerRule):
         self.flat = isinstance(layer, nn.Conv1d)
         self.biased = layer.bias is not None
         self.groups = layer.groups
-        self.channels = layer.in_channels
+        self.channels, self.outer = layer.in_channels, layer.out_channels
         self.kernel = self._pair(layer.kernel_size, 1)
         self.stride = self._pair(layer.stride, 1)
         self.dilation = self._pair(layer.dilation, 1)
@@ -334,13 +334,21 @@ class ConvRule(LayerRule):
 
     @property
     def suits_places(self) -> bool:
-        """Whether a kernel goes back from the places that a pool chose; it takes a step for each."""
-        return not self.flat and self.groups == 1 and self.stride == (1, 1) and self.dilation == (1, 1)
+        """Whether a kernel goes back from the places that a pool chose: a row of weights is small."""
+        numbers = self.channels * self.outer * math.prod(self.kernel)
+        plain = not self.flat and self.groups == 1 and self.stride == (1, 1) and self.dilation == (1, 1)
+        return plain and numbers <= _LARGEST_GROUP
+
+    def forms_rows(self, inputs: Tensor) -> bool:
+        """Whether forming a row for every record is cheaper than leaving it a product."""
+        positions = math.prod(self.geometry.output_size(*inputs.shape[2:]))
+        inner = self.channels * math.prod(self.kernel)
+        return not products_are_cheaper(positions, inner, self.outer, inputs.device)
 
     def suits_fused_pool(self, weights: Weights, window: tuple[int, int]) -> bool:
         """Whether a kernel convolves and pools at once: where channels are few."""
         weight = weights["weight"]
-        fits = PooledConvolution.suits(weight.shape[1], window)
+        fits = PooledConvolution.suits(self.kernel, self.channels, self.outer, window)
         return self.channels < _MANY_CHANNELS and fits and weight.dtype == torch.float32
 
     def forward_pooled(
