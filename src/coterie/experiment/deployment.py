@@ -61,6 +61,7 @@ def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedRes
         if not serving.resume:
             raise InputError(f"{serving.out}: holds a run; --resume continues it, --out names another")
         if files.finished:
+            files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
             raise InputError(f"{files.result}: the run is finished")
         check_same_experiment(files, experiment)
     if serving.keys is None and serving.sites < 1:

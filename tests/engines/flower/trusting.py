@@ -20,7 +20,7 @@ COMMON: dict[str, Any] = {
     "seeds": {"simulation": 3, "noise": 5},
     "evaluation": {"every": 3, "references": False, "ask_sites": True},
 }
-CLIENTS = {"kind": "clusters", "sizes": [3, 3], "shift": "rotation", "records_per_client": 30}
+CLIENTS = {"kind": "clusters", "sizes": [2, 2], "shift": "rotation", "records_per_client": 30}
 WORKERS = {"kind": "groups", "structure": "ring", "workers": 6, "groups": 3, "records_per_client": 30}
 CLIP = 0.05
 """Shorter than every update of these sites, so that all of them are clipped."""
