@@ -3,6 +3,7 @@
 import csv
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,8 @@ def test_a_folder_renders_elsewhere_even_unfinished(finished: Reproduced, tmp_pa
     assert result.comparison is not None
     assert result.comparison.missing == (cell,)
     assert f"Not finished: {cell}" in (moved / "table.md").read_text()
+    many = replace(result.comparison, missing=tuple(f"run {number}" for number in range(20)))
+    assert many.not_finished == "Not finished: 20 runs."
 
 
 def test_a_folder_is_never_taken_for_another(

@@ -72,8 +72,7 @@ def _notices(result: Reproduced) -> Iterator[Markup]:
     if not result.is_sound:
         yield notice("warn", "A run spent more than its plan allows; its figures are void.")
     if result.comparison is not None and result.comparison.missing:
-        missing = ", ".join(result.comparison.missing)
-        yield notice("warn", f"Not finished: {missing}.")
+        yield notice("warn", result.comparison.not_finished)
 
 
 def _tables(comparison: Comparison) -> Iterator[Markup]:

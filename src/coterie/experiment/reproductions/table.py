@@ -26,6 +26,10 @@ NONE = "–"
 """Where a row has no such figure."""
 
 
+_NAMED = 8
+"""So many missing runs are called by their names; more are counted."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished cell and what its ledger says."""
@@ -34,6 +38,8 @@ class Run:
     result: RunResult
     fairness: Fairness
     charged: "Charged"
+    test_records: tuple[int, int]
+    """Held-out records of the client with fewest, and of the one with most: how fine its accuracy can be."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,13 @@ class Comparison:
     """Cells that have not finished."""
 
     @property
+    def not_finished(self) -> str:
+        """What is missing, by name while it is little."""
+        if len(self.missing) <= _NAMED:
+            return f"Not finished: {', '.join(self.missing)}."
+        return f"Not finished: {len(self.missing)} runs."
+
+    @property
     def settings(self) -> list[dict[str, Any]]:
         """Every setting, in order, each once."""
         found: dict[str, dict[str, Any]] = {}
@@ -334,7 +347,8 @@ def _read(cell: Cell, path: Path, out: Path) -> Run:
     best = central.read(out, cell.experiment) if fair.f_acc is None else None
     if best is not None:
         fair = fairness(_scores(result), best)
-    return Run(cell, result, fair, charged_in(path, result))
+    held_out = [client["test_records"] for client in read_json(RunFolder(path).federation)["clients"]]
+    return Run(cell, result, fair, charged_in(path, result), (min(held_out), max(held_out)))
 
 
 def _scores(result: RunResult) -> Scores:
@@ -459,9 +473,17 @@ def notes(comparison: Comparison) -> list[str]:
         f"Ledger against plan: {len(comparison.runs) - len(broken)} of {len(comparison.runs)} runs charged "
         f"no more than planned, {sum(run.charged.exact for run in comparison.runs)} exactly what was planned."
     )
+    lines += [f"A client has {records} held-out records." for records in _held_out(comparison)]
     if comparison.missing:
-        lines.append(f"Not finished: {', '.join(comparison.missing)}.")
+        lines.append(comparison.not_finished)
     return lines
+
+
+def _held_out(comparison: Comparison) -> list[str]:
+    """What a best or worst client is measured on, where whole clients are compared."""
+    runs = [run for run in comparison.runs if run.cell.experiment.privacy.unit is Unit.CLIENT]
+    spans = sorted({run.test_records for run in runs})
+    return [f"{least:,}" if least == most else f"{least:,} to {most:,}" for least, most in spans]
 
 
 def to_csv(comparison: Comparison) -> str:
