@@ -53,7 +53,12 @@ def test_convolutions_and_their_gradients(name: str, tiles: Tiles) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
     gradient = torch.randn_like(expected).contiguous(memory_format=LAST)
-    rows, bias_rows, squares = kernels.form_rows(inputs, gradient, shape)
+    rows, bias_rows, squares = kernels.form_rows(inputs, gradient, shape, biased=True)
+    assert bias_rows is not None
+    without, none, alone = kernels.form_rows(inputs, gradient, shape, biased=False)
+    assert none is None
+    torch.testing.assert_close(without, rows)
+    torch.testing.assert_close(alone, rows.flatten(1).double().square().sum(dim=1))
     one_by_one = torch.stack(
         [
             nn.grad.conv2d_weight(inputs[n : n + 1], weights[0].shape, gradient[n : n + 1], *options)

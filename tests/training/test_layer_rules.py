@@ -283,6 +283,39 @@ def test_frozen_parameters_take_part_but_get_no_gradient() -> None:
     torch.testing.assert_close(book.rows(flat(model), features, targets), expected)
 
 
+@pytest.mark.parametrize("frozen", ["weight", "bias", "neither"])
+def test_a_norm_taken_of_weight_and_bias_together_leaves_neither_unclipped(
+    frozen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU's kernel takes it: all of it under the weight's name, nothing under that of the bias."""
+
+    def at_once(rule: layers.ConvRule, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> dict[str, Rows]:
+        found = rule.contributions(*rule.factors(inputs, gradient, tiles), tiles)
+        both = found["weight"].squared_norms() + found["bias"].squared_norms()
+        return {
+            "weight": Rows(found["weight"].rows(), squares=both),
+            "bias": Rows(found["bias"].rows(), squares=torch.zeros_like(both)),
+        }
+
+    monkeypatch.setattr(layers.ConvRule, "contributions_at_once", at_once)
+    torch.manual_seed(2)
+    convolution = nn.Conv2d(1, 2, 3)
+    if frozen != "neither":
+        getattr(convolution, frozen).requires_grad_(False)
+    model = nn.Sequential(convolution, nn.Tanh(), nn.Flatten(), nn.Linear(72, CLASSES)).double()
+    for parameter in model[3].parameters():
+        parameter.requires_grad_(False).mul_(20)
+    features, targets = torch.randn(RECORDS, 1, 8, 8).double(), torch.arange(RECORDS) % CLASSES
+    book = Bookkeeping(model, Layout.of(model), losses)
+    rows = one_at_a_time(model, features, targets)
+    assert (rows.norm(dim=1) > 2 * CLIP).any()
+    # Two tiles: several small parts of one tile are joined, and have their norm taken anew.
+    stacked, tiles = flat(model).expand(2, -1), Tiles(2, RECORDS // 2, torch.tensor([0, 1]))
+    found = stacked_clipped_sum(book, stacked, Batch(features, targets), tiles, CLIP)
+    expected = torch.stack([clipped(part).sum(dim=0) for part in torch.split(rows, RECORDS // 2)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_parameter_that_nothing_depends_on_gets_zero() -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:

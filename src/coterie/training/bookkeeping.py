@@ -10,6 +10,7 @@ all clients.
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -225,7 +226,18 @@ class RecordingLayer(nn.Module):
             if not uses:
                 return {}
             found = self._contributions(uses)
-        return {name: found[local] for local, name in self.trained.items()}
+        return dict(self._own(found))
+
+    def _own(self, found: Mapping[str, Contribution]) -> Iterator[tuple[str, Contribution]]:
+        """The parts that are trained, each with a norm that counts for itself.
+
+        Squares that came with several parts are those of all of them, under the name of one. Where one is
+        frozen, the others have theirs taken anew: they must not go unclipped under the name of another.
+        """
+        whole = found.keys() <= self.trained.keys()
+        for local, name in self.trained.items():
+            part = found[local]
+            yield name, part if whole or not isinstance(part, Rows) else replace(part, squares=None)
 
     def totals(self) -> dict[str, Tensor]:
         """The gradient of the sum over records, from the same notes."""

@@ -96,8 +96,10 @@ def convolve(images: Tensor, weights: Tensor, bias: Tensor | None, tiles: Tiles,
     return outputs
 
 
-def form_rows(images: Tensor, gradient: Tensor, shape: Geometry) -> tuple[Tensor, Tensor, Tensor]:
-    """Every record's weight gradient, its bias gradient, and the square of the norm of both together.
+def form_rows(
+    images: Tensor, gradient: Tensor, shape: Geometry, *, biased: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Every record's weight gradient, its bias gradient if there is one, and the square of the norm of all.
 
     Args:
         images: (records, channels, height, width) in channels-last order.
@@ -115,11 +117,12 @@ def form_rows(images: Tensor, gradient: Tensor, shape: Geometry) -> tuple[Tensor
     block_i = min(128, max(16, _power_of_two(inner)))
     grid = (records, _blocks(inner, block_i), _blocks(outer, block_o))
     formed = torch.empty((records, outer, *shape.kernel, channels), device=images.device)
-    bias_rows = torch.empty((records, outer), device=images.device)
+    bias_rows = torch.empty((records, outer), device=images.device) if biased else None
     squares = torch.empty((records, grid[1] * grid[2]), dtype=torch.float64, device=images.device)
     device_code.form_rows[grid](
-        images, gradient, formed, bias_rows, squares, height, width, rows, columns,
-        channels=channels, outer=outer, **shape.constants(), precision=_precision(),
+        images, gradient, formed, formed if bias_rows is None else bias_rows, squares,
+        height, width, rows, columns,
+        channels=channels, outer=outer, **shape.constants(), biased=biased, precision=_precision(),
         block_i=block_i, block_o=block_o, block_l=32, num_warps=4,
     )  # fmt: skip
     return formed, bias_rows, squares.sum(dim=1)

@@ -260,9 +260,14 @@ class ConvRule(LayerRule):
         if self.groups > 1 or products_are_cheaper(positions, inner, outer, images.device):
             return None
         if self._fused(tiles):
-            formed, bias_rows, squares = kernels.form_rows(images, gradient, self.geometry)
+            formed, bias_rows, squares = kernels.form_rows(
+                images, gradient, self.geometry, biased=self.biased
+            )
+            weight = Rows(formed, (0, 3, 1, 2), squares)
+            if bias_rows is None:
+                return {"weight": weight}
             counted = torch.zeros_like(squares)  # the squares are those of both
-            return {"weight": Rows(formed, (0, 3, 1, 2), squares), "bias": Rows(bias_rows, squares=counted)}
+            return {"weight": weight, "bias": Rows(bias_rows, squares=counted)}
         if not tiles.single:
             return None
         if not self._by_channel(tiles):

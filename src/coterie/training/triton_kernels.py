@@ -62,10 +62,10 @@ def form_rows(
     height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
     channels: tl.constexpr, outer: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
     stride_h: tl.constexpr, stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
-    dilation_h: tl.constexpr, dilation_w: tl.constexpr, precision: tl.constexpr,
+    dilation_h: tl.constexpr, dilation_w: tl.constexpr, biased: tl.constexpr, precision: tl.constexpr,
     block_i: tl.constexpr, block_o: tl.constexpr, block_l: tl.constexpr,
 ):  # fmt: skip
-    """One block of one record's weight gradient, and the square of its norm; the first adds the bias."""
+    """One block of one record's weight gradient, and the square of its norm; the first adds a bias."""
     inner: tl.constexpr = channels * kernel_h * kernel_w
     record = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * block_i + tl.arange(0, block_i)
@@ -92,10 +92,11 @@ def form_rows(
     tl.store(rows + place, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
     exact = total.to(tl.float64)
     square = tl.sum(tl.sum(exact * exact, axis=1), axis=0)
-    if tl.program_id(1) == 0:
-        tl.store(bias_rows + record * outer + o, sums, mask=o < outer)
-        exact_sums = sums.to(tl.float64)
-        square += tl.sum(exact_sums * exact_sums, axis=0)
+    if biased:  # noqa: SIM102  one is known to the compiler, the other at run time
+        if tl.program_id(1) == 0:
+            tl.store(bias_rows + record * outer + o, sums, mask=o < outer)
+            exact_sums = sums.to(tl.float64)
+            square += tl.sum(exact_sums * exact_sums, axis=0)
     blocks = tl.num_programs(1) * tl.num_programs(2)
     block = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
     tl.store(squares + record * blocks + block, square)
