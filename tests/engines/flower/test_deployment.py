@@ -261,3 +261,4 @@ def test_a_trusted_server_killed_in_between_reaches_the_simulations_state(tmp_pa
         assert result["epsilon"] == alone.epsilon
         assert "in the clear" in made.log("amber")
         assert (made.run / "report.html").exists()
+        assert not made.run.with_name("run.link").exists()

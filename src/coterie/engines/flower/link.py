@@ -87,6 +87,7 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
         keys.check()
     files = LinkFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # the link keeps messages there: who was asked, and what was answered
     secret = _new_secret(files.secret)
     authority = keys.authority if keys else None
     address = f"127.0.0.1:{free_port()}"
