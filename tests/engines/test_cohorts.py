@@ -54,6 +54,7 @@ from coterie.privacy import (
     RoutedSums,
     SecretKey,
     ThreatModel,
+    TrackedSum,
     Unit,
     UnitPlan,
     epsilon_of,
@@ -602,12 +603,14 @@ def test_the_hash_binds_everything_that_members_are_sent() -> None:
 # --- which key --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sum", "routed", "rebalanced", "shared"])
+@pytest.mark.parametrize("kind", ["sum", "routed", "rebalanced", "shared", "tracked"])
 def test_all_that_is_added_as_noise_comes_from_the_noise_key(kind: str, tmp_path: Path) -> None:
     """In a simulation coins have a seed of their own: with other noise, the same clients do the same."""
-    mechanism = {"sum": SUM, "rebalanced": rebalanced(12, 5)}.get(kind, ROUTED)
+    tracked = TrackedSum(CLIP, 1.5, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0)
+    mechanism = {"sum": SUM, "rebalanced": rebalanced(12, 5), "tracked": tracked}.get(kind, ROUTED)
     shared = np.arange(SIZE) < (6 if kind == "shared" else 0)
     job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros_like(shared)))
+    job = replace(job, clip=CLIP if kind == "tracked" else None)
     found = []
     for seed in (1, 2):
         (tmp_path / str(seed)).mkdir()
@@ -621,7 +624,10 @@ def test_all_that_is_added_as_noise_comes_from_the_noise_key(kind: str, tmp_path
             if kind == "rebalanced":
                 noise = engine.cohorts._stream("identifier", inside.sampled[0], inside, inside.input_hash)
                 values.append(noise.normal(3))
-            values.append(engine.cohorts.add_up(Sum(opened)).rows.value[:, ~shared])
+            sums = engine.cohorts.add_up(Sum(opened))
+            values.append(sums.rows.value[:, ~shared])
+            if sums.within is not None:
+                values.append(np.array([sums.within.value]))
             if kind == "shared":
                 values.append(engine.cohorts._stream("shared noise", "cohort", inside, "").normal(6))
             found.append((inside.sampled, inside.choices.tolist(), values))

@@ -30,8 +30,8 @@ from coterie.training.local_sgd import LocalSGD, train_one
 from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
 
-NOISE = frozenset({"noise", "shared noise", "histogram", "identifier"})
-"""Purposes of streams that hide something by being added to it; all others are coins."""
+COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
+"""Purposes of streams that are part of a simulation; all others hide something by being added to it."""
 
 Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
 
@@ -98,7 +98,7 @@ class ClientFacts:
         return self.stream("views", occasion).integers(63) if self.augmentation else 0
 
     def stream(self, purpose: str, occasion: Occasion) -> RandomStream:
-        key = self.noise_key if purpose in NOISE else self.coin_key
+        key = self.coin_key if purpose in COINS else self.noise_key
         return key.stream(
             purpose,
             subject=occasion.client,

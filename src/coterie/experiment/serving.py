@@ -155,6 +155,11 @@ def check_servable(experiment: Experiment) -> None:
             "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
             "sound"
         )
+    if getattr(experiment.algorithm, "adaptive_clip", None) is not None:
+        raise InputError(
+            "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to "
+            "that; allowed between sites: null"
+        )
     if isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL:
         raise InputError(
             "federation.structure: label is made from the workers' labels, which the server does not have; "

@@ -482,3 +482,6 @@ def test_what_the_server_cannot_do_between_sites_is_refused() -> None:
     labels = {"kind": "groups", "structure": "label", "workers": 6, "groups": 3}
     with pytest.raises(InputError, match=r"federation\.structure: label"):
         check_servable(trusting("worker", {"name": "dp-ogl"}, federation=labels))
+    following = {"name": "dp-fedavg", "adaptive_clip": {"quantile": 0.5}}
+    with pytest.raises(InputError, match=r"algorithm\.adaptive_clip: sites sign one clip"):
+        check_servable(trusting("client", following))
