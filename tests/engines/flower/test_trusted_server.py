@@ -102,15 +102,10 @@ def vector(reply: Message) -> np.ndarray:
 
 SPOILS: dict[str, Callable[[Message], list[Message]]] = {
     "NaN": lambda reply: [replaced(reply, array=vector(reply) * np.nan)],
-    "infinity": lambda reply: [replaced(reply, array=vector(reply) + np.inf)],
     "a huge update": lambda reply: [replaced(reply, array=vector(reply) * 1e12)],
     "a little too long": lambda reply: [replaced(reply, array=vector(reply) * 1.001)],
-    "too short an array": lambda reply: [replaced(reply, array=vector(reply)[:-1])],
-    "a matrix": lambda reply: [replaced(reply, array=np.tile(vector(reply), (2, 1)))],
-    "singles": lambda reply: [replaced(reply, array=vector(reply).astype(np.float32))],
+    "another shape": lambda reply: [replaced(reply, array=vector(reply)[:-1])],
     "a choice out of range": lambda reply: [replaced(reply, choice=2)],
-    "no choice": lambda reply: [replaced(reply, choice=-1)],
-    "an answer to another round": lambda reply: [replaced(reply, round=2)],
     "an error of Flower's": lambda reply: [Message(Error(8, "secret"), reply_to=reply)],
 }
 BAD = "client-1"
@@ -169,6 +164,36 @@ def test_a_spoiled_answer_adds_nothing_and_its_sender_is_named(
     assert result.epsilon == pytest.approx(result.asked[BAD])  # the charge of every round stands
     assert any(BAD in line and "adds nothing" in line for line in caplog.messages)
     assert "secret" not in caplog.text
+
+
+HONEST = np.full(9, CLIP / 3 * 0.9999)
+ASKED = messages.Asked("0" * 64, 1, "sums")
+WRONG: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+    "infinity": (HONEST + np.inf, {}),
+    "too long": (HONEST * 1.001, {}),
+    "so long that its norm overflows": (HONEST * 1e300, {}),
+    "a matrix": (np.tile(HONEST, (2, 1)), {}),
+    "singles": (HONEST.astype(np.float32), {}),
+    "a choice below zero": (HONEST, {"choice": -1}),
+    "a choice above all": (HONEST, {"choice": 3}),
+    "half a choice": (HONEST, {"choice": 0.5}),
+    "another round": (HONEST, {"round": 2}),
+    "another release": (HONEST, {"release": "group 0"}),
+    "another contract": (HONEST, {"contract": "1" * 64}),
+    "a field too many": (HONEST, {"noise": 0.0}),
+}
+
+
+@pytest.mark.parametrize(("value", "plain"), WRONG.values(), ids=WRONG.keys())
+def test_only_a_clipped_answer_to_the_question_is_read(value: np.ndarray, plain: dict[str, Any]) -> None:
+    content = messages.answer_with_contribution(ASKED, 2, HONEST)
+    choice, found = messages.contribution_in(content, ASKED, 3, 9, CLIP)
+    assert choice == 2
+    np.testing.assert_array_equal(found, HONEST)
+    content["arrays"] = ArrayRecord({"value": Array(value)})
+    content["coterie"] = ConfigRecord({**content.config_records["coterie"], **plain})
+    with pytest.raises(messages.GarbageError):
+        messages.contribution_in(content, ASKED, 3, 9, CLIP)
 
 
 DIRECTION = np.random.default_rng(0).normal(size=650)

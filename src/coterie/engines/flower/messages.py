@@ -405,7 +405,7 @@ def contribution_in(
         raise GarbageError("a choice out of range")
     value: NDArray[np.float64] = _array(_named(content, ["value"])["value"], (length,), "float64")
     # What an honest site sends is shorter than the clip by more than rounding takes.
-    if not float(np.linalg.norm(value)) <= clip:
+    if np.abs(value).max(initial=0.0) > clip or np.linalg.norm(value) > clip:
         raise GarbageError("an update longer than the clip")
     return plain["choice"], value
 
