@@ -8,7 +8,7 @@ from scipy.stats import norm
 from coterie.clustering.embedding import principal_components
 from coterie.clustering.mixture import (
     CLEAR_OVERLAP,
-    PLAIN,
+    HAZY,
     Mixture,
     choose_mixture,
     draw_labels,
@@ -213,4 +213,4 @@ def test_a_cloud_in_a_plane_is_not_plainly_clustered() -> None:
             Released(np.concatenate([release.value[:2] + place, release.value[2:]]), release.noise_std)
             for release, place in zip(releases, cloud, strict=True)
         ]
-        assert choose_mixture(moved, range(2, 11), 0)[0].separation < PLAIN
+        assert choose_mixture(moved, range(2, 11), 0)[0].separation < HAZY

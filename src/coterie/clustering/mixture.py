@@ -17,7 +17,7 @@ components that nothing else shows. There, and only there, the plane decides.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -33,8 +33,9 @@ from coterie.privacy.released import Released
 CLEAR_OVERLAP = 0.2
 """Overlap up to which components count as clearly apart: noise or a split cluster rarely look like that."""
 HAZY, PLAIN = 1.0, 2.0
-"""Separation below which the full length leaves the decision to the plane, and from which the plane takes it:
-of 630 clouds without any clusters none looked like that."""
+"""Separation below which the full length leaves the decision to the plane, from which the plane takes it."""
+LOOKED_AT = 0.8
+"""How much less a separation in the plane is worth: it is the plane in which there was most to be seen."""
 
 Releases: TypeAlias = Sequence[Released[NDArray[np.float32]]]
 
@@ -129,7 +130,10 @@ def _plainest(mixture: Mixture, gram: Floats, noise: Floats, candidates: Sequenc
         if max(3, mixture.clusters) <= clusters <= len(gram) // 2
     )
     plain = [seen for seen in shown if seen.separation >= PLAIN and np.bincount(seen.labels).min() > 1]
-    return max(plain, key=lambda seen: seen.separation, default=mixture)
+    if not plain:
+        return mixture
+    chosen = max(plain, key=lambda seen: seen.separation)
+    return replace(chosen, separations=np.maximum(chosen.separations - LOOKED_AT, 0.0))
 
 
 def _mixture(gram: Floats, noise: Floats, dimensions: int, labels: Labels) -> Mixture:
