@@ -29,8 +29,6 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from coterie.data.records import Task
-from coterie.experiment.bench_rounds import RoundWork, our_round
-from coterie.experiment.peers import plain_round
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PoissonSteps
 from coterie.training import philox
@@ -349,13 +347,17 @@ def check_local(bench: Bench) -> dict[str, Any]:
     }
 
 
-def round_work(bench: Bench) -> RoundWork:
+def round_work(bench: Bench) -> Any:
+    from coterie.experiment.bench_rounds import RoundWork  # here: it needs more packages than the rest
+
     shape = IMAGES["cnn"]
     return RoundWork(1000, 100, shape=shape) if not bench.tiny else RoundWork(6, 3, 8, 2, shape=shape)
 
 
 def our_client_level_round(bench: Bench) -> dict[str, Any]:
     """Sampled, charged, trained, clipped, noised: the round of the engine that runs experiments."""
+    from coterie.experiment.bench_rounds import our_round
+
     work = round_work(bench)
     with our_round(work, work.federation(), bench.device) as run:
         first = bench.timed(run)
@@ -367,6 +369,8 @@ def our_client_level_round(bench: Bench) -> dict[str, Any]:
 
 
 def plain_client_level_round(bench: Bench) -> dict[str, Any]:
+    from coterie.experiment.peers import plain_round
+
     work = round_work(bench)
     model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(bench.device)
     records = {c.name: (c.train.features, c.train.targets) for c in work.federation().clients}
