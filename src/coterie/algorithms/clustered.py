@@ -20,20 +20,13 @@ from coterie.algorithms.protocol import (
     PublicFacts,
 )
 from coterie.algorithms.rebalancing import RebalanceSettings, Rebalancing, Update
-from coterie.algorithms.starts import Start, cluster_starts
+from coterie.algorithms.starts import StartSettings, cluster_starts
 from coterie.privacy import Mechanism, Released
 
 
-class ClusteredSettings(ClientLevelSettings):
+class ClusteredSettings(StartSettings, ClientLevelSettings):
     """Options of every clustered algorithm whose unit is a client."""
 
-    clusters: int = Field(4, ge=2, description="number of clusters")
-    start: Start = Field(
-        "near", description="near (one initialisation, perturbed) | random (k initialisations)"
-    )
-    perturbation: float = Field(
-        0.5, gt=0, le=1, description="share of another initialisation in each model (start near, revive)"
-    )
     revive: bool = Field(
         True, description="split a large cluster where the released histogram (if any) shows a dead one"
     )
@@ -80,12 +73,11 @@ class Clustered(ClientLevel[ClusteredState]):
         """Everything that a round asks of its cohort: noisy sums, and what to divide them by."""
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> ClusteredState:
-        settings = self.settings
-        seed, models = cluster_starts(facts, rng, settings.clusters, settings.start, settings.perturbation)
+        seed, models = cluster_starts(facts, rng, self.settings)
         shared = self.shared(facts)
         models[:, shared] = models[0, shared]
         scale = np.where(shared, np.float32(0), facts.initialise(seed))
-        sizes = np.zeros(settings.clusters)
+        sizes = np.zeros(self.settings.clusters)
         return ClusteredState(
             0, facts.clients, seed, models, shared, scale, sizes, sizes, clip=self.first_clip()
         )

@@ -31,21 +31,13 @@ from coterie.algorithms.protocol import (
     train,
 )
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import AlgorithmSettings
-from coterie.algorithms.starts import Start, cluster_starts
+from coterie.algorithms.starts import StartSettings, cluster_starts
 from coterie.privacy import PrivacyPlan, Unit
 
 
-class IFCASettings(AlgorithmSettings):
+class IFCASettings(StartSettings):
     """Options of dp-ifca."""
 
-    clusters: int = Field(4, ge=2, description="number of clusters")
-    start: Start = Field(
-        "near", description="near (one initialisation, perturbed) | random (k initialisations)"
-    )
-    perturbation: float = Field(
-        0.5, gt=0, le=1, description="start near: share of another initialisation in each model"
-    )
     selection_share: float = Field(
         0.03, gt=0, lt=1, description="epsilon of one private selection, as a share of privacy.epsilon"
     )
@@ -84,8 +76,7 @@ class IFCA(Algorithm[IFCAState]):
         )
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> IFCAState:
-        settings = self.settings
-        seed, models = cluster_starts(facts, rng, settings.clusters, settings.start, settings.perturbation)
+        seed, models = cluster_starts(facts, rng, self.settings)
         return IFCAState(
             round=0,
             clients=facts.clients,
