@@ -10,6 +10,7 @@ from typing import Any
 import dp_accounting as dp
 import pytest
 
+from coterie.engines.secret import SEEDED
 from coterie.errors import LedgerError
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder, read_json, write_json
@@ -115,6 +116,11 @@ def _louder_plan(files: RunFolder) -> None:
     files.plan.write_text(text.replace(noise, '     "noise_multiplier": 30.0,'))
 
 
+def _unsaid_seed(files: RunFolder) -> None:
+    stored = Guarantee.from_json(read_json(files.guarantee))
+    restate(files, caveats=tuple(caveat for caveat in stored.caveats if caveat != SEEDED))
+
+
 def _lost_line(files: RunFolder) -> None:
     files.ledger.write_bytes(b"".join(files.ledger.read_bytes().splitlines(keepends=True)[:-1]))
 
@@ -141,6 +147,7 @@ FORGERIES: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     "another accountant": (lambda files: restate(files, accountant="PLD"), "accountant is PLD"),
     "fewer rounds in the event": (_fewer_rounds, "event is"),
     "another sentence": (_sentence, "guarantee.json: its sentence"),
+    "a seed that is not said": (_unsaid_seed, "guarantee.json: the noise had a seed"),
     "a noisier plan": (_louder_plan, "belongs to another plan"),
     "a line less": (_lost_line, "the checkpoint has seen"),
     "a ledger of its own": (_new_chain, "metrics.jsonl: round 1 states epsilon"),

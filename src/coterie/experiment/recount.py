@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.algorithms.protocol import PublicFacts, Vector
+from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError, PlanError
 from coterie.experiment import checkpoint
 from coterie.experiment.files import read_experiment
@@ -56,6 +57,7 @@ def recount(path: Path) -> Recount | None:
     promise = Promise(plan, books.budgets, _proven(plan, books, stored, watched), watched)
     _check_guarantee(files.guarantee, stored, promise.guarantee)
     _check_leakage(files.leakage, promise)
+    _check_seed(files, stored)
     spent = promise.spent(books)
     if not _within(spent, stored.epsilon):
         raise LedgerError(
@@ -143,6 +145,13 @@ def _check_guarantee(path: Path, stored: Guarantee, proven: Guarantee) -> None:
     for caveat in proven.caveats:
         if caveat not in stored.caveats:
             raise LedgerError(f"{path}: the caveat '{_shown(caveat)}' of the plan is missing")
+
+
+def _check_seed(files: RunFolder, stored: Guarantee) -> None:
+    """Noise from a seed protects nobody, which must be said; between sites it is theirs to say."""
+    seeded = read_experiment(files.experiment).seeds.noise is not None
+    if seeded and SEEDED not in stored.caveats and not files.sites.exists():
+        raise LedgerError(f"{files.guarantee}: the noise had a seed, and the caveat that says so is missing")
 
 
 def _check_leakage(path: Path, promise: Promise) -> None:
