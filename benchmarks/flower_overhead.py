@@ -101,7 +101,9 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
             last[0] = passed(link.door.door)
 
         serving = Serving(folder / "run", keys, patience=Patience(), wait=600)
-        on_grid(read_experiment(experiment), grid, link.nodes, serving, Watcher(agreed=start, round=note))
+        watch = Watcher(agreed=start, round=note)
+        expect = link.door.door.expect
+        on_grid(read_experiment(experiment), grid, link.nodes, serving, watch, sent=expect)
     return found
 
 

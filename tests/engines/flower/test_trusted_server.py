@@ -487,6 +487,8 @@ def test_a_site_takes_part_only_if_its_operator_trusts_the_server(
     for said in ("unit=client", "trusting the server", "in the clear", "eps=30.00", "2 events"):
         assert said in approved
         assert said in result.guarantee
+    agreed = f"in 2 rounds it may see up to 2 updates of this client in the clear, clipped to {CLIP:g}; "
+    assert agreed in caplog.text
     assert f"sent to the trusted server in the clear, clipped to {CLIP:g}" in caplog.text
 
 

@@ -231,6 +231,8 @@ class Site:
         )
         books = self._reopen()
         log.info("approved %s", books.guarantee)
+        if contract.trusted is not None:
+            log.info("the server is trusted: %s", books.consent)
         return books
 
     def _reopen(self) -> "Books":
@@ -321,6 +323,18 @@ class Books:
     @property
     def parameters(self) -> int:
         return self._learner.layout.size
+
+    @property
+    def consent(self) -> str:
+        """What a site that trusts the server agreed to: how often it may see what."""
+        releases, unit = self.contract.own.releases, self.contract.plan.unit
+        clips = sorted({self._summed(release.name).clip for release in releases})
+        times = sum(release.times for release in releases)
+        return (
+            f"in {self.contract.rounds} rounds it may see up to {times} updates of this {unit} in the clear, "
+            f"clipped to {', '.join(f'{clip:g}' for clip in clips)}; all of it tells others up to epsilon "
+            f"{round_up(self.spent)}"
+        )
 
     @property
     def spent(self) -> float:
