@@ -31,8 +31,6 @@ from coterie.experiment.together import run_together
 from coterie.privacy import Budget, Unit, UnitPlan, calibrate
 
 EPSILON = 3.0
-PARAMETERS = 28_938
-"""Of the CNN; noise does not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,8 @@ class Scale:
 
     base: Mapping[str, Any]
     seeds: Sequence[int]
+    parameters: int
+    """Of the model: with few records the noise of a sketch depends on its length, which depends on this."""
 
 
 PAPER = Scale(
@@ -93,6 +93,7 @@ PAPER = Scale(
         "evaluation.every": 20,
     },
     seeds=(0,),
+    parameters=28_938,
 )
 QUICK = Scale(
     {
@@ -103,6 +104,7 @@ QUICK = Scale(
         "evaluation.every": 30,
     },
     seeds=(0, 1, 2, 3, 4),
+    parameters=650,
 )
 
 
@@ -122,7 +124,8 @@ def planned(scale: Scale, step: Step) -> UnitPlan:
     setup = experiment(scale, step, 0, "cpu")
     clients = tuple(f"client {number}" for number in range(sum(setup.federation.sizes)))
     records = dict.fromkeys(clients, int(scale.base["federation.records_per_client"]))
-    facts = PublicFacts(clients, records, PARAMETERS, lambda seed: np.zeros(PARAMETERS, dtype=np.float32))
+    size = scale.parameters
+    facts = PublicFacts(clients, records, size, lambda seed: np.zeros(size, dtype=np.float32))
     algorithm = find_algorithm(Unit.RECORD, "r-dpcfl")(setup.algorithm, setup.schedule, setup.privacy)
     budget = Budget(EPSILON, float(scale.base["privacy.delta"]))
     plan = calibrate(algorithm.plan(facts), budget, accountant=step.accountant, mode=setup.privacy.mode)
