@@ -72,12 +72,16 @@ class LocalTrainer:
     Args:
         own_kernels: whether to use the kernels of `kernels.py` on a GPU, where they work.
         captured: whether steps are replayed as a CUDA graph there.
+        tf32: whether matrix units may round factors to ten bits there, as torch's convolutions do by default.
     """
 
-    def __init__(self, learner: Learner, *, own_kernels: bool = True, captured: bool = True) -> None:
+    def __init__(
+        self, learner: Learner, *, own_kernels: bool = True, captured: bool = True, tf32: bool = True
+    ) -> None:
         self.learner = learner
         self._own_kernels = own_kernels
         self._captured = captured
+        self._tf32 = tf32
         self._programs: dict[tuple[LocalSGD, int], StackedLocalSGD] = {}
 
     def train(
@@ -121,7 +125,9 @@ class LocalTrainer:
             mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
             program = self._program(rule, wave)
             order = Schedule.of([records[k] for k in mine], [batches[k] for k in mine], program.tiles)
-            updates.append(program.train(starts[mine], order)[: len(records) - first])
+            # The whole update is clipped afterwards, whatever rounding went into it.
+            with precision(tf32=self._tf32):
+                updates.append(program.train(starts[mine], order)[: len(records) - first])
         return torch.cat(updates) if updates else torch.zeros_like(starts)
 
     def _program(self, rule: LocalSGD, clients: int) -> "StackedLocalSGD":
@@ -131,7 +137,7 @@ class LocalTrainer:
             if sum(others for _, others in self._programs) + clients > room:
                 self._programs.clear()  # a program keeps its memory
             size = min(rule.batch, self.learner.micro_batch)
-            own = self._own_kernels and kernels_agree(self.learner, size)
+            own = self._own_kernels and kernels_agree(self.learner, size, tf32=self._tf32)
             # Several runs may share a GPU: a step that takes a large part of it must give it back.
             small = _GRAPHS * clients <= room
             self._programs[rule, clients] = StackedLocalSGD(
@@ -253,11 +259,10 @@ class StackedLocalSGD:
     @torch.no_grad()
     def train(self, starts: Tensor, schedule: Schedule) -> Tensor:
         """The update of every client, (clients, parameters)."""
-        with precision(tf32=True):  # the whole update is clipped afterwards, whatever rounding went into it
-            state = self._begin(starts, schedule)
-            for step in range(len(schedule.index)):
-                state.load(schedule, step)
-                self._step()
+        state = self._begin(starts, schedule)
+        for step in range(len(schedule.index)):
+            state.load(schedule, step)
+            self._step()
         return state.parameters - starts
 
     def _begin(self, starts: Tensor, schedule: Schedule) -> "_State":

@@ -7,9 +7,11 @@ computed is what `train_privately` computes for one client after the other, with
 same distribution.
 """
 
+import gc
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -101,9 +103,22 @@ def capture(work: Callable[[], None]) -> Callable[[], None]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with _nothing_collected(), torch.cuda.graph(graph):
         work()
     return graph.replay
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """While a graph is recorded: one that the collector gave back meanwhile would end the recording."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def sampling_rate(mechanism: PoissonSteps | FullBatchSteps) -> float:
