@@ -4,7 +4,8 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
     """The newest checkpoint, or None before the first."""
-    found = sorted(folder.glob("round-*"))
-    if not found:
+    newest = _newest(folder)
+    if newest is None:
         return None
-    newest = found[-1]
-    try:
-        content = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+    with _damage_named(newest):
+        content = _content(newest)
         if content["format"] != FORMAT:
             raise InputError(
                 f"{newest}: written by another version (format {content['format']}, ours is {FORMAT})"
@@ -86,20 +86,32 @@ def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
         }
         kept = load_file(newest / PERSONAL) if (newest / PERSONAL).exists() else {}
         return Checkpoint(state_type(**fields), LedgerHead(**content["ledger"]), kept)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError(f"{newest}: damaged checkpoint ({type(error).__name__}: {error})") from None
 
 
 def ledger_head(folder: Path) -> LedgerHead | None:
     """Where the ledger stood at the newest checkpoint, or None before the first."""
-    found = sorted(folder.glob("round-*"))
-    if not found:
+    newest = _newest(folder)
+    if newest is None:
         return None
+    with _damage_named(newest):
+        return LedgerHead.from_json(_content(newest)["ledger"])
+
+
+def _newest(folder: Path) -> Path | None:
+    return max(folder.glob("round-*"), default=None)
+
+
+def _content(checkpoint: Path) -> Any:
+    return json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _damage_named(checkpoint: Path) -> Iterator[None]:
+    """Whatever reading a damaged file may raise, as one line."""
     try:
-        content = json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))
-        return LedgerHead.from_json(content["ledger"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{found[-1]}: damaged checkpoint ({type(error).__name__}: {error})") from None
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InputError(f"{checkpoint}: damaged checkpoint ({type(error).__name__}: {error})") from None
 
 
 def _frozen(value: Any) -> Any:

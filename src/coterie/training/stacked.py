@@ -169,8 +169,8 @@ class StackedTrainer:
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int, bool], _Program] = {}
         self.augmentation = augmentation
-        self.own_kernels = own_kernels and augmentation is None
-        self.own_kernels = self.own_kernels and kernels_agree(learner, tile, tf32=tf32)
+        wanted = own_kernels and augmentation is None
+        self.own_kernels = wanted and kernels_agree(learner, tile, tf32=tf32)
         self._bytes_per_record = learner.bytes_per_record * (augmentation.copies if augmentation else 1)
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
