@@ -232,10 +232,10 @@ class Grouped(Algorithm[GroupedState]):
         )
 
     def local_gradients(self, records: int) -> int:
-        training = self._training(self.schedule.rounds // self.releases)
+        training = self.local_training()
         if training.iterations is None:
-            return training.epochs * records
-        return training.iterations * min(training.batch, records)
+            return self.drafts * training.epochs * records
+        return self.drafts * training.iterations * min(training.batch, records)
 
     def _epoch(self, state: GroupedState, merges: bool) -> Asking[GroupedState]:
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
