@@ -1,6 +1,7 @@
 """A tiny population of clients, a plan and an engine on it; and the same releases computed the slow way."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,16 @@ class Twin:
         start = torch.from_numpy(self.job.models[self.choice(member)])
         order = rule.batches(len(records), seed)
         return train_one(self.engine.learner, start, records, order, rule).double().numpy()
+
+
+def same_streams(engine: Engine):  # type: ignore[no-untyped-def]
+    """The hash binds who is named, and one world names one less: for neighbours, streams are tied."""
+
+    class Tied(type(engine.facts)):  # type: ignore[misc]
+        def stream(self, purpose, occasion):  # type: ignore[no-untyped-def]
+            return super().stream(purpose, replace(occasion, input_hash="tied"))
+
+        def uniforms(self, purpose, subjects, round, release, hashed):  # type: ignore[no-untyped-def]
+            return super().uniforms(purpose, subjects, round, release, "tied")
+
+    return Tied(**vars(engine.facts))

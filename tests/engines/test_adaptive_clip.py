@@ -11,7 +11,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
-from cohort_setup import ADD_REMOVE, CLIP, Engine, Twin, job_of, names_of, population_plan
+from cohort_setup import ADD_REMOVE, CLIP, Engine, Twin, job_of, names_of, population_plan, same_streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -129,19 +129,6 @@ def test_a_member_moves_the_count_by_a_half_and_all_sums_by_at_most_the_clip(
         assert distance <= 0.3
         moved += bool(distance)
     assert moved
-
-
-def same_streams(engine: Engine):  # type: ignore[no-untyped-def]
-    """The hash binds who is named, and one world names one less: for neighbours, streams are tied."""
-
-    class Tied(type(engine.facts)):  # type: ignore[misc]
-        def stream(self, purpose, occasion):  # type: ignore[no-untyped-def]
-            return super().stream(purpose, replace(occasion, input_hash="tied"))
-
-        def uniforms(self, purpose, subjects, round, release, hashed):  # type: ignore[no-untyped-def]
-            return super().uniforms(purpose, subjects, round, release, "tied")
-
-    return Tied(**vars(engine.facts))
 
 
 numbers = st.sampled_from([0.0, 0.3, -0.3, 1.0, 1e-300, 1e200, math.nan, math.inf, -math.inf])

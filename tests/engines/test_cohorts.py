@@ -27,6 +27,7 @@ from cohort_setup import (
     names_of,
     population_plan,
     rebalanced,
+    same_streams,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,9 +291,7 @@ def test_a_member_moves_one_count_by_one_and_one_sum_by_at_most_the_clip(tmp_pat
             folder = tmp_path / f"{name}-{round}"
             folder.mkdir()
             with Engine(folder, population_plan(ROUTED), population) as engine:
-                # The hash binds the members that are named, and one world names one less: for this test
-                # alone, streams are tied to the same name.
-                engine.cohorts._facts = _same_streams(engine)
+                engine.cohorts._facts = same_streams(engine)
                 opened = engine.cohorts.open(Cohort("sums", job_of(population)), round)
                 counts = engine.cohorts.count(Count(opened)).counts.value
                 sums = engine.cohorts.add_up(Sum(opened, MATRIX)).rows.value
@@ -309,18 +308,6 @@ def test_a_member_moves_one_count_by_one_and_one_sum_by_at_most_the_clip(tmp_pat
 
 def round_to_int(value: float) -> int:
     return int(np.rint(value))
-
-
-def _same_streams(engine: Engine):  # type: ignore[no-untyped-def]
-    class Tied(type(engine.facts)):  # type: ignore[misc]
-        def stream(self, purpose, occasion):  # type: ignore[no-untyped-def]
-            return super().stream(purpose, replace(occasion, input_hash="tied"))
-
-        def uniforms(self, purpose, subjects, round, release, hashed):  # type: ignore[no-untyped-def]
-            return super().uniforms(purpose, subjects, round, release, "tied")
-
-    fields = {field.name: getattr(engine.facts, field.name) for field in dataclasses.fields(engine.facts)}
-    return Tied(**fields)
 
 
 vectors = st.lists(

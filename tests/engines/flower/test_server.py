@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message
 from memory_federation import MemoryFederation, experiment
+from spoiling import replaced, same, state_of, vector
 
-from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import TrainJob
 from coterie.engines.clients import Trainable
 from coterie.engines.flower import messages
@@ -21,7 +21,7 @@ from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.post import NobodyAnswered, Patience, Post
 from coterie.engines.flower.server import largest_release
 from coterie.errors import InputError
-from coterie.experiment import checkpoint, folder
+from coterie.experiment import folder
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.serving import ServedRun, Watcher
 from coterie.privacy import Adjacency, Budget, FullBatchSketch, FullBatchSteps, PoissonSteps
@@ -56,22 +56,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     made = federation_of(CLUSTERED, out / "sites")
     made.serve(out / "run")
     made.close()
-    return Ended(state_of(made, out / "run"), {name: charges(made, name) for name in made.nodes})
-
-
-def state_of(federation: MemoryFederation, out: Path) -> dict[str, Any]:
-    chosen = federation.experiment
-    kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
-    saved = checkpoint.load(RunFolder(out).checkpoint, kind)
-    assert saved is not None
-    return vars(saved.state)
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(
-        np.array_equal(value, other[name]) if isinstance(value, np.ndarray) else value == other[name]
-        for name, value in one.items()
-    )
+    return Ended(state_of(made.experiment, out / "run"), {name: charges(made, name) for name in made.nodes})
 
 
 def charges(federation: MemoryFederation, name: str) -> list[dict[str, Any]]:
@@ -80,22 +65,6 @@ def charges(federation: MemoryFederation, name: str) -> list[dict[str, Any]]:
 
 
 # --- what a client may do to a round ----------------------------------------------------------------
-
-
-def replaced(reply: Message, **changes: Any) -> Message:
-    """The reply with another value, and everything else as it was."""
-    content = RecordDict(dict(reply.content))
-    if "array" in changes:
-        content["arrays"] = ArrayRecord({"value": Array(changes["array"])})
-    plain = {**content.config_records["coterie"], **changes.get("plain", {})}
-    content["coterie"] = ConfigRecord({key: value for key, value in plain.items() if value is not None})
-    reply.content = content
-    return reply
-
-
-def vector(reply: Message) -> np.ndarray:
-    found: np.ndarray = reply.content.array_records["arrays"]["value"].numpy()
-    return found
 
 
 SPOILS: dict[str, Callable[[Message], list[Message]]] = {
@@ -133,7 +102,7 @@ def serve_spoiled(out: Path, spoil: Callable[[Message], list[Message]]) -> tuple
     post = Post(made.grid, made.nodes, Patience(answer=5.0, rejoin=0.0, poll=0.001))
     result = ServedRun(made.experiment, RunFolder(out / "run"), post).finish()
     made.close()
-    return made, bad, result, state_of(made, out / "run")
+    return made, bad, result, state_of(made.experiment, out / "run")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +131,7 @@ def test_an_answer_that_comes_twice_counts_once(
 ) -> None:
     federation.grid.spoil = lambda message, reply: [reply, reply]
     federation.serve(tmp_path / "run")
-    assert same(undisturbed.state, state_of(federation, tmp_path / "run"))
+    assert same(undisturbed.state, state_of(federation.experiment, tmp_path / "run"))
 
 
 def test_a_choice_out_of_range_is_a_missing_client(federation: MemoryFederation, tmp_path: Path) -> None:
@@ -236,7 +205,7 @@ def test_a_client_that_left_with_a_message_and_came_back_is_sent_it_again(
     post = Post(federation.grid, federation.nodes, Patience(answer=30, rejoin=30, poll=0.001))
     result = ServedRun(federation.experiment, RunFolder(tmp_path / "run"), post).finish()
     assert result.participation[name]["missed"] == 0
-    assert same(undisturbed.state, state_of(federation, tmp_path / "run"))
+    assert same(undisturbed.state, state_of(federation.experiment, tmp_path / "run"))
     assert charges(federation, name) == undisturbed.charges[name]
 
 
@@ -290,7 +259,7 @@ def test_a_server_killed_anywhere_resumes_to_the_same_end_at_no_cost(
     federation.grid.push_messages = push  # type: ignore[method-assign]
     federation.grid.pull_messages = pull  # type: ignore[method-assign]
     federation.serve(tmp_path / "run")
-    assert same(undisturbed.state, state_of(federation, tmp_path / "run"))
+    assert same(undisturbed.state, state_of(federation.experiment, tmp_path / "run"))
     assert {name: charges(federation, name) for name in federation.nodes} == undisturbed.charges
 
 
@@ -313,7 +282,7 @@ def test_the_journal_keeps_a_resumed_round_on_its_way(federation: MemoryFederati
     away = next(iter(federation.nodes))
     federation.grid.offline.add(federation.nodes[away])
     federation.serve(tmp_path / "run")
-    state = state_of(federation, tmp_path / "run")
+    state = state_of(federation.experiment, tmp_path / "run")
     assert len(state["votes"][away]) == 1  # its choice of before the crash
     for name in federation.nodes:
         assert sum(charge["release"] == "selection" for charge in charges(federation, name)) == 1

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from memory_federation import QUICK, MemoryFederation
-from trusting import CLIP, TRUSTING, sites_of, state_of, trusting
+from spoiling import replaced, same, state_of, vector
+from trusting import CLIP, TRUSTING, sites_of, trusting
 
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
@@ -55,13 +56,6 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(
-        np.array_equal(value, other[name]) if isinstance(value, np.ndarray) else value == other[name]
-        for name, value in one.items()
-    )
-
-
 @pytest.mark.parametrize("chosen", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
 def test_every_algorithm_reaches_the_same_state_bit_for_bit(chosen: Experiment, tmp_path: Path) -> None:
     alone = runner.run(chosen, tmp_path / "alone")
@@ -86,26 +80,12 @@ def test_every_algorithm_reaches_the_same_state_bit_for_bit(chosen: Experiment, 
 # --- what a client may do to a sum ------------------------------------------------------------------
 
 
-def replaced(reply: Message, *, array: np.ndarray | None = None, **plain: Any) -> Message:
-    content = RecordDict(dict(reply.content))
-    if array is not None:
-        content["arrays"] = ArrayRecord({"value": Array(array)})
-    content["coterie"] = ConfigRecord({**content.config_records["coterie"], **plain})
-    reply.content = content
-    return reply
-
-
-def vector(reply: Message) -> np.ndarray:
-    found: np.ndarray = reply.content.array_records["arrays"]["value"].numpy()
-    return found
-
-
 SPOILS: dict[str, Callable[[Message], list[Message]]] = {
     "NaN": lambda reply: [replaced(reply, array=vector(reply) * np.nan)],
     "a huge update": lambda reply: [replaced(reply, array=vector(reply) * 1e12)],
     "a little too long": lambda reply: [replaced(reply, array=vector(reply) * 1.001)],
     "another shape": lambda reply: [replaced(reply, array=vector(reply)[:-1])],
-    "a choice out of range": lambda reply: [replaced(reply, choice=2)],
+    "a choice out of range": lambda reply: [replaced(reply, plain={"choice": 2})],
     "an error of Flower's": lambda reply: [Message(Error(8, "secret"), reply_to=reply)],
 }
 BAD = "client-1"

@@ -7,10 +7,7 @@ from typing import Any
 
 from memory_federation import MemoryFederation
 
-from coterie.algorithms import find_algorithm
 from coterie.engines.flower.contract import Limits
-from coterie.experiment import checkpoint
-from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Budget
 
@@ -43,10 +40,3 @@ def trusting(
 
 def sites_of(experiment: Experiment, folder: Path, limits: Limits = TRUSTING) -> MemoryFederation:
     return MemoryFederation(experiment, folder, limits=limits, noise_seed=None)
-
-
-def state_of(experiment: Experiment, out: Path) -> dict[str, Any]:
-    kind = find_algorithm(experiment.privacy.unit, experiment.algorithm.name).state_type
-    saved = checkpoint.load(RunFolder(out).checkpoint, kind)
-    assert saved is not None
-    return vars(saved.state)
