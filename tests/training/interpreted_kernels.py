@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import nn
 from torch.nn import functional
 
@@ -26,6 +28,35 @@ CONVOLUTIONS = {
     "dilation": (4, 5, (9, 8), Geometry((3, 2), (1, 1), (1, 0), (1, 2))),
     "wide": (20, 70, (4, 4), Geometry((3, 3), (1, 1), (1, 1), (1, 1))),
 }
+
+
+BROKEN_INTERPRETER = 77
+"""Exit code by which `test_kernels.py` knows that nothing was compared."""
+
+
+@triton.jit
+def _count_up(bound, found):
+    counted = 0
+    for _ in range(tl.load(bound)):
+        counted += 1
+    tl.store(found, counted)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_interpreter_counts() -> None:
+    """Triton 3.6 turns arrays of one element into numbers, which newer versions of NumPy refuse to do.
+
+    Then it cannot even run a loop whose bound is loaded from memory, and says nothing about our kernels.
+    Whatever else goes wrong is for the tests to find.
+    """
+    bound, found = torch.tensor([3]), torch.zeros(1, dtype=torch.int64)
+    try:
+        _count_up[(1,)](bound, found)
+    except Exception as error:
+        if "only 0-dimensional arrays can be converted" not in str(error):
+            raise
+        pytest.exit(f"Triton's interpreter does not work with this NumPy: {error}", BROKEN_INTERPRETER)
+    assert found.tolist() == [3]
 
 
 def images(records: int, channels: int, size: tuple[int, int]) -> torch.Tensor:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+BROKEN_INTERPRETER = 77
+"""Exit code of the script where Triton itself cannot interpret a loop (it says why)."""
+
 
 def test_kernels_agree_with_torch_in_the_interpreter() -> None:
     """Triton decides on import whether it interprets, so this takes a process of its own."""
@@ -19,4 +22,7 @@ def test_kernels_agree_with_torch_in_the_interpreter() -> None:
         text=True,
         check=False,
     )
+    if done.returncode == BROKEN_INTERPRETER:
+        _, _, reason = done.stdout.partition("Exit: ")
+        pytest.skip(reason.splitlines()[0].rstrip("! "))
     assert done.returncode == 0, done.stdout[-3000:]
