@@ -150,6 +150,15 @@ def test_default_orders_lose_nothing_that_matters():
     assert exact * (1 - 1e-7) <= found <= exact * (1 + 2e-4)
 
 
+def test_an_order_that_is_no_number_proves_nothing():
+    divergences = rdp.gaussian_rdp(1.0, rdp.ORDERS)
+    holed = np.where(np.arange(len(rdp.ORDERS)) % 2 == 0, np.nan, divergences)
+    assert rdp.epsilon_from_rdp(rdp.ORDERS, holed, 1e-5) >= rdp.epsilon_from_rdp(
+        rdp.ORDERS, divergences, 1e-5
+    )
+    assert rdp.epsilon_from_rdp(rdp.ORDERS, np.full_like(rdp.ORDERS, np.nan), 1e-5) == math.inf
+
+
 def test_shares_add_up():
     parts = [gaussian(2.0), repeated(poisson_gaussian(0.01, 1.0), 100)]
     assert sum(rdp.shares(parts, delta=1e-5, adjacency=Adjacency.ZERO_OUT)) == pytest.approx(1)

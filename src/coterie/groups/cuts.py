@@ -157,8 +157,14 @@ def epsilons(charges: Charges, delta: float, adjacency: Adjacency = Adjacency.ZE
     counts = np.stack(list(charges.values()), axis=-1)
     rows, where = _distinct(counts)
     table = np.stack([kind.rdp(adjacency) for kind in charges])
-    prices = [epsilon_from_rdp(ORDERS, row @ table, delta) if row.any() else 0.0 for row in rows]
+    prices = [_price(row, table, delta) if row.any() else 0.0 for row in rows]
     return np.array(prices, dtype=np.float64)[where]
+
+
+def _price(times: Ints, table: Floats, delta: float) -> float:
+    # What is not charged must not meet its price: none of an infinitely dear release is no number.
+    charged = times > 0
+    return epsilon_from_rdp(ORDERS, times[charged] @ table[charged], delta)
 
 
 def _distinct(counts: Ints) -> tuple[Ints, Ints]:

@@ -1,6 +1,5 @@
 """When groups release, when models are merged, and how much noise there is."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +13,9 @@ from coterie.privacy import Mode
 
 Index = TypeVar("Index", int, npt.NDArray[np.int64])
 """Of a model, or of many."""
+
+# Squares of noise and their inverses stay numbers.
+_LEAST_NOISE, _MOST_NOISE = 1e-100, 1e100
 
 
 class GroupAlgorithm(StrEnum):
@@ -37,8 +39,11 @@ class Noise:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise InputError(f"rate: {self.rate} is not allowed, a number above 0 and at most 1 is")
-        if not (self.multiplier > 0 and math.isfinite(self.multiplier)):
-            raise InputError(f"noise: {self.multiplier} is not allowed, a finite number above 0 is")
+        if not _LEAST_NOISE <= self.multiplier <= _MOST_NOISE:
+            raise InputError(
+                f"noise: {self.multiplier} is not allowed, a number from {_LEAST_NOISE:g} to "
+                f"{_MOST_NOISE:g} is"
+            )
 
 
 @dataclass(frozen=True)

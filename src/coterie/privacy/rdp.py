@@ -52,9 +52,13 @@ def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> 
 
 
 def epsilon_from_rdp(orders: Floats, divergences: Floats, delta: float) -> float:
-    """The conversion of Canonne, Kamath, Steinke 2020, Prop. 12 at the best order."""
+    """The conversion of Canonne, Kamath, Steinke 2020, Prop. 12 at the best order.
+
+    An order whose divergence is no number proves nothing.
+    """
     check_delta(delta)
-    return max(0.0, float(np.min(_candidates(orders, divergences, delta))))
+    candidates = _candidates(orders, divergences, delta)
+    return max(0.0, float(np.min(candidates, where=~np.isnan(candidates), initial=np.inf)))
 
 
 def _candidates(orders: Floats, divergences: Floats, delta: float) -> Floats:
