@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "coterie"
 DOORS: dict[str, set[str]] = {
     "privacy": set(),
     "clustering": {"privacy"},
-    "groups": {"privacy", "errors"},
+    "groups": {"privacy", "errors", "files"},
     "data": {"groups", "errors", "settings", "files"},
     "models": {"data", "errors", "settings"},
     "training": {"data", "models", "privacy"},

@@ -141,6 +141,19 @@ def test_names_may_stand_for_numbers(tmp_path):
         ("a.csv", "", "none was given"),
         ("a.txt", "0,1", "this kind of file"),
         ("a.json", b"\xff\xfe\x00", "not a text file"),
+        ("a.json", '{"groups": [[0, 1], [1, 2.0]]}', "worker 2.0 is not allowed"),
+        ("a.json", '{"groups": [[0, null]]}', "worker None is not allowed"),
+        ("a.json", '{"groups": [[0, true]]}', "worker True is not allowed"),
+        ("a.json", '{"groups": [[0, " "]]}', "a whole number or a name"),
+        ("a.yaml", "groups: [[0, 1], [1, 2024-01-01]]", "worker datetime.date"),
+        ("a.yaml", "groups: &a [*a]", "is not allowed"),
+        ("a.yaml", "groups: [[2024-13-45]]", "not YAML"),
+        ("a.json", '{"groups": {"a": [0, 1], "a": [1, 0]}}', "key 'a' stands twice"),
+        ("a.yaml", "groups: {a: [0, 1], a: [1, 0]}", "key 'a' stands twice"),
+        ("a.json", '{"workers": 4, "groups": [["ann", "ben"]]}', "workers: 4 is not allowed"),
+        ("a.json", '{"groups": [[0, 99999999999]]}', "99999999998 of 100000000000 workers are in no group"),
+        ("a.json", '{"workers": 1000000000000, "groups": [[0]]}', "in no group"),
+        ("a.json", '{"groups":' + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_broken_files_are_refused_with_their_name(tmp_path, name, text, words):
@@ -150,6 +163,12 @@ def test_broken_files_are_refused_with_their_name(tmp_path, name, text, words):
         read_structure(path)
     assert str(path) in str(mistake.value)
     assert "\n" not in str(mistake.value)
+
+
+def test_a_spreadsheets_mark_before_the_heading_is_no_worker(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfworker,group\r\n0,a\r\n1,a\r\n")
+    found = read_structure(tmp_path / "a.csv")
+    assert (found.groups, found.names) == (((0, 1),), ())
 
 
 def test_file_must_have_the_workers_that_were_asked_for(tmp_path):

@@ -2,17 +2,18 @@
 
 import csv
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
 from coterie.errors import InputError
+from coterie.files import parse_yaml
 from coterie.groups.design import Relation, Requirement
 from coterie.groups.structures import Structure
 
 _TREES = (".json", ".yaml", ".yml")
 _ALLOWED = ".json, .yaml, .yml or .csv"
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 def read_structure(path: Path, workers: int | None = None) -> Structure:
@@ -41,7 +42,7 @@ def read_structure(path: Path, workers: int | None = None) -> Structure:
     if declared is None or (isinstance(declared, int) and not isinstance(declared, bool)):
         names = declared
     elif isinstance(declared, list):
-        names = [str(name) for name in declared]
+        names = [_text(path, name) for name in declared]
     else:
         raise InputError(f"{path}: workers: {declared!r} is not allowed, a number or a list of names is")
     group_names: list[str] = []
@@ -49,7 +50,8 @@ def read_structure(path: Path, workers: int | None = None) -> Structure:
         group_names, groups = [str(name) for name in groups], list(groups.values())
     if not isinstance(groups, list) or not all(isinstance(members, list) for members in groups):
         raise InputError(f"{path}: groups: {_short(groups)} is not allowed, a list of lists of workers is")
-    return _built(path, groups, group_names, names, workers)
+    listed = [[_text(path, worker) for worker in members] for members in groups]
+    return _built(path, listed, group_names, names, workers)
 
 
 def read_requirements(path: Path, structure: Structure) -> list[Requirement]:
@@ -105,7 +107,8 @@ def _read_text(path: Path) -> str:
     if path.suffix.lower() not in (*_TREES, ".csv"):
         raise InputError(f"{path}: this kind of file is not allowed, {_ALLOWED} is")
     try:
-        return path.read_text(encoding="utf-8")
+        # Spreadsheets write a mark before the first letter.
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file, {_ALLOWED} is needed") from None
     except OSError as trouble:
@@ -118,14 +121,30 @@ def _read_tree(path: Path) -> object:
     if path.suffix.lower() == ".csv":
         raise InputError(f"{path}: this kind of file is not allowed here, {', '.join(_TREES)} is")
     try:
-        content: object = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as mistake:
-        line = (
-            getattr(mistake, "lineno", None)
-            or getattr(getattr(mistake, "problem_mark", None), "line", -1) + 1
-        )
-        raise InputError(f"{path}: not {kind}{f' (line {line})' if line else ''}") from None
+        content: object = _parse_json(text) if kind == "JSON" else parse_yaml(text)
+    except ValueError as mistake:
+        raise InputError(f"{path}: not {kind} ({mistake})") from None
     return content
+
+
+def _parse_json(text: str) -> object:
+    """What a JSON text says; a ValueError where it says nothing, or one thing twice."""
+    try:
+        content: object = json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as mistake:
+        raise ValueError(f"line {mistake.lineno}: {mistake.msg}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return content
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key '{key}' stands twice")
+        found[key] = value
+    return found
 
 
 def _read_pairs(path: Path) -> tuple[list[list[str]], list[str], None]:
@@ -146,9 +165,16 @@ def _read_pairs(path: Path) -> tuple[list[list[str]], list[str], None]:
     return [groups[name] for name in names], names, None
 
 
+def _text(path: Path, worker: object) -> str:
+    """A worker as it is called: only whole numbers and texts are names."""
+    if isinstance(worker, bool) or not isinstance(worker, int | str) or not str(worker).strip():
+        raise InputError(f"{path}: worker {_short(worker)} is not allowed, a whole number or a name is")
+    return str(worker).strip()
+
+
 def _built(
     path: Path,
-    groups: list[list[object]] | list[list[str]],
+    groups: list[list[str]],
     group_names: list[str],
     declared: list[str] | int | None,
     workers: int | None,
@@ -158,6 +184,8 @@ def _built(
         known = {name: number for number, name in enumerate(names or [])}
         members = [tuple(_number(worker, known) for worker in group) for group in groups]
         largest = max((worker for group in members for worker in group), default=-1)
+        if isinstance(declared, int) and names and declared != len(names):
+            raise InputError(f"workers: {declared} is not allowed, the groups name {len(names)}")
         count = len(names) if names else declared if isinstance(declared, int) else workers or largest + 1
         if workers is not None and count != workers:
             raise InputError(f"workers: the file has {count}, {workers} were asked for")
@@ -173,21 +201,20 @@ def _built(
         raise InputError(f"{path}: {mistake}") from None
 
 
-def _names(groups: list[list[object]] | list[list[str]]) -> list[str] | None:
+def _names(groups: list[list[str]]) -> list[str] | None:
     """Names in the order of their first appearance; None where all are numbers."""
-    found = list(dict.fromkeys(str(worker) for group in groups for worker in group))
-    return None if all(name.lstrip("-").isdecimal() for name in found) else found
+    found = list(dict.fromkeys(worker for group in groups for worker in group))
+    return None if all(_NUMBER.fullmatch(name) for name in found) else found
 
 
-def _number(worker: object, known: Mapping[str, int]) -> int:
-    text = str(worker)
-    if text in known:
-        return known[text]
-    if known or isinstance(worker, bool) or not text.lstrip("-").isdecimal():
+def _number(worker: str, known: Mapping[str, int]) -> int:
+    if worker in known:
+        return known[worker]
+    if known or not _NUMBER.fullmatch(worker):
         raise InputError(
             f"worker {_short(worker)} is unknown, {_short(sorted(known)) or 'a number'} is allowed"
         )
-    return int(text)
+    return int(worker)
 
 
 def _short(value: object) -> str:

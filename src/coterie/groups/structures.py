@@ -1,9 +1,10 @@
 """Who works with whom: groups that may overlap, public and fixed for a whole run."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +55,18 @@ class Structure:
                         f"groups[{number}]: worker {worker} is unknown, 0 to {self.workers - 1} are allowed"
                     )
             if len(set(members)) != len(members):
-                twice = next(worker for worker in members if members.count(worker) > 1)
+                twice, _ = Counter(members).most_common(1)[0]
                 raise InputError(f"groups[{number}]: worker {self.name(twice)} is listed twice")
-        alone = [worker for worker in range(self.workers) if not self.membership[worker].any()]
+        self._check_everyone_has_a_group()
+
+    def _check_everyone_has_a_group(self) -> None:
+        grouped = set(chain.from_iterable(self.groups))
+        alone = self.workers - len(grouped)
         if alone:
-            listed = ", ".join(self.name(worker) for worker in alone[:5]) + (", ..." if alone[5:] else "")
-            raise InputError(f"groups: {len(alone)} of {self.workers} workers are in no group ({listed})")
+            # Before there is any table: so few in groups may stand beside a number with many digits.
+            some = islice((worker for worker in range(self.workers) if worker not in grouped), 5)
+            listed = ", ".join(self.name(worker) for worker in some) + (", ..." if alone > 5 else "")
+            raise InputError(f"groups: {alone} of {self.workers} workers are in no group ({listed})")
 
     def __hash__(self) -> int:
         return self._hash
