@@ -7,7 +7,7 @@ import pytest
 import typer
 from command import invoke
 
-from coterie.cli.leakage import leakage
+from coterie.cli.leakage import _at_least, leakage
 
 app = typer.Typer()
 app.command()(leakage)
@@ -125,6 +125,26 @@ def test_requirements_are_checked_and_a_design_is_found(tmp_path):
     assert "What meets them all" in run(*SMALL, "--requirements", path)
     path.write_text("- {observer: in-group, epsilon: 0}\n")
     run(*SMALL, "--requirements", path, fails=3)
+
+
+def test_a_demand_about_members_of_a_group_is_refused_where_these_are_trusted(tmp_path):
+    path = tmp_path / "demands.yaml"
+    path.write_text("- {observer: in-group, epsilon: 0.001}\n")
+    message = run(*SMALL, "--algorithm", "dp-ogl-plus", "--requirements", path, fails=2)
+    assert "threat model 2 trusts" in message
+    path.write_text("- {epsilon: 100}\n")
+    text = run(*SMALL, "--algorithm", "dp-ogl-plus", "--requirements", path)
+    assert "pairs that a requirement speaks of were not looked at" in text
+
+
+def test_noise_to_be_typed_in_again_is_never_rounded_down():
+    assert [_at_least(noise) for noise in (1.85249, 9.99951, 0.0074801, 123456.0, 2.0)] == [
+        "1.853",
+        "10",
+        "0.007481",
+        "1.235e+05",
+        "2",
+    ]
 
 
 def test_label_structure_says_that_it_tells_labels():

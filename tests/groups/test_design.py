@@ -7,9 +7,11 @@ import pytest
 
 from coterie.errors import BudgetError, InputError
 from coterie.groups import (
+    GroupAlgorithm,
     Relation,
     Requirement,
     Schedule,
+    Threat,
     check,
     leakage,
     pair_epsilon,
@@ -96,6 +98,26 @@ def test_zero_means_nothing_may_arrive():
     assert min(design.period for design in designs) == 15
     with pytest.raises(BudgetError, match="requirements"):
         search(RING, SCHEDULE, [Requirement(0.0, target=2, observer=3)], **RUN)
+
+
+def test_a_demand_about_members_of_a_group_is_not_met_by_trusting_them():
+    plus = replace(SCHEDULE, algorithm=GroupAlgorithm.DP_OGL_PLUS)
+    inside, anyone = Requirement(1e-3, relation=Relation.IN_GROUP), Requirement(1e3)
+    found = leakage(RING, plus, **RUN)
+    assert found.threat is Threat.OUTSIDERS
+    for ask in (lambda: check(found, [anyone, inside]), lambda: search(RING, plus, [inside], **RUN)):
+        with pytest.raises(InputError, match=r"in-group worker: .* threat model 2 trusts"):
+            ask()
+    (verdict,) = check(found, [anyone])
+    assert verdict.met
+    assert verdict.trusted == inside.pairs(RING).sum() > 0
+    (verdict,) = check(leakage(RING, plus, **RUN, threat=Threat.ANYONE), [inside])
+    assert (verdict.met, verdict.trusted) == (False, 0)
+
+
+def test_where_nothing_arrives_any_noise_will_do():
+    designs = search(RING, SCHEDULE, [Requirement(1.0, target=2, observer=15)], **RUN, periods=[1, 15])
+    assert {design.period: design.any_noise for design in designs} == {1: False, 4: False, 15: True}
 
 
 def test_requirements_come_from_a_file(tmp_path):

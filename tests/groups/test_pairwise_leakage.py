@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from coterie.errors import CoterieError
 from coterie.groups import (
     GroupAlgorithm,
+    Noise,
     Schedule,
     Structure,
     Threat,
@@ -26,7 +27,9 @@ from coterie.groups import (
     ring,
     string,
 )
+from coterie.groups.cuts import Shift, epsilons
 from coterie.privacy import Adjacency, Guarantee, Mode, epsilon_of
+from coterie.privacy.divergences import ORDERS
 
 PAPER_RUN = {"epoch": 200, "delta": 1e-5}
 
@@ -266,6 +269,8 @@ def test_groups_may_differ_in_rate_and_noise():
         ({"rate": 1.5}, "rate: 1.5"),
         ({"noise": 0.0}, "noise: 0.0"),
         ({"noise": float("nan")}, "noise: nan"),
+        ({"noise": 1e300}, r"noise: 1e\+300"),
+        ({"noise": [2.0, 2.0, 1e-200, 2.0]}, "noise: 1e-200"),
         ({"rate": [0.5, 0.5, 0.5]}, "rate: 3 values"),
     ],
 )
@@ -273,6 +278,28 @@ def test_impossible_schedules_are_refused(change, words):
     with pytest.raises(CoterieError, match=words) as mistake:
         schedule_of(4, **change)
     assert mistake.value.exit_code == 2
+
+
+def test_a_release_that_costs_everything_is_not_charged_to_views_without_it():
+    """None of it costs nothing, one of it leaves no privacy; neither becomes 0 by accident."""
+
+    class Bare:
+        def rdp(self, adjacency):
+            return np.full_like(ORDERS, np.inf)
+
+    plain = Shift(Noise(0.7, 2.0), 1, 0)
+    found = epsilons({Bare(): np.array([0, 1, 0]), plain: np.array([9, 9, 0])}, 1e-5)
+    alone = epsilons({plain: np.array([9])}, 1e-5)
+    assert found.tolist() == [alone[0], math.inf, 0.0]
+
+
+def test_nothing_is_said_about_members_of_a_group_that_exchange_without_noise():
+    published = schedule_of(4, period=3, algorithm=GroupAlgorithm.DP_OGL_PLUS, mode=Mode.PAPER)
+    structure = ring(12, 4)
+    assert pair_epsilon(structure, published, 1, [7], 30, 1e-5) > 0
+    for observers in ([2], [7, 2]):
+        with pytest.raises(CoterieError, match="nothing is proven inside a group"):
+            pair_epsilon(structure, published, 1, observers, 30, 1e-5)
 
 
 def test_impossible_questions_are_refused():

@@ -1,5 +1,6 @@
 """`coterie leakage`: who can learn how much about whom in overlapping groups, before anyone trains."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -272,11 +273,16 @@ def _requirements(found: Leakage, path: Path) -> dict[str, Any]:
                 "met": verdict.met,
                 "epsilon": verdict.epsilon,
                 "pair": None if verdict.pair is None else list(verdict.pair),
+                "trusted_pairs": verdict.trusted,
             }
             for verdict in verdicts
         ],
         "designs": [
-            {"period": design.period, "noise": [noise.multiplier for noise in design.schedule.noises]}
+            {
+                "period": design.period,
+                "noise": [noise.multiplier for noise in design.schedule.noises],
+                "any_noise": design.any_noise,
+            }
             for design in designs
         ],
     }
@@ -425,7 +431,9 @@ def _say_pair(structure: Structure, facts: dict[str, Any]) -> None:
         return
     noise = facts["noise"]
     noises = [noise] if isinstance(noise, float) else noise
-    louder = "no noise does" if noise is None else "noise " + ", ".join(f"{value:.4g}" for value in noises)
+    louder = "no noise does" if noise is None else "noise " + ", ".join(map(_at_least, noises))
+    if facts["epsilon"] == 0:
+        louder = "any noise does"
     longer = "no period does" if facts["period"] is None else f"a merge every {facts['period']} epochs"
     _say(f"epsilon at most {facts['wanted']:g}: {louder} at this period; {longer} at this noise")
 
@@ -439,15 +447,29 @@ def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
                 verdict["requirement"],
                 "yes" if verdict["met"] else "no",
                 round_up(verdict["epsilon"]),
-                "" if pair is None else " against ".join(structure.name(worker) for worker in pair),
+                "no such pair" if pair is None else " against ".join(structure.name(w) for w in pair),
             ]
         )
     print_table(["requirement", "met", "epsilon", "worst pair"], rows, title="Requirements")
+    trusted = max(verdict["trusted_pairs"] for verdict in content["requirements"])
+    if trusted:
+        _say(
+            f"threat model 2 trusts members of a common group: up to {trusted} pairs that a requirement "
+            "speaks of were not looked at"
+        )
     best = content["designs"][:_MOST_ROWS]
-    rows = [[str(design["period"]), _span(design["noise"])] for design in best]
+    rows = [
+        [str(design["period"]), "any" if design["any_noise"] else _span(design["noise"])] for design in best
+    ]
     print_table(["period", "least noise"], rows, title="What meets them all, least noisy first")
 
 
 def _span(values: list[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    low, high = _at_least(min(values)), _at_least(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _at_least(noise: float) -> str:
+    """Four digits, never less than the value: whoever types them in again must not fall short."""
+    scale = 10.0 ** (3 - math.floor(math.log10(noise)))
+    return f"{math.ceil(noise * scale) / scale:.4g}"

@@ -78,6 +78,8 @@ class Verdict:
     epsilon: float
     pair: tuple[int, int] | None
     """None where the requirement is about no pair at all."""
+    trusted: int = 0
+    """Pairs that it speaks of and that were not looked at: the threat model trusts members of one group."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Design:
     period: int
     factor: float
     schedule: Schedule
+    any_noise: bool = False
+    """Does nothing at all arrive where a requirement looks, so that the noise does not matter?"""
 
 
 @dataclass(frozen=True)
@@ -101,20 +105,35 @@ class PairAnswer:
 
 
 def check(found: Leakage, requirements: Sequence[Requirement]) -> list[Verdict]:
-    """What each requirement says about a known leakage; pairs outside the threat model are no concern."""
-    verdicts = []
-    for requirement in requirements:
-        concerned = requirement.pairs(found.structure) & found.defined
-        if not concerned.any():
-            verdicts.append(Verdict(requirement, True, 0.0, None))
-            continue
-        values = np.where(concerned, found.epsilon, -1.0)
-        target, observer = np.unravel_index(int(np.argmax(values)), values.shape)
-        worst = float(values[target, observer])
-        verdicts.append(
-            Verdict(requirement, worst <= requirement.epsilon, worst, (int(target), int(observer)))
+    """What each requirement says about a known leakage.
+
+    Raises:
+        InputError: a requirement is about nobody but observers that the threat model trusts.
+    """
+    pairs = [_looked_at(requirement, found) for requirement in requirements]
+    return [_verdict(found, *both) for both in zip(requirements, pairs, strict=True)]
+
+
+def _looked_at(requirement: Requirement, found: Leakage) -> tuple[Bools, int]:
+    """The pairs that it is about, less those of one group where these are trusted; how many these are."""
+    asked = requirement.pairs(found.structure)
+    pairs = asked & found.defined
+    if asked.any() and not pairs.any():
+        raise InputError(
+            f"requirement: {requirement.text(found.structure)}: threat model {int(found.threat)} trusts "
+            "members of a common group and says nothing about them, 1 does"
         )
-    return verdicts
+    return pairs, int(asked.sum() - pairs.sum())
+
+
+def _verdict(found: Leakage, requirement: Requirement, looked_at: tuple[Bools, int]) -> Verdict:
+    pairs, trusted = looked_at
+    if not pairs.any():
+        return Verdict(requirement, True, 0.0, None)
+    values = np.where(pairs, found.epsilon, -1.0)
+    target, observer = np.unravel_index(int(np.argmax(values)), values.shape)
+    worst = float(values[target, observer])
+    return Verdict(requirement, worst <= requirement.epsilon, worst, (int(target), int(observer)), trusted)
 
 
 def search(
@@ -138,20 +157,26 @@ def search(
         raise InputError("requirements: none were given, at least 1 is needed")
     tried = _PERIODS if periods is None else periods
     allowed = sorted({min(period, max(1, epoch - 1)) for period in tried} | {schedule.period})
+
+    def leaked(candidate: Schedule) -> Leakage:
+        return leakage(structure, candidate, epoch=epoch, delta=delta, threat=threat)
+
+    # Whom they are about is the same for every schedule.
+    asked = leaked(schedule)
+    concerned = [(requirement, _looked_at(requirement, asked)) for requirement in requirements]
     found = []
     for period in allowed:
         candidate = replace(schedule, period=period)
 
         def excess(factor: float, candidate: Schedule = candidate) -> float:
-            louder = with_noise_factor(candidate, factor)
-            verdicts = check(
-                leakage(structure, louder, epoch=epoch, delta=delta, threat=threat), requirements
-            )
+            louder = leaked(with_noise_factor(candidate, factor))
+            verdicts = (_verdict(louder, *both) for both in concerned)
             return max(_ratio(verdict.epsilon, verdict.requirement.epsilon) for verdict in verdicts)
 
         factor = smallest_noise(excess, 1.0, _TOLERANCE)
         if factor is not None:
-            found.append(Design(period, factor, with_noise_factor(candidate, factor)))
+            louder = with_noise_factor(candidate, factor)
+            found.append(Design(period, factor, louder, any_noise=excess(1.0) == 0))
     if not found:
         strictest = min(requirements, key=lambda requirement: requirement.epsilon)
         raise BudgetError(

@@ -417,8 +417,13 @@ def _best(
             f"pair: target {target} is not allowed, a worker from 0 to {structure.workers - 1} "
             "that does not observe itself is"
         )
-    own = structure.groups_of(target)
-    watching = Observers(structure, [np.array(sorted(structure.groups_of(*members)))])
+    own, seen = structure.groups_of(target), structure.groups_of(*members)
+    if schedule.publishes_drafts and own & seen:
+        raise InputError(
+            f"pair: {structure.name(target)} shares a group with an observer, and nothing is proven inside a "
+            "group of the published dp-ogl-plus"
+        )
+    watching = Observers(structure, [np.array(sorted(seen))])
     views = Views.of_all(watching, epoch)
     cut = no_cut(own)
     charges = cut.charges(accounted(structure, schedule), views)
