@@ -17,6 +17,9 @@ from coterie.algorithms.protocol import (
 )
 from coterie.privacy import Released
 
+SCRIPTED_NOISE = 0.1
+"""Standard deviation of the noise that every scripted release claims to have."""
+
 
 class ScriptedEngine:
     """Answers training with `update(job, release)` and selections with `choice(client, models)`."""
@@ -34,7 +37,9 @@ class ScriptedEngine:
         self.asked.append((round, request))
         if isinstance(request, Train):
             jobs = [job for job in request.jobs if job.client not in self.missing]
-            return Updates({job.client: Released(self.update(job, request.release), 0.1) for job in jobs})
+            return Updates(
+                {job.client: Released(self.update(job, request.release), SCRIPTED_NOISE) for job in jobs}
+            )
         clients = [client for client in request.clients if client not in self.missing]
         return Choices({client: Released(self.choice(client, request.models), 0.0) for client in clients})
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scripted import ScriptedEngine, facts_of
+from scripted import SCRIPTED_NOISE, ScriptedEngine, facts_of
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Select, State, Train, TrainJob, Vector
@@ -182,7 +182,7 @@ def test_the_first_round_trains_nothing() -> None:
 
 def test_the_most_frequent_choice_wins_and_is_kept() -> None:
     algorithm = rdpcfl(40, clusters=3)
-    votes = {"client-0": iter([1, 2, 1, 0, 2])}
+    votes = {"client-0": iter([1, 2, 1, 0, 2]), "client-1": iter([1, 1, 0, 1, 2])}
 
     def choose(client: str, models: np.ndarray) -> int:
         return next(votes[client]) if client in votes else best_model(client, models)
@@ -190,6 +190,8 @@ def test_the_most_frequent_choice_wins_and_is_kept() -> None:
     state = run(algorithm, ScriptedEngine(clustered, choose), 9, 40)
     # 1 and 2 were chosen twice each; 2 was chosen last.
     assert algorithm.models(state).cluster_of["client-0"] == 2
+    # 1 was chosen three times, 2 last.
+    assert algorithm.models(state).cluster_of["client-1"] == 1
 
 
 def test_soft_rounds_join_clusters_at_the_mixture_s_odds() -> None:
@@ -210,14 +212,55 @@ def test_soft_rounds_join_clusters_at_the_mixture_s_odds() -> None:
     assert np.mean(joined) == pytest.approx(0.75, abs=0.041)
 
 
-def test_unclear_clusters_are_reported() -> None:
+def test_noise_alone_is_reported_as_no_clusters() -> None:
     rng = np.random.default_rng(0)
-    noise = ScriptedEngine(lambda job, release: rng.normal(size=4).astype(np.float32), best_model)
+    noise = ScriptedEngine(
+        lambda job, release: rng.normal(0, SCRIPTED_NOISE, size=4).astype(np.float32), best_model
+    )
     algorithm = rdpcfl(10, clusters=3)
     findings = algorithm.findings(run(algorithm, noise, 9, 1))
     assert findings is not None
     assert findings.overlap > CLEAR_OVERLAP
-    assert "no clusters" in findings.warnings[0] or "not clearly apart" in findings.warnings[0]
+    (warning,) = findings.warnings
+    assert warning.startswith("round 1 shows no clusters: a single one explains it no worse than 3")
+
+
+@pytest.mark.parametrize(
+    ("clustered_at_all", "overlap", "said"),
+    [(True, 0.0, None), (True, 0.19, None), (True, 0.21, "overlap by 21%"), (False, 0.0, "no clusters")],
+)
+def test_clusters_that_are_not_clear_are_reported(
+    clustered_at_all: bool, overlap: float, said: str | None
+) -> None:
+    algorithm = rdpcfl(10)
+    state = run(algorithm, ScriptedEngine(clustered, best_model), 9, 1)
+    before, after = (
+        algorithm.findings(each)
+        for each in (state, replace(state, clustered=clustered_at_all, overlap=overlap))
+    )
+    assert before is not None
+    assert before.warnings == ()
+    assert after is not None
+    assert [said in warning for warning in after.warnings if said] == ([True] if said else [])
+    assert bool(after.warnings) == bool(said)
+
+
+@pytest.mark.parametrize(("apart", "sure"), [(0.40, False), (0.8, False), (10.0, True)])
+def test_the_surer_the_mixture_the_longer_it_is_followed(apart: float, sure: bool) -> None:
+    """E_c = floor((1 - MPO) E / 2)."""
+
+    def two_clusters(job: TrainJob, release: str) -> Vector:
+        rng = np.random.default_rng(int(job.client[-1]))
+        vector = rng.normal(0, SCRIPTED_NOISE, size=4).astype(np.float32)
+        vector[0] += apart * (int(job.client[-1]) % 2)
+        return vector
+
+    algorithm = rdpcfl(1000, clusters=2)
+    findings = algorithm.findings(run(algorithm, ScriptedEngine(two_clusters), 10, 1))
+    assert findings is not None
+    assert findings.switch_round == pytest.approx(500 * (1 - findings.overlap), abs=1)
+    assert (findings.switch_round == 500) == sure
+    assert findings.switch_round > 10, "the overlap says nothing here"
 
 
 def test_a_round_repeats_exactly_from_the_same_state() -> None:

@@ -268,6 +268,22 @@ def test_stacked_clients_are_charged_alike_and_release_alike(
     ]
 
 
+@pytest.mark.parametrize("asked", [CLIENTS, CLIENTS[::-1], CLIENTS[1:]], ids="".join)
+def test_stacked_clients_are_scored_on_all_their_own_records(
+    asked: tuple[str, ...], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    models = np.random.default_rng(3).normal(size=(3, len(START))).astype(np.float32)
+    engine = engine_on(ledger)
+    found = engine._score(Select("selection", asked, models))
+    assert set(found) == set(asked)
+    for client in federation().clients:
+        if client.name in asked:
+            records = Batch.of(client.train, torch.device("cpu"))
+            counts = [total_score(engine.learner, model, records) for model in torch.from_numpy(models)]
+            assert found[client.name][:, 0].tolist() == counts
+
+
 def test_stacked_releases_repeat_after_a_crash(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
     first = updates(engine_on(ledger), training(), 1)

@@ -15,7 +15,7 @@ from coterie.experiment.metrics import (
 from coterie.training.scoring import Score
 
 SCORES = {"a": Score(0.9, 0.3), "b": Score(0.6, 0.9), "c": Score(0.75, 0.5)}
-BEST = {"a": Score(0.95, 0.2), "b": Score(0.9, 0.3), "c": Score(0.75, 0.5)}
+BEST = {"a": Score(0.95, 0.2), "b": Score(0.9, 0.3), "c": Score(0.79, 0.45)}
 
 
 def test_accuracy_is_summarised_over_clients() -> None:
@@ -27,10 +27,10 @@ def test_accuracy_is_summarised_over_clients() -> None:
 def test_fairness_compares_what_each_client_falls_short_of() -> None:
     figures = fairness(SCORES, BEST)
     assert figures.disparity == pytest.approx(0.3)
-    # Short of the best by 0.05, 0.30 and 0.00.
-    assert figures.f_acc == pytest.approx(0.30)
-    # Excess losses 0.1, 0.6 and 0.0.
-    assert figures.f_loss == pytest.approx(0.6)
+    # Short of the best by 0.05, 0.30 and 0.04.
+    assert figures.f_acc == pytest.approx(0.26)
+    # Excess losses 0.1, 0.6 and 0.05.
+    assert figures.f_loss == pytest.approx(0.55)
     assert fairness(SCORES, None).f_acc is None
 
 
