@@ -156,8 +156,31 @@ def test_tiny_imagenet_that_is_not_whole_is_refused(root: Path) -> None:
     write_tiny_imagenet(root, side=32)
     refused(r"an image of \(32, 32\) pixels", "tiny-imagenet")
     annotations = root / "tiny-imagenet" / "val" / "val_annotations.txt"
-    annotations.write_text("val_0.JPEG\tn99\t0\n")
-    refused("line 1: class 'n99' is not in wnids", "tiny-imagenet")
+    annotations.write_text("\nval_0.JPEG\tn99\t0\n")
+    refused("line 2: class 'n99' is not in wnids", "tiny-imagenet")
+
+
+def test_damaged_tiny_imagenet_files_are_refused_by_name(root: Path) -> None:
+    folder = root / "tiny-imagenet"
+    write_tiny_imagenet(root)
+    picture = folder / "train" / "n01629819" / "images" / "n01629819_1.JPEG"
+    for content in (picture.read_bytes()[:200], b"", b"<html>404 not found</html>"):
+        picture.write_bytes(content)
+        refused(r"n01629819_1\.JPEG: not an image", "tiny-imagenet")
+    picture.unlink()
+    (picture.parent / "n01629819_0.JPEG").unlink()
+    refused("n01629819/images: no .JPEG files, but wnids.txt names the class", "tiny-imagenet")
+    write_tiny_imagenet(root)
+    (folder / "val" / "images" / "val_1.JPEG").unlink()
+    refused(r"val_1\.JPEG: not an image \(FileNotFoundError\)", "tiny-imagenet")
+    names = folder / "wnids.txt"
+    for file in (names, folder / "val" / "val_annotations.txt"):
+        whole = file.read_bytes()
+        file.write_bytes(b"\xff\xfe" + whole)
+        refused(rf"{file.name}: cannot be read", "tiny-imagenet")
+        file.write_bytes(whole)
+    names.write_text(2 * names.read_text())
+    refused(r"wnids\.txt: 3 classes stand there twice", "tiny-imagenet")
 
 
 # --- lines ------------------------------------------------------------------------------------------------

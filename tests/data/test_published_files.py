@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -126,9 +127,9 @@ def test_damaged_idx_files_are_refused(root: Path, damage: Callable[[Path], None
     refused("mnist", r"train-images-idx3-ubyte\.gz: ")
 
 
-def jpeg(side: int = 32, colour: int = 0) -> bytes:
+def encoded(side: int = 32, colour: int = 0, kind: str = "PNG") -> bytes:
     stream = io.BytesIO()
-    Image.new("RGB", (side, side), (colour, 100, 200)).save(stream, "PNG")
+    Image.new("RGB", (side, side), (colour, 100, 200)).save(stream, kind)
     return stream.getvalue()
 
 
@@ -141,7 +142,7 @@ def write_cifar(folder: Path, images: list[bytes], labels: list[int]) -> None:
 
 
 def test_encoded_images_arrive_channels_first(root: Path) -> None:
-    write_cifar(root / "cifar10", [jpeg(colour=51 * k) for k in range(4)], [3, 1, 2, 9])
+    write_cifar(root / "cifar10", [encoded(colour=51 * k) for k in range(4)], [3, 1, 2, 9])
     data = load("cifar10")
     assert data.train.features.shape == (4, 3, 32, 32)
     assert data.train.features.flags.c_contiguous
@@ -149,33 +150,54 @@ def test_encoded_images_arrive_channels_first(root: Path) -> None:
     np.testing.assert_allclose(data.train.features[:, 2], 200 / 255, atol=1e-6)
     assert data.train.targets.tolist() == [3, 1, 2, 9]
     assert "JPEG" in data.note
+    write_cifar(root / "cifar10", [encoded(colour=51, kind="JPEG")], [7])
+    np.testing.assert_allclose(load("cifar10").train.features[0, :, 5, 7], [0.2, 0.4, 0.78], atol=0.02)
 
 
 @pytest.mark.parametrize(
     ("image", "label", "line"),
     [
-        (jpeg()[:60], 0, r"train\.parquet: row 1: not an image"),
+        (encoded()[:60], 0, r"train\.parquet: row 1: not an image"),
         (b"nothing", 0, r"train\.parquet: row 1: not an image"),
-        (jpeg(side=16), 0, r"row 1: an image of \(16, 16\) pixels"),
-        (jpeg(), 10, "row 1: label 10; allowed: 0 to 9"),
+        (encoded(side=16), 0, r"row 1: an image of \(16, 16\) pixels"),
+        (encoded(), 10, "row 1: label 10; allowed: 0 to 9"),
     ],
 )
 def test_images_that_cannot_be_used_are_named_by_row(root: Path, image: bytes, label: int, line: str) -> None:
-    write_cifar(root / "cifar10", [jpeg(), image], [0, label])
+    write_cifar(root / "cifar10", [encoded(), image], [0, label])
     refused("cifar10", line)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_parquet_files_are_refused(root: Path, damage: Callable[[Path], None]) -> None:
-    write_cifar(root / "cifar10", [jpeg()] * 5, [0] * 5)
+    write_cifar(root / "cifar10", [encoded()] * 5, [0] * 5)
     damage(root / "cifar10" / "test.parquet")
     refused("cifar10", r"test\.parquet: cannot be read")
 
 
-def test_parquet_with_other_columns_is_refused(root: Path) -> None:
-    write_cifar(root / "cifar10", [jpeg()], [0])
-    pq.write_table(pa.table({"pixels": [1]}), root / "cifar10" / "train.parquet")
-    refused("cifar10", r"train\.parquet: cannot be read")
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"pixels": [1]}, r"1 rows of \[\]; allowed: rows of img and label"),
+        (
+            {"img": pa.array([], pa.struct([("bytes", pa.binary())])), "label": pa.array([], pa.int64())},
+            "0 rows",
+        ),
+        ({"img": [encoded()], "label": [0]}, "column img holds binary; allowed: a struct"),
+        ({"img": [{"data": encoded()}], "label": [0]}, "column img holds struct<data: binary>; allowed"),
+        (
+            {"img": [{"bytes": encoded()}], "label": ["cat"]},
+            "column label holds string, 0 missing; allowed: int",
+        ),
+        ({"img": [{"bytes": encoded()}], "label": [0.5]}, "column label holds double"),
+        ({"img": [{"bytes": encoded()}] * 2, "label": [0, None]}, "column label holds int64, 1 missing"),
+        ({"img": [{"bytes": encoded()}, None], "label": [0, 1]}, "row 1: not an image"),
+    ],
+)
+def test_parquet_of_another_shape_is_refused(root: Path, columns: dict[str, Any], line: str) -> None:
+    write_cifar(root / "cifar10", [encoded()], [0])
+    pq.write_table(pa.table(columns), root / "cifar10" / "train.parquet")
+    refused("cifar10", rf"train\.parquet: {line}")
 
 
 def write_speeches(folder: Path, speeches: list[tuple[str, str, str]]) -> Path:
@@ -250,8 +272,10 @@ def test_roles_without_enough_text_can_be_left_out(root: Path) -> None:
 
 def test_lines_that_are_not_speeches_are_named(root: Path) -> None:
     path = write_speeches(root / "shakespeare", LINES)
-    path.write_bytes(gzip.compress(b'{"play": "a", "role": "b", "text": "c"}\n{"play": "a"}\n'))
-    refused("shakespeare", r"speeches\.jsonl\.gz: line 2: not JSON with play, role and text \(KeyError\)")
+    good = b'{"play": "a", "role": "b", "text": "c"}\n'
+    for bad, why in ((b'{"play": "a"}', "KeyError"), (good.replace(b'"c"', b"null"), "TypeError")):
+        path.write_bytes(gzip.compress(good + bad + b"\n"))
+        refused("shakespeare", rf"speeches\.jsonl\.gz: line 2: not JSON with play, role and text \({why}\)")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

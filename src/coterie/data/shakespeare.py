@@ -60,7 +60,7 @@ def _texts(path: Path) -> dict[str, str]:
             for number, line in enumerate(stream, start=1):
                 try:
                     row = json.loads(line)
-                    play, role, text = str(row["play"]), str(row["role"]), str(row["text"])
+                    play, role, text = (_string(row[key]) for key in ("play", "role", "text"))
                 except (ValueError, KeyError, TypeError) as error:
                     raise DataError(
                         f"{path}: line {number}: not JSON with play, role and text ({type(error).__name__})"
@@ -71,6 +71,12 @@ def _texts(path: Path) -> dict[str, str]:
     if not speeches:
         raise DataError(f"{path}: no speeches")
     return {name: "\n".join(parts) for name, parts in speeches.items()}
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _windows(tokens: Array, width: int, stride: int) -> Array:
