@@ -18,6 +18,7 @@ from scipy import stats
 
 from coterie.algorithms.client_level import AdaptiveClip
 from coterie.algorithms.protocol import Cohort, CohortJob, Count, Sum, Sums
+from coterie.engines import cohorts
 from coterie.engines.cohorts import halves
 from coterie.errors import PlanError
 from coterie.experiment.runner import run
@@ -68,18 +69,20 @@ def test_sums_have_the_clip_of_the_round_and_noise_in_proportion(
             assert 0.5 < spread < 2.0
 
 
-def test_the_count_is_that_of_the_members_computed_one_by_one(tmp_path: Path) -> None:
-    quiet = replace(TRACKED, noise_multiplier=0.0)
+def test_the_count_is_that_of_the_members_computed_one_by_one_and_the_planned_noise(tmp_path: Path) -> None:
     seen = set()
-    with Engine(tmp_path, population_plan(quiet), TWELVE) as engine:
+    with Engine(tmp_path, population_plan(TRACKED), TWELVE) as engine:
         for round, clip in enumerate((0.2, 0.3, 0.4, 0.5), start=1):
             job = tracked_job(clip=clip)
             twin = Twin(engine, job, round)
             norms = [float(np.linalg.norm(twin.update(member))) for member in twin.sampled(0.5)]
             found = answer(engine, job, round).within
             assert found is not None
-            assert found.value == sum(0.5 if norm <= clip else -0.5 for norm in norms)
-            seen.add(found.value)
+            count = sum(0.5 if norm <= clip else -0.5 for norm in norms)
+            hashed = cohorts._digest(twin.hash, b"0", b"")
+            noise = engine.facts.stream("within", replace(twin.occasion("cohort"), input_hash=hashed))
+            assert found.value == count + float(noise.normal(1, std=2.0 * 1.5 / 2)[0])
+            seen.add(count)
     assert len(seen) > 1
 
 

@@ -45,16 +45,20 @@ from coterie.algorithms.protocol import (
     Sums,
 )
 from coterie.engines import cohorts, members
+from coterie.engines.clients import COINS, ClientFacts, Occasion
 from coterie.engines.cohorts import cohort_hash, routed
 from coterie.engines.members import nearest
 from coterie.errors import BudgetError, PlanError
 from coterie.privacy import (
+    Mechanism,
     PlannedRelease,
     PrivacyPlan,
+    RandomStream,
     RebalancedSums,
     RoutedSums,
     SecretKey,
     ThreatModel,
+    TrackedRoutedSums,
     TrackedSum,
     Unit,
     UnitPlan,
@@ -189,7 +193,8 @@ def test_a_route_whose_rows_are_no_probabilities_is_refused(tmp_path: Path, matr
 # --- execution against the slow twin ------------------------------------------------------------------
 
 
-MATRIX = np.array([[0.6, 0.1, 0.3], [0.0, 1.0, 0.0], [0.25, 0.25, 0.5]])
+MATRIX = np.array([[0.6, 0.1, 0.3], [0.4, 0.3, 0.3], [0.25, 0.25, 0.5]])
+"""Everyone's coin decides, whatever they chose."""
 
 
 def test_histogram_and_sums_are_those_of_the_members_computed_one_by_one(tmp_path: Path) -> None:
@@ -209,11 +214,15 @@ def test_histogram_and_sums_are_those_of_the_members_computed_one_by_one(tmp_pat
         np.testing.assert_allclose(histogram.value, counts + noise, atol=1e-12)
         assert histogram.noise_std == ROUTED.histogram_multiplier == 3.0
 
-        expected = np.zeros(sums.value.shape)
+        expected, moved = np.zeros(sums.value.shape), 0
         for member in sampled:
             hashed = cohorts._digest(twin.hash, MATRIX.tobytes())
             coin = engine.facts.stream("route", replace(twin.occasion(member), input_hash=hashed))
-            expected[route([twin.choice(member)], MATRIX, coin)[0]] += clipped(twin.update(member), CLIP)
+            choice = twin.choice(member)
+            goes_to = int(route([choice], MATRIX, coin)[0])
+            expected[goes_to] += clipped(twin.update(member), CLIP)
+            moved += goes_to != choice
+        assert 0 < moved < len(sampled)
         hashed = cohorts._digest(twin.hash, b"0", MATRIX.tobytes())
         noise = engine.facts.stream("noise", replace(twin.occasion("cohort"), input_hash=hashed))
         expected += noise.normal(sums.value.shape, std=CLIP * 1.5)
@@ -277,6 +286,28 @@ def test_the_published_rule_draws_a_cohort_of_its_fixed_size(tmp_path: Path) -> 
         assert min(answer.sizes) >= 2
         with pytest.raises(PlanError, match="planned for 12 clients"):
             engine.cohorts.open(Cohort("sums", job_of(TWELVE[:9])), 1)
+
+
+def test_identifiers_are_everyones_choice_with_the_planned_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing shows them but the sizes that follow from them."""
+    mechanism, found = rebalanced(12, 11), set()
+    monkeypatch.setattr(
+        members.LocalTrainer, "train", lambda self, starts, *_, **__: torch.zeros_like(starts)
+    )
+    with Engine(tmp_path, population_plan(mechanism), TWELVE) as engine:
+        for round in range(1, 21):
+            opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE, seed=round)), round)
+            cohort, assigned = engine.cohorts._open[opened.number], []
+            for member, choice in zip(cohort.sampled, cohort.choices, strict=True):
+                noise = engine.facts.stream("identifier", Occasion(member, round, "sums", cohort.input_hash))
+                own = np.eye(3)[choice] + noise.normal(3, std=mechanism.identifier_multiplier)
+                assigned.append(int(np.argmax(own)))
+            sizes = engine.cohorts.add_up(Sum(opened)).sizes
+            assert sizes == tuple(np.bincount(assigned, minlength=3).tolist())
+            found.add(sizes)
+    assert len(found) > 5
 
 
 # --- one member more or less ----------------------------------------------------------------------------
@@ -353,6 +384,17 @@ def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: P
             torch.testing.assert_close(alone[0], many[index], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("choice", [Choice.LOWEST_LOSS, Choice.NEAREST])
+def test_a_members_choice_is_the_same_whoever_else_was_sampled(choice: Choice, tmp_path: Path) -> None:
+    """By its own records and the models of the round: nothing of others that was not released."""
+    with Engine(tmp_path, population_plan(replace(SUM, rate=1.0)), TWELVE) as engine:
+        opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE, choice=choice, seed=1)), 1)
+        cohort = engine.cohorts._open[opened.number]
+        assert len(set(cohort.choices.tolist())) == 3
+        for member, row in zip(cohort.sampled, cohort.choices, strict=True):
+            assert engine.members.choose(replace(cohort, sampled=(member,))).tolist() == [row]
+
+
 # --- what would break routing -----------------------------------------------------------------------------
 
 
@@ -424,6 +466,7 @@ def test_a_member_draws_the_same_again_and_nobody_elses_absence_changes_it(tmp_p
             if attempt:
                 cohort.sampled, cohort.choices = cohort.sampled[4:], cohort.choices[4:]
             goes_to.append(engine.cohorts._destinations(cohort, Sum(opened, MATRIX))[0])
+            assert (goes_to[-1] != cohort.choices).any()
     np.testing.assert_array_equal(goes_to[0][4:], goes_to[1])
 
 
@@ -443,6 +486,9 @@ def test_answers_say_nothing_about_single_members(tmp_path: Path) -> None:
         handles = [engine.cohorts.open(Cohort("sums", job_of(TWELVE, seed=seed)), 1) for seed in range(3)]
         assert handles == [Opened("sums", 1), Opened("sums", 2), Opened("sums", 3)]
         assert engine.cohorts.add_up(Sum(handles[0])).sizes is None
+    (tmp_path / "routed").mkdir()
+    with Engine(tmp_path / "routed", population_plan(ROUTED), TWELVE) as engine:
+        assert released(engine, job_of(TWELVE), 1, MATRIX).sizes is None
 
 
 class Silent(members.LocalMembers):
@@ -532,6 +578,9 @@ def test_shared_noise_is_one_draw_for_all_rows_and_independent_of_the_routed(tmp
     with Engine(tmp_path, population_plan(replace(SUM, rate=1e-9), times=200), TWELVE) as engine:
         job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros(size, dtype=bool)))
         rows = np.stack([released(engine, job, round).rows.value for round in range(1, 121)])
+        hashed = cohorts._digest(cohort_hash("context", job), b"0", b"")
+        stream = engine.facts.stream("shared noise", Occasion("cohort", 1, "sums", hashed))
+        np.testing.assert_array_equal(rows[0, 0, shared], stream.normal(size, std=CLIP * 1.5)[shared])
     assert (rows[:, 0, shared] == rows[:, 1, shared]).all()
     assert stats.kstest(rows[:, 0, shared].ravel() / (CLIP * 1.5), "norm").pvalue > ERROR_RATE
     assert stats.pearsonr(rows[:, 0, :9].ravel(), rows[:, 0, 9:18].ravel()).pvalue > ERROR_RATE
@@ -588,6 +637,43 @@ def test_the_hash_binds_everything_that_members_are_sent() -> None:
 
 
 # --- which key --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "draws"),
+    [
+        (SUM, {"noise", "shared noise"}),
+        (ROUTED, {"histogram", "noise", "shared noise"}),
+        (rebalanced(12, 5), {"identifier", "noise", "shared noise"}),
+        (
+            TrackedRoutedSums(CLIP, 1.5, 2.0, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0),
+            {"histogram", "noise", "shared noise", "within"},
+        ),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_no_two_parts_of_a_run_share_their_noise(
+    mechanism: Mechanism, draws: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise that stands in two places could be taken away from one of them by looking at the other."""
+    drawn: list[tuple[str, Occasion]] = []
+    original = ClientFacts.stream
+
+    def remembered(self: ClientFacts, purpose: str, occasion: Occasion) -> RandomStream:
+        drawn.append((purpose, occasion))
+        return original(self, purpose, occasion)
+
+    monkeypatch.setattr(ClientFacts, "stream", remembered)
+    shared = np.arange(SIZE) < 6
+    job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros_like(shared)))
+    job = replace(job, clip=CLIP if isinstance(mechanism, TrackedRoutedSums) else None)
+    with Engine(tmp_path, population_plan(mechanism), TWELVE) as engine:
+        for round in (1, 2):
+            released(engine, job, round, MATRIX if isinstance(mechanism, RoutedSums) else None)
+    noise = [each for each in drawn if each[0] not in COINS]
+    assert {purpose for purpose, _ in noise} == draws
+    assert len(noise) == len(set(noise))
+    assert all((purpose == "identifier") == (occasion.client != "cohort") for purpose, occasion in noise)
 
 
 @pytest.mark.parametrize("kind", ["sum", "routed", "rebalanced", "shared", "tracked"])
