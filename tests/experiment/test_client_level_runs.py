@@ -112,6 +112,7 @@ def test_personal_parts_are_kept_apart_from_the_state_and_for_their_owner_alone(
     heads = np.stack(list(kept.values()))
     assert not np.isclose(heads, state["models"][0][state["head"]]).all(axis=1).any()
     assert "personal" not in (folder / "metrics.jsonl").read_text()
+    assert finished["fedper"].whole_tests is None  # no cluster has a whole model
 
 
 def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit(tmp_path: Path) -> None:

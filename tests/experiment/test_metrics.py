@@ -1,5 +1,8 @@
 """Figures over clients mean what their names say."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from coterie.experiment.metrics import (
@@ -88,6 +91,19 @@ def test_clustering_accuracy_is_under_the_best_matching() -> None:
     assert clustering_accuracy(dict.fromkeys(truth, 0), truth) == pytest.approx(0.4)
     # More clusters than there are: the smaller half of a split one counts as wrong.
     assert clustering_accuracy({"a": 0, "b": 1, "c": 2, "d": 2, "e": 3}, truth) == pytest.approx(0.8)
+
+
+def test_the_best_matching_is_the_best_of_all_matchings() -> None:
+    """Independently: try every way of calling the found clusters by true names."""
+    rng = np.random.default_rng(0)
+    for true, found in itertools.product((1, 2, 4), (1, 3, 4)):
+        truth = {str(client): int(rng.integers(true)) for client in range(23)}
+        mine = {client: int(rng.integers(found)) for client in truth}
+        best = max(
+            np.mean([names[mine[client]] == own for client, own in truth.items()])
+            for names in itertools.permutations(range(max(true, found)), found)
+        )
+        assert clustering_accuracy(mine, truth) == pytest.approx(best)
 
 
 def test_a_cluster_lives_if_one_client_in_a_hundred_uses_it() -> None:

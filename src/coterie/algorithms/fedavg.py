@@ -6,6 +6,7 @@ a client was sent.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,10 @@ from coterie.algorithms.protocol import (
     Asking,
     Assignment,
     CohortJob,
+    OwnChoice,
+    Parts,
     PublicFacts,
+    State,
     add_up,
     open_cohort,
 )
@@ -28,12 +32,17 @@ class OneModelState(ClientLevelState):
     models: NDArray[np.float32]
     """One row."""
 
+    @property
+    def parts(self) -> Parts | None:
+        """What is not released like the rest of the model, if anything."""
+        return None
+
 
 @register
 class FedAvg(ClientLevel[OneModelState]):
     name = "dp-fedavg"
     settings_type = ClientLevelSettings
-    state_type = OneModelState
+    state_type: ClassVar[type[State]] = OneModelState
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> OneModelState:
         seed = int(rng.integers(2**31))
@@ -42,7 +51,9 @@ class FedAvg(ClientLevel[OneModelState]):
         )
 
     def round(self, state: OneModelState) -> Asking[OneModelState]:
-        job = CohortJob(state.clients, state.models, self.local_training(), clip=state.clip)
+        job = CohortJob(
+            state.clients, state.models, self.local_training(), parts=state.parts, clip=state.clip
+        )
         cohort = yield from open_cohort(SUMS, job)
         sums = yield from add_up(cohort)
         divisor = np.array([[self.expected(len(state.clients))]])
@@ -50,7 +61,7 @@ class FedAvg(ClientLevel[OneModelState]):
         clip = self.next_clip(state, sums.within)
         return replace(state, round=state.round + 1, models=moved, clip=clip)
 
-    def models(self, state: OneModelState) -> Assignment:
+    def models(self, state: OneModelState) -> Assignment | OwnChoice:
         return Assignment(state.models, dict.fromkeys(state.clients, 0))
 
 

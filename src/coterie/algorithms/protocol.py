@@ -428,6 +428,8 @@ class Algorithm(ABC, Generic[S]):
     """Whether it is handed the true clusters (as `truth=`), which its guarantee must then mention."""
     additive: ClassVar[bool] = False
     """Whether its model is two of the experiment's, outputs added, parameters one after the other."""
+    personal: ClassVar[bool] = False
+    """Whether clients keep parameters of their own, without which no model is whole."""
 
     def __init__(self, settings: AlgorithmSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
         self.settings = settings

@@ -42,7 +42,7 @@ class Smoothed(Algorithm[Any]):
         kind = type(algorithm)
         self.name, self.unit = kind.name, kind.unit  # type: ignore[misc]
         self.settings_type, self.needs_truth = kind.settings_type, kind.needs_truth  # type: ignore[misc]
-        self.additive = kind.additive  # type: ignore[misc]
+        self.additive, self.personal = kind.additive, kind.personal  # type: ignore[misc]
         mean = [("mean", NDArray[np.float32]), ("mean_from", int)]
         self.state_type = make_dataclass(  # type: ignore[misc]
             f"Smoothed{kind.state_type.__name__}", mean, bases=(kind.state_type,), frozen=True, kw_only=True

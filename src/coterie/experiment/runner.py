@@ -534,12 +534,12 @@ class Run:
     def _whole_tests(self, assignment: Assignment, truth: Mapping[str, int]) -> dict[str, float] | None:
         """Every true cluster's own model on all test records under that cluster's shift.
 
-        A client of a large federation has few test records, and its cluster together perhaps not all.
+        A client of a large federation has few test records, and its cluster together perhaps not all. Where
+        clients keep parts of their own, a cluster has no model to be tested.
         """
         experiment, learner = self.prepared.experiment, self.prepared.learner
-        if experiment.privacy.unit is not Unit.CLIENT or not isinstance(
-            experiment.federation, ClustersFederation
-        ):
+        whole = experiment.privacy.unit is Unit.CLIENT and not self.prepared.algorithm.personal
+        if not whole or not isinstance(experiment.federation, ClustersFederation):
             return None
         dataset = load_dataset(experiment.data, experiment.seeds.simulation)
         found = {}

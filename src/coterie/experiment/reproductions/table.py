@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.algorithms import find_algorithm
+from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.experiment import published
 from coterie.experiment.folder import RunFolder, read_json, read_lines
 from coterie.experiment.metrics import Fairness, Scores, fairness
@@ -154,7 +154,14 @@ def _mean_of_workers(result: RunResult) -> float | None:
 
 
 def _worst(run: Run) -> float | None:
-    return min(run.result.whole_tests.values()) if run.result.whole_tests else None
+    """None where clients keep parts of their own: a cluster then has no model to be tested."""
+    if not run.result.whole_tests or _algorithm(run.cell).personal:
+        return None
+    return min(run.result.whole_tests.values())
+
+
+def _algorithm(cell: Cell) -> type[AnyAlgorithm]:
+    return find_algorithm(cell.experiment.privacy.unit, cell.experiment.algorithm.name)
 
 
 def _group(run: Run, name: str) -> float | None:
@@ -238,11 +245,12 @@ class Line:
 
 
 def _share(runs: Sequence[Run], of: Callable[[RunResult], bool | None]) -> str:
-    experiment = runs[0].cell.experiment
-    if find_algorithm(experiment.privacy.unit, experiment.algorithm.name).needs_truth:
+    cell = runs[0].cell
+    if _algorithm(cell).needs_truth:
         return "given"
     known = [value for run in runs if (value := of(run.result)) is not None]
-    return f"{sum(known)} of {len(known)}" if known and hasattr(experiment.algorithm, "clusters") else NONE
+    clustered = hasattr(cell.experiment.algorithm, "clusters")
+    return f"{sum(known)} of {len(known)}" if known and clustered else NONE
 
 
 @dataclass(frozen=True)
