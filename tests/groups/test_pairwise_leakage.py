@@ -308,6 +308,7 @@ def test_impossible_questions_are_refused():
         lambda: leakage(structure, schedule, epoch=0, delta=1e-5),
         lambda: leakage(structure, schedule, epoch=5, delta=0.0),
         lambda: leakage(ring(12, 3), schedule, epoch=5, delta=1e-5),
+        lambda: leakage(clustered(10_001, 10_001), schedule_of(10_001), epoch=5, delta=1e-5),
         lambda: pair_epsilon(structure, schedule, 3, [3], 5, 1e-5),
         lambda: pair_epsilon(structure, schedule, 12, [3], 5, 1e-5),
         lambda: coalition_leakage(structure, schedule, [99], epoch=5, delta=1e-5),

@@ -24,7 +24,7 @@ _T = TypeVar("_T", bound=np.generic)
 MASTERS = "the group masters"
 _MOST_CELLS = 2**24
 MOST_WORKERS = 10_000
-"""Workers of whom every pair has a place in a matrix: 800 megabytes for each."""
+"""Workers of whom every pair has a place in a matrix: 800 megabytes for each. Of groups there is one, too."""
 PUBLISHED_CAVEAT = "as published: counts blocks that have ended, though a merge shows those that have begun"
 DRAFT_CAVEAT = (
     "as published: members exchange models without noise inside a block, so one worker moves what all send; "
@@ -371,6 +371,11 @@ def default_threat(schedule: Schedule) -> Threat:
 
 def _checked(structure: Structure, schedule: Schedule, delta: float, threat: Threat | None) -> Threat:
     check_delta(delta)
+    if len(structure.groups) > MOST_WORKERS:
+        raise InputError(
+            f"groups: {len(structure.groups)} have too many pairs for a matrix, "
+            f"at most {MOST_WORKERS} are allowed"
+        )
     if len(schedule.noises) != len(structure.groups):
         raise InputError(
             f"schedule: it has noise for {len(schedule.noises)} groups, the structure {len(structure.groups)}"
