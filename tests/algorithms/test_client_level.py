@@ -279,6 +279,38 @@ def test_every_cluster_expects_the_minimum_whenever_there_are_enough(
         assert (matrix.T @ np.maximum(histogram, 0)).min() >= least * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("name", ["dp-ifca", "dp-fesem", "dp-fedcam"])
+@pytest.mark.parametrize(
+    ("rule", "kind", "asked"),
+    [
+        ("none", SampledSum, ["Cohort", "Sum"]),
+        ("route", RoutedSums, ["Cohort", "Count", "Sum"]),
+        ("rebalance", RebalancedSums, ["Cohort", "Sum"]),
+    ],
+)
+def test_the_plug_in_goes_on_each_of_them_with_every_rule(
+    name: str, rule: str, kind: type, asked: list[str]
+) -> None:
+    algorithm = build(name, rebalance={"rule": rule, "minimum": 4})
+    (release,) = algorithm.plan(facts_of()).units[0].releases
+    assert type(release.mechanism) is kind
+    histogram = np.array([9.0, 7.0, 1.0, 3.0])
+    engine = ScriptedCohorts(ones(4), lambda round: histogram, sizes=(8, 4, 4, 4))
+    before = start(algorithm)
+    after = one_round(algorithm, engine, before)
+    assert engine.kinds() == asked
+    assert engine.sums()[0].minimum == (4 if rule == "rebalance" else 0)
+    divisors = {
+        "none": np.full(4, EXPECTED / 4),
+        "route": routing_matrix(histogram, 4.0).T @ histogram,
+        "rebalance": np.array([8.0, 4.0, 4.0, 4.0]),
+    }[rule]
+    own = ~after.shared
+    np.testing.assert_allclose(
+        (after.models - before.models)[:, own], (1 / divisors)[:, None] + np.zeros(own.sum()), rtol=1e-4
+    )
+
+
 def test_auto_begins_at_half_a_fair_share_and_falls_to_none() -> None:
     rebalancing = build("dp-ifca", rebalance={"minimum": "auto"}).rebalancing  # type: ignore[attr-defined]
     assert rebalancing.minimum(0, CLIENTS) == EXPECTED / 4 / 2

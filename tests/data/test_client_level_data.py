@@ -22,6 +22,8 @@ from coterie.data import (
 )
 from coterie.data.lines import LINES, NOISE, SIZES
 from coterie.errors import DataError
+from coterie.experiment.runner import load_federation, run
+from coterie.experiment.schema import Experiment
 
 RNG = np.random.default_rng(1)
 
@@ -181,6 +183,30 @@ def test_damaged_tiny_imagenet_files_are_refused_by_name(root: Path) -> None:
         file.write_bytes(whole)
     names.write_text(2 * names.read_text())
     refused(r"wnids\.txt: 3 classes stand there twice", "tiny-imagenet")
+
+
+@pytest.mark.parametrize("name", ["cifar100", "tiny-imagenet"])
+def test_colour_images_make_a_federation_of_rotations_and_a_run(
+    name: str, root: Path, tmp_path: Path
+) -> None:
+    write_cifar100(root, 24) if name == "cifar100" else write_tiny_imagenet(root)
+    made = Experiment.model_validate(
+        {
+            "data": {"name": name},
+            "federation": {"sizes": [1, 1], "shift": "rotation", "records_per_client": 6},
+            "model": {"name": "softmax"},
+            "privacy": {"unit": "client", "epsilon": 8, "delta": 0.01},
+            "algorithm": {"name": "dp-ifca", "clusters": 2, "rate": 1.0},
+            "schedule": {"rounds": 1, "batch": 3},
+            "evaluation": {"references": False},
+        }
+    )
+    federation = load_federation(made)
+    assert federation.truth == (0, 1)
+    assert federation.clients[0].train.features.shape[1:] == load(name).task.shape
+    result = run(made, tmp_path / "run")
+    assert 0 < result.epsilon <= 8
+    assert np.isfinite(result.loss.mean)
 
 
 # --- lines ------------------------------------------------------------------------------------------------
