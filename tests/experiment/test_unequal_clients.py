@@ -13,7 +13,7 @@ from coterie.experiment import folder
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import Run, load_federation, prepare
-from coterie.privacy import Ledger, PrivacyPlan, epsilon_of
+from coterie.privacy import Budget, Ledger, PrivacyPlan, epsilon_of
 from coterie.privacy.mechanisms import NoisySum
 
 RECORDS = (220, 180, 140, 220, 160, 100)
@@ -42,6 +42,8 @@ def test_r_dpcfl_weighs_every_client_by_its_own_noise(
         for client, size in zip(equal.clients, RECORDS, strict=True)
     )
     prepared = prepare(experiment, replace(equal, clients=clients))
+    own = {"client-1": Budget(10.0, 1e-3), "client-5": Budget(30.0, 1e-4)}
+    assert prepared.budgets == {c.name: own.get(c.name, Budget(20.0, 1e-3)) for c in clients}
     seen: list[float] = []
     choose = rdpcfl.choose_mixture
 
