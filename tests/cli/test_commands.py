@@ -57,6 +57,15 @@ def test_people_get_a_table_the_guarantee_and_the_report(run: Run) -> None:
     assert "report: runs/r-dpcfl-digits-1/report.html" in printed.out
 
 
+def test_clusters_that_noise_hides_are_warned_of(run: Run, tmp_path: Path) -> None:
+    hidden = ("--set", "privacy.epsilon=0.5", "--set", "seeds.noise=0")
+    printed = run("run", *SMALL, *hidden, "--out", "out")
+    assert printed.code == 0, printed.err
+    assert printed.err.startswith("warning: ")
+    (warning,) = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))["warnings"]
+    assert warning in " ".join(printed.err.split())
+
+
 def test_a_second_run_gets_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
     for _ in range(2):
         assert run("run", *SMALL, "--json").code == 0
