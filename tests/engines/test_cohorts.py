@@ -388,9 +388,11 @@ def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: P
 def test_a_members_choice_is_the_same_whoever_else_was_sampled(choice: Choice, tmp_path: Path) -> None:
     """By its own records and the models of the round: nothing of others that was not released."""
     with Engine(tmp_path, population_plan(replace(SUM, rate=1.0)), TWELVE) as engine:
-        opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE, choice=choice, seed=1)), 1)
+        # Centres nearer to each other than one training goes: whatever leaks from others would decide.
+        job = replace(job_of(TWELVE, choice=choice), models=0.1 * models_of(3, seed=1))
+        opened = engine.cohorts.open(Cohort("sums", job), 1)
         cohort = engine.cohorts._open[opened.number]
-        assert len(set(cohort.choices.tolist())) == 3
+        assert len(set(cohort.choices.tolist())) > 1
         for member, row in zip(cohort.sampled, cohort.choices, strict=True):
             assert engine.members.choose(replace(cohort, sampled=(member,))).tolist() == [row]
 
