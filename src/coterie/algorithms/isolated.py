@@ -41,8 +41,7 @@ class Local(Algorithm[LocalState]):
         return LocalState(round=0, clients=facts.clients, seed=seed, models=models)
 
     def round(self, state: LocalState) -> Asking[LocalState]:
-        jobs = [TrainJob(client, model) for client, model in zip(state.clients, state.models, strict=True)]
-        updates = yield from train("training", jobs)
+        updates = yield from train("training", self.jobs(state))
         return replace(
             state,
             round=state.round + 1,
@@ -51,3 +50,7 @@ class Local(Algorithm[LocalState]):
 
     def models(self, state: LocalState) -> Assignment:
         return Assignment(state.models, each_alone(state.clients))
+
+    def jobs(self, state: LocalState) -> list[TrainJob]:
+        """What every client is asked in this round."""
+        return [TrainJob(client, model) for client, model in zip(state.clients, state.models, strict=True)]
