@@ -2,6 +2,7 @@
 
 python benchmarks/few_records.py --figure docs/few-records.svg --csv benchmarks/results/few-records.csv
 python benchmarks/few_records.py --epsilon 10                      # another budget
+python benchmarks/few_records.py --separations docs/few-records-separation.svg   # MSS against epsilon instead
 
 MNIST, 21 clients in clusters of 3, 6, 6 and 6 (rotations), the papers' CNN, delta 1e-4, 200 rounds with 21
 private selections, the number of clusters given; two minutes of one core, most of it for gradients, which are
@@ -11,6 +12,7 @@ number, and batches are a larger share of them, so training needs more noise as 
 
 import argparse
 import csv
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,6 +169,58 @@ def measure(epsilon: float, draws: int, cache: Path) -> Measured:
     return measured
 
 
+EPSILONS = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
+SMALL, LARGE = RECORDS[-2:]
+SEPARATED = (LINES[0], LINES[1], LINES[3], LINES[5])
+
+Separations = Mapping[str, Sequence[tuple[float, float]]]
+"""For each line: epsilon, median separation score (MSS)."""
+
+
+def measure_separations(draws: int, cache: Path) -> Separations:
+    """How far apart the clusters of round 1 look, by budget, for two numbers of records."""
+    means, _ = exact_means(cache)
+    measured: dict[str, list[tuple[float, float]]] = {}
+    for line in SEPARATED:
+        for records, epsilon in itertools.product((SMALL, LARGE), EPSILONS):
+            noise = multipliers(records, epsilon, line)
+            if noise is not None:
+                exact, deviation = means[line.release, records], noise[0] * CLIP / records
+                scores = [
+                    fit_mixture(draw_noise(exact, deviation, seed).released(), len(SIZES), seed).separation
+                    for seed in range(draws)
+                ]
+                text = f"{line.text}; {records} records"
+                measured.setdefault(text, []).append((epsilon, float(np.median(scores))))
+    return measured
+
+
+def separation_table(measured: Separations) -> str:
+    lines = ["| median MSS | " + " | ".join(f"epsilon {epsilon:g}" for epsilon in EPSILONS) + " |"]
+    lines.append("| --- " * (1 + len(EPSILONS)) + "|")
+    for text, points in measured.items():
+        by_epsilon = dict(points)
+        cells = [f"{by_epsilon[e]:.2f}" if e in by_epsilon else "-" for e in EPSILONS]
+        lines.append(f"| {text} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw_separations(measured: Separations, file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for index, (text, points) in enumerate(measured.items()):
+        style = "o-" if text.endswith(f"{LARGE} records") else "s--"
+        axes.plot(*zip(*points, strict=True), style, color=f"C{index // 2}", label=text)
+    axes.set_xscale("log")
+    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.set(xlabel="epsilon", ylabel="separation score (MSS)", title="Round 1 on MNIST", ylim=(0, None))
+    axes.minorticks_off()
+    axes.legend(fontsize="x-small")
+    figure.savefig(file)
+
+
 def table(measured: Measured) -> str:
     lines = ["| round 1 and batches after it | " + " | ".join(f"{n} records" for n in RECORDS) + " |"]
     lines.append("| --- " * (1 + len(RECORDS)) + "|")
@@ -210,10 +264,16 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--draws", type=int, default=40)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--separations", type=Path, help="draw MSS against epsilon, and nothing else")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "coterie" / "clustering")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.separations:
+        separations = measure_separations(arguments.draws, arguments.cache)
+        print(separation_table(separations))
+        draw_separations(separations, arguments.separations)
+        return
     measured = measure(arguments.epsilon, arguments.draws, arguments.cache)
     print(table(measured))
     if arguments.figure:

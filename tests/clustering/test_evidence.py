@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
+from coterie.clustering import evidence
 from coterie.clustering.embedding import centred_gram
 from coterie.clustering.evidence import (
+    ALONE_PENALTY,
     Spread,
     _merges,
     _prior_variance,
+    _standing_out,
     log_evidence,
     log_likelihood,
     log_odds_of_splits,
+    log_prior,
     most_likely_number,
     spread_within,
 )
@@ -115,3 +119,50 @@ def test_a_split_that_noise_would_show_has_odds_against_it() -> None:
         gram = centred_gram(points)
         halves = best_partition(gram, np.ones(12), 2, trial)
         assert log_odds_of_splits(gram, Spread(np.ones(12), 0.0, 60), halves) < 0.0
+
+
+def test_partitions_of_the_same_sizes_share_their_chance() -> None:
+    """All ways to part seven things, counted one by one: those of each list of sizes add up to one."""
+    chance: dict[tuple[int, ...], float] = {}
+    for labels in itertools.product(range(7), repeat=7):
+        # Each partition once: a new cluster has the next number.
+        if all(label <= max(labels[:k], default=-1) + 1 for k, label in enumerate(labels)):
+            sizes = np.bincount(labels)
+            alone = ALONE_PENALTY * int((sizes == 1).sum())
+            key = tuple(sorted(sizes.tolist()))
+            chance[key] = chance.get(key, 0.0) + float(np.exp(log_prior(np.array(labels), 0.0) + alone))
+    assert len(chance) == 15
+    assert list(chance.values()) == pytest.approx([1.0] * 15)
+
+
+def test_a_cluster_of_one_must_be_far_away() -> None:
+    """An odd release among two clusters is found when it is far, and taken for an accident when it is not."""
+    for trial in range(5):
+        for away, expected in ((60.0, 3), (5.0, 2)):
+            rng = np.random.default_rng(trial)
+            labels = np.array([0] * 6 + [1] * 6 + [2])
+            centres = np.zeros((3, 100))
+            centres[1, 0], centres[2, 1] = 40.0, away
+            gram = centred_gram(centres[labels] + rng.normal(size=(13, 100)))
+            partitions = {k: best_partition(gram, np.ones(13), k, trial) for k in range(2, 7)}
+            assert most_likely_number(gram, np.ones(13), 100, partitions) == expected
+
+
+def test_directions_stand_out_of_noise_that_is_larger_than_noise() -> None:
+    rng = np.random.default_rng(5)
+    centres = np.zeros((4, 400))
+    centres[1:, :3] = 60.0 * np.eye(3)
+    labels = np.repeat(np.arange(4), 5)
+    standing = [_standing_out(centred_gram(centres[labels] + rng.normal(size=(20, 400))), 1.0, 400)]
+    standing.append(_standing_out(centred_gram(rng.normal(size=(20, 400))), 1.2, 400))
+    assert standing == [3, 0]
+
+
+def test_more_clusters_than_anything_shows_need_better_odds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rule's odds for three clusters against two, which are all that splits and directions show."""
+    gram = centred_gram(np.random.default_rng(6).normal(size=(8, 50)))
+    partitions = {2: np.arange(8) % 2, 3: np.arange(8) % 3}
+    for gain, expected in ((1.9, 2), (2.1, 3)):
+        odds = {log_evidence: {2: 0.0, 3: gain}, log_odds_of_splits: {2: 0.0, 3: -5.0}}
+        monkeypatch.setattr(evidence, "_scores", lambda *arguments, odds=odds: odds[arguments[-1]])
+        assert most_likely_number(gram, np.full(8, 1.5), 50, partitions) == expected

@@ -8,20 +8,28 @@ without a penalty chosen by hand, at any noise, length of releases or size of cl
 That model expects centres about equally far from each other, gains by pooling what they have in common, and
 would merge two that are much closer than the rest. A second one looks at every split alone: the clusters of
 a partition form a tree of merges, and the difference between the halves of each is either noise or has a
-length of its own. The number of clusters is the larger of what the two speak for.
+length of its own. The number of clusters is the larger of what the two speak for, unless the first wants more
+than the second and than the directions that stand out of the noise, and hardly gains by them.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import gammaln
 
 from coterie.clustering.partition import Floats, Labels
 
 DIRECTIONS = 8
 """Number of directions that hold most of what a sample of records adds (participation ratio, measured)."""
-SPLIT_PENALTY = 5.0
-"""Log-odds against each split: one that noise would show by chance once in 150 times is no split."""
+CLUSTER_PENALTY = 0.5
+"""Log-odds against each cluster more, where all are looked at together."""
+SPLIT_PENALTY = 6.0
+"""Log-odds against each split, where it is looked at alone: noise shows one by chance once in 400 times."""
+ALONE_PENALTY = 8.0
+"""Log-odds against each cluster of one: a release that is far from all is more often an accident."""
+DOUBT = 2.0
+"""Log-odds by which clusters must be better than fewer, if they are seen in no other way."""
 _LEAST_PRIOR = 0.02
 """Variance of centres, in units of the spread, below which the estimate is not trusted."""
 
@@ -104,9 +112,21 @@ def log_likelihood(gram: Floats, spread: Spread, labels: Labels, clusters: int) 
 
 
 def log_evidence(gram: Floats, spread: Spread, labels: Labels) -> float:
-    """Log-likelihood of a partition, where a release may as likely come from any of the clusters."""
+    """Log-likelihood of a partition, with what speaks for and against it before any release was seen."""
     clusters = int(labels.max()) + 1
-    return log_likelihood(gram, spread, labels, clusters) - len(labels) * float(np.log(clusters))
+    return log_likelihood(gram, spread, labels, clusters) + log_prior(labels, CLUSTER_PENALTY)
+
+
+def log_prior(labels: Labels, penalty: float) -> float:
+    """Log-odds of a partition against a single cluster: its sizes are as likely as any others.
+
+    Given its sizes it is one of so many partitions, all alike. Labels drawn one by one instead, each as
+    likely as any, would rarely come in many small clusters, and clusters of two clients would be missed.
+    """
+    sizes = np.bincount(labels)
+    ways = gammaln(len(labels) + 1) - gammaln(sizes + 1).sum() - gammaln(np.bincount(sizes) + 1).sum()
+    alone = int((sizes == 1).sum()) if len(labels) > 1 else 0
+    return -float(ways) - penalty * (len(sizes) - 1) - ALONE_PENALTY * alone
 
 
 def log_odds_of_splits(gram: Floats, spread: Spread, labels: Labels) -> float:
@@ -116,10 +136,9 @@ def log_odds_of_splits(gram: Floats, spread: Spread, labels: Labels) -> float:
     long (squared) as its noise makes it on average is f/2 (r - 1 - log r) more likely under the length that
     fits it best, f being the coordinates it is the sum of: also Chernoff's bound for noise to be so long.
     """
-    clusters = int(labels.max()) + 1
     ratios = np.maximum(_merges(gram, spread, labels), 1.0)
     found = spread.freedom / 2 * float((ratios - 1.0 - np.log(ratios)).sum())
-    return found - len(labels) * float(np.log(clusters)) - SPLIT_PENALTY * (clusters - 1)
+    return found + log_prior(labels, SPLIT_PENALTY)
 
 
 def _merges(gram: Floats, spread: Spread, labels: Labels) -> Floats:
@@ -146,19 +165,35 @@ def _merges(gram: Floats, spread: Spread, labels: Labels) -> Floats:
 
 def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions: Mapping[int, Labels]) -> int:
     """The number of clusters that the releases speak for, given the best partition into each number."""
-    return max(
-        _best_number(gram, noise, dimensions, partitions, rule) for rule in (log_evidence, log_odds_of_splits)
-    )
+    together = _scores(gram, noise, dimensions, partitions, log_evidence)
+    apart = _scores(gram, noise, dimensions, partitions, log_odds_of_splits)
+    pooled, split = (max(scores, key=scores.__getitem__) for scores in (together, apart))
+    directions = _standing_out(gram, float(noise.max()), dimensions)
+    spanned = max((number for number in partitions if number <= directions + 1), default=min(partitions))
+    seen = max(split, spanned)
+    if pooled > seen and together[pooled] - together[seen] < DOUBT:
+        return seen
+    return max(pooled, split)
 
 
-def _best_number(
+def _standing_out(gram: Floats, noise: float, dimensions: int) -> int:
+    """Number of directions in which releases differ by more than noise alone would make them, at most.
+
+    The edge is that of Marchenko and Pastur; M centres span M - 1 directions. What a client's records add
+    spans some, too, so this tells where clusters are not seen rather than where they are.
+    """
+    edge = noise * (np.sqrt(dimensions) + np.sqrt(len(gram) - 1)) ** 2
+    return int((np.linalg.eigvalsh(gram) > edge).sum())
+
+
+def _scores(
     gram: Floats,
     noise: Floats,
     dimensions: int,
     partitions: Mapping[int, Labels],
     rule: Callable[[Floats, Spread, Labels], float],
-) -> int:
-    """The number with the most evidence by one rule.
+) -> dict[int, float]:
+    """What one rule makes of every number.
 
     The variation inside clusters is estimated from a partition, so it depends on the answer. It starts from
     the finest partition with two releases to a cluster, where it is smallest and can still be seen, and then
@@ -171,7 +206,7 @@ def _best_number(
         scores = {number: rule(gram, spread, labels) for number, labels in partitions.items()}
         best = max(scores, key=scores.__getitem__)
         if best >= reference:
-            return best
+            return scores
         reference = best
 
 
