@@ -54,6 +54,6 @@ def show(result: RunResult) -> None:
     ]
     print_table(["figure", "value"], figures, title=f"{result.algorithm}, {result.rounds} rounds")
     for warning in result.warnings:
-        err.print(f"warning: {warning}", style="yellow", markup=False)
+        err.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"report: {result.report}", markup=False, highlight=False, soft_wrap=True)
