@@ -208,7 +208,7 @@ def separation_table(measured: Separations) -> str:
 def draw_separations(measured: Separations, file: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    figure = Figure(figsize=(7.5, 5.2), layout="constrained")
     axes = figure.subplots()
     for index, (text, points) in enumerate(measured.items()):
         style = "o-" if text.endswith(f"{LARGE} records") else "s--"
@@ -217,7 +217,7 @@ def draw_separations(measured: Separations, file: Path) -> None:
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.set(xlabel="epsilon", ylabel="separation score (MSS)", title="Round 1 on MNIST", ylim=(0, None))
     axes.minorticks_off()
-    axes.legend(fontsize="x-small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="x-small")
     figure.savefig(file)
 
 
