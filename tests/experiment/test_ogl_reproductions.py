@@ -39,7 +39,7 @@ def test_a_row_runs_what_it_is_called(name: str, scale: ScaleName) -> None:
         assert experiment.privacy.epsilon == (float(epsilon) if epsilon else math.inf)
         assert experiment.model.name == ("mcmahan-cnn" if big else "softmax")
         assert (experiment.schedule.lr == 0.001) == (big == ["CNN"])
-        epochs = (40 if big else 200) if scale is ScaleName.PAPER else 20
+        epochs = (100 if big else 200) if scale is ScaleName.PAPER else 20
         assert experiment.schedule.rounds == epochs
 
 
