@@ -40,6 +40,7 @@ from threadpoolctl import threadpool_limits
 from coterie import __version__, clustering
 from coterie.algorithms.rdpcfl import default_sketch_dimensions
 from coterie.clustering.embedding import centred_gram, components_of
+from coterie.clustering.evidence import standing_out
 from coterie.clustering.mixture import Mixture, choose_mixture, fit_mixture
 from coterie.clustering.partition import best_partition
 from coterie.data import ClustersFederation, DataSettings, build_federation, load_dataset
@@ -216,7 +217,7 @@ def kmeans_on_components(draw: Draw, clusters: int, starts: int = 20) -> Labels:
 def above_the_edge(draw: Draw, clusters: int) -> Labels:
     """k-means on the components that stand out of noise of the known size, shrunk as a spiked model says."""
     gram = draw.gram
-    count = max(1, min(clusters - 1, _standing_out(draw, gram)))
+    count = max(1, min(clusters - 1, standing_out(gram, draw.noise**2, draw.dimensions)))
     points = components_of(gram, count)
     lengths = (points**2).sum(axis=0)
     points = points * np.sqrt(np.clip(1.0 - draw.dimensions * draw.noise**2 / lengths, 0.05, None))
@@ -263,7 +264,9 @@ def argmax_components(draw: Draw, candidates: Sequence[int]) -> Labels:
 
 def by_edge(draw: Draw, candidates: Sequence[int]) -> Labels:
     """One more cluster than components stand out of the known noise (Marchenko-Pastur edge)."""
-    clusters = min(max(_standing_out(draw, draw.gram) + 1, min(candidates)), max(candidates))
+    clusters = min(
+        max(standing_out(draw.gram, draw.noise**2, draw.dimensions) + 1, min(candidates)), max(candidates)
+    )
     return draw.partition(clusters)
 
 
@@ -297,11 +300,6 @@ UNKNOWN: Mapping[str, Callable[[Draw, Sequence[int]], Labels]] = {
 
 def _best(fits: Iterator[tuple[Labels, float]]) -> Labels:
     return max(fits, key=lambda fit: fit[1])[0]
-
-
-def _standing_out(draw: Draw, gram: Floats) -> int:
-    edge = draw.noise**2 * (np.sqrt(draw.dimensions) + np.sqrt(len(gram) - 1)) ** 2
-    return int((np.linalg.eigvalsh(gram) > edge).sum())
 
 
 def _mss(centres: Floats, radii: Floats) -> float:

@@ -13,13 +13,13 @@ from coterie.clustering.evidence import (
     Spread,
     _merges,
     _prior_variance,
-    _standing_out,
     log_evidence,
     log_likelihood,
     log_odds_of_splits,
     log_prior,
     most_likely_number,
     spread_within,
+    standing_out,
 )
 from coterie.clustering.partition import best_partition
 
@@ -153,8 +153,8 @@ def test_directions_stand_out_of_noise_that_is_larger_than_noise() -> None:
     centres = np.zeros((4, 400))
     centres[1:, :3] = 60.0 * np.eye(3)
     labels = np.repeat(np.arange(4), 5)
-    standing = [_standing_out(centred_gram(centres[labels] + rng.normal(size=(20, 400))), 1.0, 400)]
-    standing.append(_standing_out(centred_gram(rng.normal(size=(20, 400))), 1.2, 400))
+    standing = [standing_out(centred_gram(centres[labels] + rng.normal(size=(20, 400))), 1.0, 400)]
+    standing.append(standing_out(centred_gram(rng.normal(size=(20, 400))), 1.2, 400))
     assert standing == [3, 0]
 
 

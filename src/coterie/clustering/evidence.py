@@ -168,7 +168,7 @@ def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions:
     together = _scores(gram, noise, dimensions, partitions, log_evidence)
     apart = _scores(gram, noise, dimensions, partitions, log_odds_of_splits)
     pooled, split = (max(scores, key=scores.__getitem__) for scores in (together, apart))
-    directions = _standing_out(gram, float(noise.max()), dimensions)
+    directions = standing_out(gram, float(noise.max()), dimensions)
     spanned = max((number for number in partitions if number <= directions + 1), default=min(partitions))
     seen = max(split, spanned)
     if pooled > seen and together[pooled] - together[seen] < DOUBT:
@@ -176,7 +176,7 @@ def most_likely_number(gram: Floats, noise: Floats, dimensions: int, partitions:
     return max(pooled, split)
 
 
-def _standing_out(gram: Floats, noise: float, dimensions: int) -> int:
+def standing_out(gram: Floats, noise: float, dimensions: int) -> int:
     """Number of directions in which releases differ by more than noise alone would make them, at most.
 
     The edge is that of Marchenko and Pastur; M centres span M - 1 directions. What a client's records add
