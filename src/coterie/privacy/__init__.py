@@ -27,7 +27,7 @@ from coterie.privacy.mechanisms import (
     TrackedRoutedSums,
     TrackedSum,
 )
-from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan, held_out
 from coterie.privacy.randomness import RandomStream, SecretKey
 from coterie.privacy.released import Released
 from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
@@ -76,4 +76,5 @@ __all__ = [
     "delta_of",
     "epsilon_of",
     "guarantee",
+    "held_out",
 ]

@@ -16,6 +16,15 @@ from coterie.privacy.units import Adjacency, Json, ThreatModel, Unit
 
 POPULATION = "the population"
 """The subject of a plan that is the same for every client: one entry in the ledger stands for all of them."""
+_HELD_OUT = " (held out)"
+
+
+def held_out(client: str) -> str:
+    """The subject for the records that a client holds out: never trained on, they score models.
+
+    A record is in one part or the other by its position alone, so that what both parts spend does not add up.
+    """
+    return f"{client}{_HELD_OUT}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,15 @@ class UnitPlan:
         names = [release.name for release in self.releases]
         if len(set(names)) != len(names):
             raise PlanError(f"plan of {self.subject}: release names must differ, found {', '.join(names)}")
+
+    @property
+    def owner(self) -> str:
+        """Whose records these are: the subject, or the client that holds them out."""
+        return self.subject.removesuffix(_HELD_OUT)
+
+    @property
+    def is_held_out(self) -> bool:
+        return self.subject.endswith(_HELD_OUT)
 
     @property
     def event(self) -> DpEvent:
