@@ -4,10 +4,61 @@ Each room declares the options it understands beside the code that uses them;
 `coterie.experiment` puts the sections together.
 """
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+_NO_TRUTH = PydanticCustomError(
+    "truth", "no truth value is meant here; put yes, no, true, false in quotes where they are names"
+)
 
 
 class Settings(BaseModel):
-    """A frozen group of options; keys it does not know are errors."""
+    """A frozen group of options; keys it does not know are errors, and truth values are no numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, values: Any) -> Any:
+        """Refuse the 0 and 1 that YAML's no and yes would become: `seeds.noise: no` would be a known seed."""
+        if not isinstance(values, Mapping):
+            return values
+        mistakes = [
+            InitErrorDetails(type=_NO_TRUTH, loc=(name,), input=values[key])
+            for name, field in cls.model_fields.items()
+            for key in {name, field.alias}
+            if key in values and _says_truth(values[key], field.annotation)
+        ]
+        if mistakes:
+            raise ValidationError.from_exception_data(cls.__name__, mistakes)
+        return values
+
+
+def _says_truth(value: object, *kinds: Any) -> bool:
+    """Whether a truth value stands where these types want none; sections inside look for themselves."""
+    if isinstance(value, Mapping) and any(map(_holds_section, kinds)):
+        return False
+    entries = value.values() if isinstance(value, Mapping) else value
+    if isinstance(entries, Iterable) and not isinstance(entries, str):
+        # No deeper than the types go: YAML can write a list that holds itself.
+        inner = [part for kind in kinds for part in get_args(kind)]
+        return bool(inner) and any(_says_truth(entry, *inner) for entry in entries)
+    return isinstance(value, bool) and not any(map(_takes_truth, kinds))
+
+
+def _takes_truth(annotation: Any) -> bool:
+    """Whether a truth value may stand somewhere in a value of this type."""
+    if annotation is bool or annotation is Any:
+        return True
+    if get_origin(annotation) is Literal:
+        return any(isinstance(choice, bool) for choice in get_args(annotation))
+    return any(map(_takes_truth, get_args(annotation)))
+
+
+def _holds_section(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return any(map(_holds_section, get_args(annotation)))

@@ -165,6 +165,13 @@ def test_no_noise_is_no_privacy():
         ["client", "--clients", 10, "--rate", 1.5, "--rounds", 1, "--delta", 1e-3, "--epsilon", 1],
         ["sample", "--records", 10, "--batch", 20, "--rounds", 2, "--delta", 1e-3, "--epsilon", 1],
         ["sample", "--records", 10, "--batch", 2, "--rounds", 2, "--delta", 2, "--epsilon", 1],
+        [*SAMPLE, "--noise", 5e-324],
+        [*SAMPLE, "--noise", 1e300],
+        [*SAMPLE, "--noise", 1, "--selections", 3, "--selection-epsilon", 5e-324],
+        [*SAMPLE, "--noise", 1, "--epochs", 10**9],
+        [*CLIENT, "--noise", 1, "--histogram-ratio", 1e-300],
+        [*CLIENT, "--noise", 0, "--mechanism", "rebalance", "--identifier-noise", 1],
+        ["client", "--clients", 10, "--rate", 5e-324, "--rounds", 1, "--delta", 1e-3, "--epsilon", 1],
     ],
 )
 def test_wrong_input_exits_2(options):

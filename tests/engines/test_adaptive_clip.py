@@ -4,6 +4,7 @@ Every statistical test here fails by chance at most once in a million runs; the 
 """
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,18 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
-from cohort_setup import ADD_REMOVE, CLIP, Engine, Twin, job_of, names_of, population_plan, same_streams
+from cohort_setup import (
+    ADD_REMOVE,
+    CLIP,
+    TRAINING,
+    Engine,
+    Twin,
+    job_of,
+    models_of,
+    names_of,
+    population_plan,
+    same_streams,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -30,7 +42,9 @@ from coterie.privacy import (
     TrackedRoutedSums,
     TrackedSum,
     epsilon_of,
+    ranges,
 )
+from coterie.privacy.errors import NoiseError, RangeError
 from coterie.privacy.mechanisms import mechanism_from_json
 
 TRACKED = TrackedSum(9.0, 1.5, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0)
@@ -97,13 +111,17 @@ def test_the_noise_on_the_count_is_gaussian_with_the_planned_deviation(tmp_path:
     assert stats.kstest(values, "norm", args=(0.0, 2.0 * 1.5 / 2)).pvalue > 1e-6
 
 
-def test_less_noise_on_the_count_than_planned_would_be_seen(
+def test_less_noise_on_the_count_than_planned_is_never_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutation of the test above: half the noise fails it."""
+    """The mutation of the test above: half the noise, refused where it would be drawn and seen without."""
     monkeypatch.setattr(TrackedSum, "count_std", property(lambda self: self.tracking_multiplier / 4))
-    with pytest.raises(AssertionError):
+    with pytest.raises(NoiseError, match=r"1\.5 is planned"):
         test_the_noise_on_the_count_is_gaussian_with_the_planned_deviation(tmp_path)
+    monkeypatch.setattr(ranges, "check_noise", lambda *numbers: None)
+    (tmp_path / "unchecked").mkdir()
+    with pytest.raises(AssertionError):
+        test_the_noise_on_the_count_is_gaussian_with_the_planned_deviation(tmp_path / "unchecked")
 
 
 # --- one member more or less ----------------------------------------------------------------------------
@@ -205,6 +223,33 @@ def test_only_a_release_that_plans_it_has_a_clip_of_its_own(tmp_path: Path) -> N
         assert engine.lines() == 1  # the header: nothing was charged, nothing released
 
 
+@pytest.mark.parametrize("clip", [0.0, 5e-324, 1e-7, 1e7, math.inf])
+def test_a_clip_beyond_the_range_is_refused_and_none_is_never_the_planned_one(
+    clip: float, tmp_path: Path
+) -> None:
+    with Engine(tmp_path, population_plan(TRACKED), TWELVE) as engine:
+        with pytest.raises(RangeError, match=f"clip: {re.escape(str(clip))} is not allowed"):
+            engine.cohorts.open(Cohort("sums", tracked_job(clip=clip)), 1)
+        assert engine.lines() == 1
+
+
+def test_updates_of_zeros_drive_the_clip_to_the_floor_where_noise_is_as_planned(tmp_path: Path) -> None:
+    """Nobody learns anything: the clip falls as fast as it may, and stays where arithmetic still holds."""
+    still = replace(job_of(TWELVE), training=replace(TRAINING, lr=0.0))
+    rule, clip, rounds, rest = AdaptiveClip(rate=10.0, quantile=0.0), 1.0, 60, []
+    with Engine(tmp_path, population_plan(TRACKED, times=rounds), TWELVE) as engine:
+        for round in range(1, rounds + 1):
+            found = answer(engine, replace(still, clip=clip, models=models_of(3, seed=round)), round)
+            assert found.rows.noise_std == 1.5 * clip
+            assert found.within is not None
+            if clip == ranges.CLIP.least:
+                rest.append(found.rows.value.ravel() / (1.5 * clip))
+            clip = rule.following(clip, found.within.value, 6.0)
+            assert clip >= ranges.CLIP.least
+    assert len(rest) > 10
+    assert stats.kstest(np.concatenate(rest), "norm").pvalue > 1e-6
+
+
 # --- the algorithm ----------------------------------------------------------------------------------------
 
 
@@ -217,6 +262,15 @@ def test_the_clip_finds_the_quantile_of_the_norms() -> None:
     assert clip == pytest.approx(np.quantile(norms, 0.3), rel=0.15)
     assert AdaptiveClip(rate=0.2).following(1.0, 1e9, 100) == pytest.approx(math.exp(-0.2 * 0.5))
     assert AdaptiveClip(rate=0.2).following(1.0, -1e9, 100) == pytest.approx(math.exp(0.2 * 0.5))
+
+
+def test_no_count_drives_the_clip_out_of_its_range() -> None:
+    for count, end in ((1e9, ranges.CLIP.least), (-1e9, ranges.CLIP.most)):
+        clip = 1.0
+        for _ in range(1000):
+            clip = AdaptiveClip(rate=10.0).following(clip, count, 100)
+            assert clip in ranges.CLIP
+        assert clip == end
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "dp-fedprox", "dp-ifca", "dp-fesem", "dp-fedcam", "gmfsc"])

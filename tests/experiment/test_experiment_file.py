@@ -68,6 +68,23 @@ MISTAKES = {
     "privacy: {delta: 1}": r"privacy.delta: 1 is not allowed",
     "privacy: {unit: person}": r"privacy.unit: 'person' is not allowed",
     "privacy: {clip: 0}": r"privacy.clip: 0 is not allowed",
+    "privacy: {clip: 5.0e-324}": r"privacy.clip: 5e-324 is not allowed, should be a number from 1e-06 to",
+    "privacy: {clip: 1.0e+9}": r"privacy.clip: 1000000000.0 is not allowed, should be a number from",
+    "privacy: {clip: .nan}": r"privacy.clip: nan is not allowed",
+    "schedule: {lr: 1.0e-300}": r"schedule.lr: 1e-300 is not allowed",
+    "schedule: {lr: .inf}": r"schedule.lr: inf is not allowed",
+    "schedule: {rounds: 10000000}": r"schedule.rounds: 10000000 is not allowed",
+    "schedule: {epochs: 1000000}": r"schedule.epochs: 1000000 is not allowed",
+    "algorithm: {name: r-dpcfl, first_round_noise: 1.0e-300}": r"must be auto, shared or a number from 1e-12",
+    "algorithm: {name: mr-mtl, pull: 1.0e-300}": r"algorithm.pull: 1e-300 .*0 or a number from 1e-09",
+    "privacy: {unit: worker}\nalgorithm: {name: dp-ogl, clip: 0}": r"algorithm.clip: 0 is not allowed",
+    "privacy: {unit: worker}\nalgorithm: {name: dp-ogl, clip: [1, 5.0e-324]}": r"algorithm.clip.*5e-324",
+    "privacy: {unit: worker}\nalgorithm: {name: dp-ogl, noise: 1.0e-300}": r"algorithm.noise: 1e-300",
+    "privacy: {unit: client}\nalgorithm: {name: dp-fedavg, rate: 1.0e-300}": r"algorithm.rate: 1e-300",
+    "privacy: {unit: client}\nalgorithm: {name: dp-fedavg, server_step: 1.0e-300}": r"algorithm.server_step",
+    "privacy: {unit: client}\nalgorithm: {name: dp-fedavg, adaptive_clip: {count_ratio: 1.0e-300}}": (
+        r"algorithm.adaptive_clip.count_ratio: 1e-300"
+    ),
     "privacy: {adjacency: add-remove}": r"privacy.adjacency: add-remove would make",
     "privacy: {adjacency: swap}": r"privacy.adjacency: 'swap' is not allowed",
     "schedule: {rounds: 0}": r"schedule.rounds: 0 is not allowed",
@@ -98,7 +115,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text.replace("\n", " ")[:50])
+@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text.replace("\n", " ")[:90])
 def test_a_mistake_is_one_line_that_names_the_key(text: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=MISTAKES[text]) as caught:
         read_experiment(written(tmp_path, text))

@@ -143,6 +143,18 @@ def test_clip_scales() -> None:
     torch.testing.assert_close(scales, expected, rtol=1e-15, atol=0)
 
 
+@pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
+def test_clip_scales_let_nothing_longer_than_the_clip_through(clip: float) -> None:
+    norms = torch.tensor(
+        [0.0, 1e-170, 1e-45, clip * MARGIN, clip, 2 * clip, 1e38, 1e150], dtype=torch.float64
+    )
+    clips, present = torch.full_like(norms, clip), torch.ones(len(norms), dtype=torch.bool)
+    scales, usable = kernels.clip_scales([norms.square()], clips, present, MARGIN)
+    assert usable.all()
+    assert (scales * norms <= clip).all()
+    assert (scales <= 1.0).all()
+
+
 @pytest.mark.parametrize(("size", "window"), [((6, 4), (2, 2)), ((7, 5), (3, 2))])
 def test_pooling_and_its_gradient(size: tuple[int, int], window: tuple[int, int]) -> None:
     values = torch.relu(images(5, 3, size))  # zeros tie

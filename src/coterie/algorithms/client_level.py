@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.algorithms.protocol import Algorithm, LocalTraining, PublicFacts, S, State
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Rate, Ratio, StepSize
 from coterie.errors import InputError
 from coterie.privacy import (
     POPULATION,
@@ -29,6 +29,7 @@ from coterie.privacy import (
     Unit,
     UnitPlan,
 )
+from coterie.privacy.ranges import CLIP
 from coterie.settings import Settings
 
 SUMS = "sums"
@@ -44,21 +45,20 @@ class AdaptiveClip(Settings):
     """A clip that follows a quantile of the updates' norms, by a noisy count that every round releases.
 
     Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS
-    2021. `privacy.clip` is where it begins.
+    2021. `privacy.clip` is where it begins; it never leaves the range that is allowed there.
     """
 
     quantile: float = Field(0.5, ge=0, le=1, description="share of updates that the clip should leave whole")
     rate: float = Field(
         0.2, gt=0, le=10, description="how fast the logarithm of the clip follows, in a round"
     )
-    count_ratio: float = Field(
-        8.0, gt=0, allow_inf_nan=False, description="noise of the count over that of the sums, both relative"
-    )
+    count_ratio: Ratio = Field(8.0, description="noise of the count over that of the sums, both relative")
 
     def following(self, clip: float, within: float, expected: float) -> float:
         """The next clip: from noisy halves and the public number of clients that a round expects."""
         share = min(max(within / expected + 0.5, 0.0), 1.0)
-        return clip * math.exp(-self.rate * (share - self.quantile))
+        # Without bounds a clip would fall for ever where all updates are zeros, and grow where all are long.
+        return CLIP.nearest(clip * math.exp(-self.rate * (share - self.quantile)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class ClientLevelState(State):
 class ClientLevelSettings(AlgorithmSettings):
     """Options of every algorithm whose unit is a client."""
 
-    rate: float = Field(0.1, gt=0, le=1, description="probability that a client takes part in a round")
-    server_step: float = Field(1.0, gt=0, allow_inf_nan=False, description="step size of the server")
+    rate: Rate = Field(0.1, description="probability that a client takes part in a round")
+    server_step: StepSize = Field(1.0, description="step size of the server")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of a client's local steps")
     adaptive_clip: AdaptiveClip | None = Field(
         None,
@@ -99,7 +99,11 @@ class ClientLevel(Algorithm[S]):
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         plan = client_plan(facts, self.privacy, self.release(facts), self.schedule.rounds)
-        return replace(plan, caveats=(*plan.caveats, ADAPTIVE)) if self.settings.adaptive_clip else plan
+        return (
+            replace(plan, caveats=(*plan.caveats, ADAPTIVE))
+            if self.settings.adaptive_clip is not None
+            else plan
+        )
 
     def release(self, facts: PublicFacts) -> Mechanism:
         """What one round releases."""
@@ -107,7 +111,7 @@ class ClientLevel(Algorithm[S]):
 
     def first_clip(self) -> float | None:
         """The clip of the first round, where it will follow a count."""
-        return self.privacy.clip if self.settings.adaptive_clip else None
+        return None if self.settings.adaptive_clip is None else self.privacy.clip
 
     def next_clip(self, state: ClientLevelState, within: Released[float] | None) -> float | None:
         """The clip that follows on a round: a function of what was released."""

@@ -25,6 +25,7 @@ from coterie.algorithms.protocol import (
     open_cohort,
 )
 from coterie.algorithms.registry import register
+from coterie.algorithms.settings import Pull
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,7 @@ class FedAvg(ClientLevel[OneModelState]):
 class FedProxSettings(ClientLevelSettings):
     """Options of dp-fedprox."""
 
-    proximal: float = Field(
-        0.01, gt=0, allow_inf_nan=False, description="weight mu of the pull towards the model that was sent"
-    )
+    proximal: Pull = Field(0.01, gt=0, description="weight mu of the pull towards the model that was sent")
 
 
 @register

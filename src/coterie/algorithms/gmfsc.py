@@ -13,6 +13,7 @@ from coterie.algorithms.clustered import Clustered, ClusteredSettings, Clustered
 from coterie.algorithms.protocol import Asking, Choice, CohortJob, PublicFacts, add_up, count, open_cohort
 from coterie.algorithms.rebalancing import Update
 from coterie.algorithms.registry import register
+from coterie.algorithms.settings import Ratio
 from coterie.privacy import Mechanism
 
 
@@ -22,9 +23,7 @@ class GMFSCSettings(ClusteredSettings):
     minimum: PositiveInt | None = Field(
         None, description="B, least clients in a cluster's own update; null: half a fair share"
     )
-    histogram_ratio: float = Field(
-        4.0, gt=0, allow_inf_nan=False, description="noise of the histogram over that of the sums"
-    )
+    histogram_ratio: Ratio = Field(4.0, description="noise of the histogram over that of the sums")
 
 
 @register

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from coterie.algorithms.settings import StepSize
 from coterie.settings import Settings
 
 Models = NDArray[np.float32]
@@ -25,7 +26,7 @@ class MasterSettings(Settings):
     optimiser: Literal["plain", "momentum", "adam"] = Field(
         "plain", description="plain (adds the mean update) | momentum | adam"
     )
-    lr: float = Field(1.0, gt=0, allow_inf_nan=False, description="step size of a master")
+    lr: StepSize = Field(1.0, description="step size of a master")
     momentum: float = Field(0.9, ge=0, lt=1, description="of the optimiser momentum")
 
     def moments(self, groups: int, parameters: int) -> tuple[Models, Models]:

@@ -14,16 +14,14 @@ from pydantic import Field
 from coterie.algorithms.isolated import Local, LocalState
 from coterie.algorithms.protocol import TrainJob
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Pull, Schedule
 from coterie.errors import InputError
 
 
 class MRMTLSettings(AlgorithmSettings):
     """Options of mr-mtl."""
 
-    pull: float = Field(
-        0.003, ge=0, allow_inf_nan=False, description="weight of the pull towards the mean model (lambda)"
-    )
+    pull: Pull = Field(0.003, description="weight of the pull towards the mean model (lambda)")
 
 
 @register

@@ -36,7 +36,14 @@ from coterie.algorithms.protocol import (
     open_cohort,
 )
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.algorithms.settings import (
+    AlgorithmSettings,
+    Clip,
+    NoiseMultiplier,
+    PrivacySettings,
+    Rate,
+    Schedule,
+)
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Noise, Structure, Threat, Watched
 from coterie.groups import Schedule as GroupSchedule
@@ -53,6 +60,7 @@ from coterie.privacy import (
     Unit,
     UnitPlan,
 )
+from coterie.privacy.ranges import STEPS
 
 EachGroup = float | tuple[float, ...]
 """One number for all groups, or one for each."""
@@ -63,20 +71,23 @@ WORKERS = ThreatModel("the other workers", "every model of their own groups", MA
 class WorkerSettings(AlgorithmSettings):
     """Options of training in groups."""
 
-    rate: EachGroup = Field(
+    rate: Rate | tuple[Rate, ...] = Field(
         0.7,
         description="probability that a worker takes part in a release of a group; one, or one each",
     )
-    noise: EachGroup | None = Field(
+    noise: NoiseMultiplier | tuple[NoiseMultiplier, ...] | None = Field(
         None,
         description="noise on a group's sum over its clip; one number, or one each; null: the least that "
         "keeps every worker within privacy.epsilon",
     )
-    clip: EachGroup | None = Field(
+    clip: Clip | tuple[Clip, ...] | None = Field(
         None, description="largest norm of a worker's update; one number, or one each; null: privacy.clip"
     )
     iterations: int | None = Field(
-        None, ge=1, description="local steps in an epoch (L); null: schedule.epochs passes over the records"
+        None,
+        ge=1,
+        le=STEPS.most,
+        description="local steps in an epoch (L); null: schedule.epochs passes over the records",
     )
     threat_model: Literal[1, 2] | None = Field(
         None, description="observers: any other worker (1), or those of other groups (2); null: the usual one"
@@ -170,7 +181,8 @@ class Grouped(Algorithm[GroupedState]):
         """The mechanism of every group."""
         settings = self.settings
         rates = _each("algorithm.rate", settings.rate, groups)
-        clips = _each("algorithm.clip", settings.clip or self.privacy.clip, groups)
+        own = self.privacy.clip if settings.clip is None else settings.clip
+        clips = _each("algorithm.clip", own, groups)
         noises: Sequence[float | NoiseRule] = [NoiseRule.SHARED] * groups
         if settings.noise is not None:
             noises = _each("algorithm.noise", settings.noise, groups)

@@ -48,6 +48,7 @@ from coterie.privacy import (
     PrivacyPlan,
     Unit,
 )
+from coterie.privacy.ranges import NOISE, RECORDS
 from coterie.privacy.released import Released
 
 FIRST_SELECTION = 3
@@ -82,9 +83,9 @@ class RDPCFLSettings(AlgorithmSettings):
 
     @field_validator("first_round_batch")
     @classmethod
-    def _at_least_one(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("must be all or at least 1")
+    def _sane_batch(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value not in RECORDS:
+            raise ValueError(f"must be all or {RECORDS}")
         return value
 
     @model_validator(mode="after")
@@ -109,9 +110,9 @@ class RDPCFLSettings(AlgorithmSettings):
 
     @field_validator("first_round_noise")
     @classmethod
-    def _positive(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and not 0 < value < float("inf"):
-            raise ValueError("must be auto, shared or a number above 0")
+    def _sane_noise(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and value not in NOISE:
+            raise ValueError(f"must be auto, shared or {NOISE}")
         return value
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from coterie.algorithms.client_level import SUMS, ClientLevelSettings, cohort_size, routed_sums, sampled_sum
 from coterie.algorithms.protocol import Asking, CohortJob, add_up, count, open_cohort
-from coterie.algorithms.settings import PrivacySettings
+from coterie.algorithms.settings import PrivacySettings, Ratio
 from coterie.errors import InputError
 from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, Released
 from coterie.privacy.reference import routed_denominators, routing_matrix
@@ -39,15 +39,11 @@ class RebalanceSettings(Settings):
         0,
         description="B, least clients in a cluster's update (0: none) | auto (falls from half a fair share)",
     )
-    histogram_ratio: float = Field(
-        4.0, gt=0, allow_inf_nan=False, description="route: noise of the histogram over that of the sums"
-    )
+    histogram_ratio: Ratio = Field(4.0, description="route: noise of the histogram over that of the sums")
     memory: float = Field(
         0.0, ge=0, lt=1, description="route: weight of earlier rounds in the sizes it goes by (0: this alone)"
     )
-    identifier_ratio: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="rebalance: sigma_s over sigma_theta"
-    )
+    identifier_ratio: Ratio = Field(1.0, description="rebalance: sigma_s over sigma_theta")
 
     @model_validator(mode="after")
     def _a_fixed_minimum_for_the_published_rule(self) -> "RebalanceSettings":

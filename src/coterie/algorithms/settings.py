@@ -1,12 +1,42 @@
 """Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from coterie.privacy import Adjacency, Mode, Unit
+from coterie.privacy.ranges import (
+    CLIP,
+    EPOCHS,
+    NOISE,
+    PULL,
+    RATE,
+    RATIO,
+    RECORDS,
+    ROUNDS,
+    STEP_SIZE,
+    Range,
+)
 from coterie.settings import Settings
+
+
+def _within(allowed: Range, *, or_zero: bool = False) -> AfterValidator:
+    def check(value: float) -> float:
+        if value not in allowed and not (or_zero and value == 0):
+            raise ValueError(f"should be {'0 or ' if or_zero else ''}{allowed}")
+        return value
+
+    return AfterValidator(check)
+
+
+Clip = Annotated[float, _within(CLIP)]
+NoiseMultiplier = Annotated[float, _within(NOISE, or_zero=True)]
+Rate = Annotated[float, _within(RATE)]
+Ratio = Annotated[float, _within(RATIO)]
+StepSize = Annotated[float, _within(STEP_SIZE)]
+Pull = Annotated[float, _within(PULL, or_zero=True)]
+"""Numbers of a file that decide what noise is drawn, in the ranges of `coterie.privacy.ranges`."""
 
 
 class AlgorithmSettings(Settings):
@@ -32,10 +62,10 @@ class AugmentationSettings(Settings):
 class Schedule(Settings):
     """How long and how fast clients learn."""
 
-    rounds: int = Field(30, ge=1, description="rounds of the whole run")
-    epochs: int = Field(1, ge=1, description="passes over a client's records in a round")
-    batch: int = Field(24, ge=1, description="expected records in a step (Poisson batches)")
-    lr: float = Field(0.5, gt=0, allow_inf_nan=False, description="step size of a client")
+    rounds: int = Field(30, ge=1, le=ROUNDS.most, description="rounds of the whole run")
+    epochs: int = Field(1, ge=1, le=EPOCHS.most, description="passes over a client's records in a round")
+    batch: int = Field(24, ge=1, le=RECORDS.most, description="expected records in a step (Poisson batches)")
+    lr: StepSize = Field(0.5, description="step size of a client")
     averaging: float = Field(
         0.0,
         ge=0,
@@ -70,16 +100,19 @@ class PrivacySettings(Settings):
     budgets: Mapping[str, ClientBudget] = Field(
         default_factory=dict, description="budgets of single clients, by name: {name: {epsilon: 2}}"
     )
-    clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of one unit's contribution")
+    clip: Clip = Field(1.0, description="largest norm of one unit's contribution")
 
     def epsilon_of(self, client: str) -> float:
         """The budget of one client."""
         own = self.budgets.get(client)
-        return own.epsilon if own else self.epsilon
+        return self.epsilon if own is None else own.epsilon
 
-    def delta_of(self, client: str) -> float | None:
+    def delta_of(self, client: str, default: float) -> float:
+        """Delta of one client: its own, else everyone's, else the default."""
         own = self.budgets.get(client)
-        return own.delta if own and own.delta is not None else self.delta
+        if own is not None and own.delta is not None:
+            return own.delta
+        return default if self.delta is None else self.delta
 
     @model_validator(mode="before")
     @classmethod

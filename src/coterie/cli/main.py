@@ -12,8 +12,9 @@ import typer
 
 from coterie import __version__
 from coterie.cli.leakage import leakage
-from coterie.cli.plan import plan_app
+from coterie.cli.plan import RecordAdjacency, plan_app
 from coterie.errors import CoterieError, InputError
+from coterie.privacy import Adjacency
 
 app = typer.Typer(
     name="coterie",
@@ -250,6 +251,10 @@ def join(
         bool,
         typer.Option("--trust-server", help="Units client, worker: let it see clipped updates in the clear."),
     ] = False,
+    adjacency: Annotated[
+        RecordAdjacency | None,
+        typer.Option("--adjacency", help="Neighbours for whom --epsilon must hold; by default the plan's."),
+    ] = None,
     noise_seed: Annotated[
         int | None, typer.Option("--noise-seed", help="For tests: repeatable noise, private against nobody.")
     ] = None,
@@ -277,6 +282,7 @@ def join(
         report_accuracy,
         noise_seed,
         trust_server,
+        None if adjacency is None else Adjacency(adjacency.value),
     )
     command.join(joining, Connection(server, ca, key))
 

@@ -238,7 +238,9 @@ def client(
     start: Multiplier = NoiseRule.SHARED if noise is None else scale * noise
     release: RoutedSums | RebalancedSums | SampledSum
     if rebalances:
-        ratio = identifier_noise / noise if identifier_noise is not None and noise else 1.0
+        if identifier_noise is not None and noise == 0:
+            raise InputError(f"--identifier-noise: {identifier_noise:g} is not allowed with --noise 0")
+        ratio = 1.0 if identifier_noise is None or noise is None else identifier_noise / noise
         # A share that is no whole number of clients is rounded up: more are sampled, and charged.
         cohort = math.ceil(rate * clients - 1e-9)
         release = RebalancedSums(1.0, start, ratio, clients, cohort, Adjacency.ADD_REMOVE)

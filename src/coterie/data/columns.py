@@ -47,10 +47,6 @@ def _public_range(value: Any) -> Any:
 def _unambiguous(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
-    if any(isinstance(entry, bool) for entry in value):
-        raise ValueError(
-            f"{list(value)}; put yes, no, true, false in quotes, YAML reads them as truth values"
-        )
     if len({str(entry) for entry in value}) < len(value):
         raise ValueError(f"{list(value)}; allowed: every name once")
     return value

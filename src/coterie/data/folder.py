@@ -132,7 +132,9 @@ class Declaration(Settings):
         else:
             shape = (sum(column.width for column in self.features),)
         if self.task == "regression":
-            return Task("regression", shape, 0, error_cap=self.error_cap or _ERROR_CAP)
+            return Task(
+                "regression", shape, 0, error_cap=_ERROR_CAP if self.error_cap is None else self.error_cap
+            )
         classes = self.label.classes
         return Task("classification", shape, len(classes) if isinstance(classes, tuple) else classes or 0)
 

@@ -43,6 +43,8 @@ from coterie.privacy import (
     SampledSum,
     Tracked,
 )
+from coterie.privacy.mechanisms import COUNT_REACH
+from coterie.privacy.ranges import gaussian
 from coterie.training.clipping import clip_rows
 
 _TOLERANCE = 1e-9
@@ -115,8 +117,8 @@ class Cohorts:
         chosen = cohort.choices[cohort.choices != NO_ANSWER]
         counts = np.bincount(chosen, minlength=cohort.job.sums).astype(np.float64)
         noise = self._stream("histogram", "cohort", cohort, cohort.input_hash)
-        std = mechanism.histogram_multiplier
-        return Histogram(Released(counts + noise.normal(cohort.job.sums, std=std), std))
+        std, multiplier = mechanism.histogram_multiplier, mechanism.histogram_ratio * mechanism.multiplier
+        return Histogram(Released(counts + gaussian(noise, cohort.job.sums, std, multiplier=multiplier), std))
 
     def add_up(self, request: Sum) -> Sums:
         """The planned noisy sums; the cohort is closed by it."""
@@ -140,12 +142,14 @@ class Cohorts:
         common = torch.where(shared, kept, 0.0).sum(dim=0).cpu().numpy()
         hashed = _digest(cohort.input_hash, repr(request.minimum).encode(), _bytes(request.route))
         noise = self._stream("noise", "cohort", cohort, hashed)
-        values += noise.normal(values.shape, std=mechanism.noise_std)
+        std = mechanism.noise_std
+        values += gaussian(noise, values.shape, std, multiplier=mechanism.multiplier, clip=mechanism.clip)
         if bool(shared.any()):
             # One sum of all members for what they share: a part of the release with noise of its own.
             columns = shared.cpu().numpy()
-            total = common + self._stream("shared noise", "cohort", cohort, hashed).normal(
-                common.shape, std=mechanism.noise_std
+            noise = self._stream("shared noise", "cohort", cohort, hashed)
+            total = common + gaussian(
+                noise, common.shape, std, multiplier=mechanism.multiplier, clip=mechanism.clip
             )
             values[:, columns] = total[columns]
         values[:, personal.cpu().numpy()] = 0.0
@@ -153,9 +157,10 @@ class Cohorts:
         if isinstance(mechanism, Tracked):
             half_within = halves(released, cohort.choices != NO_ANSWER, mechanism.clip)
             noise = self._stream("within", "cohort", cohort, hashed)
-            std = mechanism.count_std
-            within = Released(half_within + float(noise.normal(1, std=std)[0]), std)
-        return Sums(Released(values, mechanism.noise_std), sizes, within)
+            spread, multiplier = mechanism.count_std, mechanism.tracking_ratio * mechanism.multiplier
+            drawn = gaussian(noise, 1, spread, multiplier=multiplier, clip=COUNT_REACH)
+            within = Released(half_within + float(drawn[0]), spread)
+        return Sums(Released(values, std), sizes, within)
 
     # --- opening ------------------------------------------------------------------------------------
 
@@ -179,7 +184,7 @@ class Cohorts:
             raise PlanError(
                 f"release '{release}' is planned for {mechanism.clients} clients, not {len(job.members)}"
             )
-        return mechanism.at(job.clip) if isinstance(mechanism, Tracked) and job.clip else mechanism
+        return mechanism if not isinstance(mechanism, Tracked) or job.clip is None else mechanism.at(job.clip)
 
     def _begin(self, round: int) -> None:
         """Handles live for one round."""
@@ -238,12 +243,15 @@ class Cohorts:
     ) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
         """The published rule: clusters by noisy identifiers, small ones filled from the large."""
         assert isinstance(cohort.mechanism, RebalancedSums)
-        clusters, std = cohort.job.sums, cohort.mechanism.identifier_multiplier
+        mechanism, clusters = cohort.mechanism, cohort.job.sums
+        std, multiplier = mechanism.identifier_multiplier, mechanism.identifier_ratio * mechanism.multiplier
         # A slot whose member did not answer stays a slot, of zeros and noise: cohorts that differ in one slot
         # then differ by no more than two choices do, and their number of slots tells nothing.
         identifiers = np.vstack([np.eye(clusters), np.zeros(clusters)])[cohort.choices]
         for member, own in zip(cohort.sampled, identifiers, strict=True):
-            own += self._stream("identifier", member, cohort, cohort.input_hash).normal(clusters, std=std)
+            noise = self._stream("identifier", member, cohort, cohort.input_hash)
+            # In units of half the sums' multiplier, which the publication calls sigma_theta.
+            own += gaussian(noise, clusters, std, multiplier=multiplier, clip=0.5)
         draw = self._stream("rebalance", "cohort", cohort, cohort.input_hash)
         filled = refilled(identifiers.argmax(axis=1), clusters, minimum, draw.uniform(len(identifiers)))
         return filled, tuple(np.bincount(filled, minlength=clusters).tolist())

@@ -198,7 +198,7 @@ def _budgets(experiment: Experiment, draft: PrivacyPlan, facts: PublicFacts) -> 
     return {
         unit.subject: Budget(
             privacy.epsilon_of(unit.subject),
-            privacy.delta_of(unit.subject) or default_delta(_protected(draft, unit.subject, facts)),
+            privacy.delta_of(unit.subject, default_delta(_protected(draft, unit.subject, facts))),
         )
         for unit in draft.units
     }

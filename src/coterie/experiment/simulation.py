@@ -47,7 +47,7 @@ def virtual_site(text: str, folder: Path, position: int) -> Site:
     privacy = experiment.privacy
     trusted = trusts_server(experiment)
     units = len(federation.clients) if trusted else len(client.train)
-    budget = Budget(privacy.epsilon_of(client.name), privacy.delta_of(client.name) or default_delta(units))
+    budget = Budget(privacy.epsilon_of(client.name), privacy.delta_of(client.name, default_delta(units)))
     limits = Limits(budget, (experiment.model.name,), evaluate=True, trust_server=trusted)
     return Site(
         client.name,

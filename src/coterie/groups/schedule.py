@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from coterie.errors import InputError
 from coterie.privacy import Mode
+from coterie.privacy.ranges import NOISE, RATE
 
 Index = TypeVar("Index", int, npt.NDArray[np.int64])
 """Of a model, or of many."""
 
-# Squares of noise and their inverses stay numbers.
+# Squares of noise and their inverses stay numbers, also of what searches and cuts derive from it.
 _LEAST_NOISE, _MOST_NOISE = 1e-100, 1e100
 
 
@@ -37,8 +38,8 @@ class Noise:
     multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise InputError(f"rate: {self.rate} is not allowed, a number above 0 and at most 1 is")
+        if self.rate not in RATE:
+            raise InputError(f"rate: {self.rate} is not allowed, {RATE} is")
         if not _LEAST_NOISE <= self.multiplier <= _MOST_NOISE:
             raise InputError(
                 f"noise: {self.multiplier} is not allowed, a number from {_LEAST_NOISE:g} to "
@@ -77,6 +78,9 @@ class Schedule:
     ) -> "Schedule":
         """The schedule for so many groups, with one rate and noise for all or one for each."""
         rates, multipliers = _each(rate, groups, "rate"), _each(noise, groups, "noise")
+        for multiplier in multipliers:
+            if multiplier not in NOISE:
+                raise InputError(f"noise: {multiplier} is not allowed, {NOISE} is")
         noises = tuple(Noise(*both) for both in zip(rates, multipliers, strict=True))
         return cls(algorithm, period, noises, mode)
 

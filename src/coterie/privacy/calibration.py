@@ -97,7 +97,8 @@ def _calibrate_unit(
         start = 1.0
         if accountant != "rdp" and mode is Mode.SOUND:
             # RDP is fast and never below: its answer, roughly, is where the slower search begins.
-            start = noise_by("rdp", 1e-2, 1.0) or 1.0
+            near = noise_by("rdp", 1e-2, 1.0)
+            start = 1.0 if near is None else near
         noise = noise_by(accountant, method.tolerance, start)
         if noise is None:
             raise BudgetError(_explain(candidate, budget, free, cost, mode))

@@ -17,6 +17,10 @@ class PrivacyInputError(CoterieError):
     exit_code = 2
 
 
+class RangeError(PrivacyInputError):
+    """A number so small or so large that machine arithmetic would not keep the promise made with it."""
+
+
 class BudgetError(CoterieError):
     """The budget does not allow what was asked."""
 
@@ -25,6 +29,10 @@ class BudgetError(CoterieError):
 
 class PlanError(CoterieError):
     """A release that the plan did not declare, or an event no accountant can bound."""
+
+
+class NoiseError(CoterieError):
+    """Noise about to be drawn that is not the noise that was planned: nothing is released."""
 
 
 class LedgerError(CoterieError):

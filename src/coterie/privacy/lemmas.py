@@ -2,7 +2,8 @@
 
 import math
 
-from coterie.privacy.mechanisms import check_count, check_positive
+from coterie.privacy.errors import PrivacyInputError
+from coterie.privacy.ranges import DIMENSIONS, EPOCHS, RECORDS, Range
 
 
 def update_noise_variance(
@@ -27,10 +28,10 @@ def update_noise_variance(
     >>> round(update_noise_variance(batch=6600, noise_multiplier=1.310, **setting), 8)
     9.9e-07
     """
-    check_count("records", records)
-    check_count("batch", batch, records)
-    check_count("epochs", epochs)
-    check_count("parameters", parameters)
+    RECORDS.check("records", records)
+    Range(1, records, whole=True).check("batch", batch)
+    EPOCHS.check("epochs", epochs)
+    DIMENSIONS.check("parameters", parameters)
     steps = epochs * math.ceil(records / batch)
     return steps * parameters * (learning_rate * clip * noise_multiplier / batch) ** 2
 
@@ -41,8 +42,8 @@ def separation_score(distance: float, variance: float, parameters: int) -> float
     >>> separation_score(distance=6.0, variance=4.0, parameters=4)
     3.0
     """
-    check_positive("variance", variance)
-    check_count("parameters", parameters)
+    _check_positive("variance", variance)
+    DIMENSIONS.check("parameters", parameters)
     return distance / (2.0 * math.sqrt(variance / parameters))
 
 
@@ -66,6 +67,11 @@ def overlap_after_growth(score: float, growth: float, noise_growth: float = 1.0)
     >>> overlap_after_growth(1.0, growth=4.0) == overlap(2.0)
     True
     """
-    check_positive("growth", growth)
-    check_positive("noise_growth", noise_growth)
+    _check_positive("growth", growth)
+    _check_positive("noise_growth", noise_growth)
     return overlap(math.sqrt(growth) * score / noise_growth)
+
+
+def _check_positive(key: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise PrivacyInputError(f"{key}: {value} is not allowed, a finite number above 0 is")

@@ -17,7 +17,18 @@ import dp_accounting as dp
 from dp_accounting import DpEvent
 
 from coterie.privacy import events
-from coterie.privacy.errors import PlanError, PrivacyInputError
+from coterie.privacy.errors import PlanError
+from coterie.privacy.ranges import (
+    CLIP,
+    DIMENSIONS,
+    EPOCHS,
+    NOISE,
+    RATE,
+    RATIO,
+    RECORDS,
+    SELECTION_EPSILON,
+    Range,
+)
 from coterie.privacy.units import Adjacency, Json, number_from_json, number_to_json
 
 
@@ -109,25 +120,6 @@ def _read_field(kind: object, value: object) -> object:
     return number_from_json(value)
 
 
-def check_positive(key: str, value: float) -> None:
-    """Refuse a quantity that must be a finite number above 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise PrivacyInputError(f"{key}: {value} is not allowed, a finite number above 0 is")
-
-
-def check_count(key: str, value: int, most: int | None = None) -> None:
-    """Refuse a count below 1, or above the most that makes sense."""
-    if value < 1 or (most is not None and value > most):
-        allowed = "an integer of at least 1" if most is None else f"an integer from 1 to {most}"
-        raise PrivacyInputError(f"{key}: {value} is not allowed, {allowed} is")
-
-
-def check_rate(key: str, value: float) -> None:
-    """Refuse a sampling rate outside (0, 1]."""
-    if not 0 < value <= 1:
-        raise PrivacyInputError(f"{key}: {value} is not allowed, a number above 0 and at most 1 is")
-
-
 @dataclass(frozen=True)
 class NoisySum(Mechanism):
     """Contributions clipped to `clip` are summed and Gaussian noise is added to the sum."""
@@ -136,11 +128,9 @@ class NoisySum(Mechanism):
     noise_multiplier: Multiplier
 
     def __post_init__(self) -> None:
-        check_positive("clip", self.clip)
-        if not isinstance(self.noise_multiplier, NoiseRule) and not 0 <= self.noise_multiplier < math.inf:
-            raise PrivacyInputError(
-                f"noise_multiplier: {self.noise_multiplier} is not allowed, a finite number from 0 is"
-            )
+        CLIP.check("clip", self.clip)
+        if not isinstance(self.noise_multiplier, NoiseRule):
+            NOISE.check_or_zero("noise_multiplier", self.noise_multiplier)
 
     @property
     def rule(self) -> NoiseRule | None:
@@ -180,9 +170,9 @@ class BatchedSteps(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("records", self.records)
-        check_count("batch", self.batch, self.records)
-        check_count("epochs", self.epochs)
+        RECORDS.check("records", self.records)
+        Range(1, self.records, whole=True).check("batch", self.batch)
+        EPOCHS.check("epochs", self.epochs)
 
     @property
     def steps(self) -> int:
@@ -233,8 +223,8 @@ class FullBatchSteps(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("records", self.records)
-        check_count("epochs", self.epochs)
+        RECORDS.check("records", self.records)
+        EPOCHS.check("epochs", self.epochs)
 
     @property
     def steps(self) -> int:
@@ -262,8 +252,8 @@ class FullBatchSketch(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("records", self.records)
-        check_count("dimensions", self.dimensions)
+        RECORDS.check("records", self.records)
+        DIMENSIONS.check("dimensions", self.dimensions)
 
     @property
     def denominator(self) -> int:
@@ -287,13 +277,18 @@ class NoisySelection(Mechanism):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise PrivacyInputError(f"selection epsilon: {self.epsilon} is not allowed, a number above 0 is")
+        if not (math.isinf(self.epsilon) and self.epsilon > 0):  # an infinite one asks for no privacy
+            SELECTION_EPSILON.check("selection epsilon", self.epsilon)
 
     @property
     @abstractmethod
+    def reach(self) -> float:
+        """How far apart neighbours can move two counts."""
+
+    @property
     def gumbel_scale(self) -> float:
         """Scale of the Gumbel noise on each count."""
+        return self.reach / self.epsilon
 
 
 @mechanism("private-selection")
@@ -306,8 +301,8 @@ class PrivateSelection(NoisySelection):
     """
 
     @property
-    def gumbel_scale(self) -> float:
-        return self.adjacency.reach / self.epsilon
+    def reach(self) -> float:
+        return self.adjacency.reach
 
     @property
     def event(self) -> DpEvent:
@@ -324,8 +319,8 @@ class AccuracySelection(NoisySelection):
     """
 
     @property
-    def gumbel_scale(self) -> float:
-        return 2.0 / self.epsilon
+    def reach(self) -> float:
+        return 2.0
 
     @property
     def event(self) -> DpEvent:
@@ -358,7 +353,7 @@ class SampledSum(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rate("rate", self.rate)
+        RATE.check("rate", self.rate)
 
     @property
     def event(self) -> DpEvent:
@@ -394,8 +389,8 @@ class RoutedSums(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("histogram_ratio", self.histogram_ratio)
-        check_rate("rate", self.rate)
+        RATIO.check("histogram_ratio", self.histogram_ratio)
+        RATE.check("rate", self.rate)
 
     @property
     def histogram_multiplier(self) -> float:
@@ -405,6 +400,10 @@ class RoutedSums(NoisySum):
     @property
     def event(self) -> DpEvent:
         return events.poisson_gaussians(self.rate, [self.histogram_multiplier, self.multiplier])
+
+
+COUNT_REACH = 0.5
+"""How far one unit that joins moves the count of updates within the clip."""
 
 
 class Tracked(NoisySum):
@@ -421,7 +420,7 @@ class Tracked(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("tracking_ratio", self.tracking_ratio)
+        RATIO.check("tracking_ratio", self.tracking_ratio)
 
     @property
     def tracking_multiplier(self) -> float:
@@ -431,7 +430,7 @@ class Tracked(NoisySum):
     @property
     def count_std(self) -> float:
         """Standard deviation of the noise on the count."""
-        return self.tracking_multiplier / 2
+        return COUNT_REACH * self.tracking_multiplier
 
     def at(self, clip: float) -> Self:
         """The release of a round with this clip: sensitivity and noise change together."""
@@ -481,11 +480,11 @@ class RebalancedSums(NoisySum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("identifier_ratio", self.identifier_ratio)
+        RATIO.check("identifier_ratio", self.identifier_ratio)
         # A population that lost a client must still fill the cohort, or the sample's size would tell.
         spare = 1 if self.adjacency is Adjacency.ADD_REMOVE else 0
-        check_count("clients", self.clients - spare)
-        check_count("cohort", self.cohort, self.clients - spare)
+        RECORDS.check("clients", self.clients - spare)
+        Range(1, self.clients - spare, whole=True).check("cohort", self.cohort)
 
     @property
     def rate(self) -> float:

@@ -10,8 +10,9 @@ from typing import Self
 from dp_accounting import DpEvent
 
 from coterie.privacy import events
-from coterie.privacy.errors import PlanError, PrivacyInputError
+from coterie.privacy.errors import PlanError
 from coterie.privacy.mechanisms import Mechanism, mechanism_from_json
+from coterie.privacy.ranges import ROUNDS
 from coterie.privacy.units import Adjacency, Json, ThreatModel, Unit
 
 POPULATION = "the population"
@@ -36,8 +37,7 @@ class PlannedRelease:
     times: int
 
     def __post_init__(self) -> None:
-        if self.times < 1:
-            raise PrivacyInputError(f"release {self.name}: times {self.times} is not allowed, at least 1 is")
+        ROUNDS.check(f"release {self.name}: times", self.times)
 
     @property
     def event(self) -> DpEvent:

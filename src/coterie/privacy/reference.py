@@ -12,6 +12,7 @@ import numpy.typing as npt
 from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.mechanisms import NoisySum, PrivateSelection, RoutedSums
 from coterie.privacy.randomness import RandomStream
+from coterie.privacy.ranges import gaussian, gumbel
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -42,7 +43,8 @@ def noisy_sum(
     total = np.zeros(dimensions)
     for contribution in contributions:
         total += clipped(contribution, mechanism.clip)
-    return total + stream.normal(dimensions, std=mechanism.noise_std)
+    clip, std = mechanism.clip, mechanism.noise_std
+    return total + gaussian(stream, dimensions, std, multiplier=mechanism.multiplier, clip=clip)
 
 
 def noisy_mean(
@@ -61,9 +63,9 @@ def noisy_mean(
 def private_selection(mechanism: PrivateSelection, counts: Sequence[int], stream: RandomStream) -> int:
     """The index of the largest count after Gumbel noise; ties are broken by the noise."""
     scores = np.asarray(counts, dtype=np.float64)
-    if mechanism.gumbel_scale == 0:
-        return int(np.argmax(scores))
-    return int(np.argmax(scores + mechanism.gumbel_scale * stream.gumbel(len(scores))))
+    epsilon, reach = mechanism.epsilon, mechanism.reach
+    noise = gumbel(stream, len(scores), mechanism.gumbel_scale, epsilon=epsilon, reach=reach)
+    return int(np.argmax(scores + noise))
 
 
 def selection_probabilities(mechanism: PrivateSelection, counts: Sequence[int]) -> Floats:
@@ -79,7 +81,8 @@ def noisy_histogram(
 ) -> Floats:
     """How many of the sampled clients chose each cluster, plus noise."""
     counts = np.bincount(np.asarray(choices, dtype=np.int64), minlength=clusters).astype(np.float64)
-    return counts + stream.normal(clusters, std=mechanism.histogram_multiplier)
+    multiplier = mechanism.histogram_ratio * mechanism.multiplier
+    return counts + gaussian(stream, clusters, mechanism.histogram_multiplier, multiplier=multiplier)
 
 
 def routing_matrix(histogram: Floats, least: float) -> Floats:
@@ -120,7 +123,8 @@ def routed_sums(
     total = np.zeros(shape)
     for update, cluster in zip(updates, clusters, strict=True):
         total[cluster] += clipped(update, mechanism.clip)
-    return total + stream.normal(shape, std=mechanism.noise_std)
+    clip, std = mechanism.clip, mechanism.noise_std
+    return total + gaussian(stream, shape, std, multiplier=mechanism.multiplier, clip=clip)
 
 
 def routed_denominators(histogram: Floats, matrix: Floats, least: float) -> Floats:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from coterie.privacy.ranges import CLIP
 from coterie.training import kernels
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import Contribution, Rows
@@ -27,7 +28,13 @@ _AGAIN = 2.0**-32
 
 
 def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
-    """What to multiply contributions of these norms (float64) by; zero where a norm is not finite."""
+    """What to multiply contributions of these norms (float64) by; zero where a norm is not finite.
+
+    Clips of the range that is allowed are normal numbers, and so is what they scale: nothing here rounds by
+    more than the margin. A tensor of clips was checked when it was loaded.
+    """
+    if not isinstance(clip, Tensor):
+        CLIP.check("clip", clip)
     scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     return torch.where(norms < math.inf, scales, 0.0)  # norms are not negative, or not a number
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream
+from coterie.privacy.ranges import gaussian
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
@@ -55,8 +56,9 @@ def noisy_mean(
         total = clipped_sum(learner, parameters, batch, mechanism.clip, project)
     else:
         total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views.of, views.copies)
-    if mechanism.noise_std > 0:
-        total += torch.from_numpy(noise.normal(total.shape, mechanism.noise_std)).to(total.device)
+    clip, std, multiplier = mechanism.clip, mechanism.noise_std, mechanism.multiplier
+    drawn = gaussian(noise, tuple(total.shape), std, multiplier=multiplier, clip=clip)
+    total += torch.from_numpy(drawn).to(total.device)
     return total.div_(mechanism.denominator)
 
 

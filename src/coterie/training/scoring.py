@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.privacy import AccuracySelection, PrivateSelection, RandomStream
+from coterie.privacy.ranges import gumbel
 from coterie.training.learner import Batch, Learner
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 8192}
@@ -94,7 +95,8 @@ def select_by_scores(
     score by at most one, and all in the same direction. The published mechanism chooses by accuracy: the
     same scores over a constant, with the noise that its own analysis asks for.
     """
-    return int(np.argmax(scores + mechanism.gumbel_scale * noise.gumbel(scores.shape)))
+    scale, epsilon, reach = mechanism.gumbel_scale, mechanism.epsilon, mechanism.reach
+    return int(np.argmax(scores + gumbel(noise, scores.shape, scale, epsilon=epsilon, reach=reach)))
 
 
 def select_privately(

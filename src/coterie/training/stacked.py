@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from coterie.privacy import FullBatchSteps, PoissonSteps
+from coterie.privacy.ranges import CLIP, check_noise
 from coterie.training import kernels, philox
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import stacked_clipped_sum
@@ -285,6 +286,11 @@ class _Program:
         load(self.rates, [sampling_rate(mechanism) for mechanism in mechanisms])
         load(self.clips, [mechanism.clip for mechanism in mechanisms])
         load(self.noise_stds, [mechanism.noise_std for mechanism in mechanisms])
+        # What was loaded, not what it was loaded from: buffers of another precision would round it.
+        loaded = zip(self.noise_stds.tolist(), self.clips.tolist(), mechanisms, strict=True)
+        for std, clip, mechanism in loaded:
+            check_noise(std, mechanism.multiplier, clip)
+            CLIP.check("clip", clip)
         load(self.step_sizes, [job.lr / job.mechanism.denominator for job in jobs])
         load(self.pulls, [job.lr * job.anchor_weight for job in jobs])
         load(self.steps, [mechanism.steps for mechanism in mechanisms])

@@ -72,7 +72,7 @@ OFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "a plan for more records": ({"plan": plan_of(for_records(400))}, "other data"),
     "code of the server's choice": ({"model": ModelSettings(name="os:getcwd")}, "model code"),
     "reports that are not allowed": ({"evaluate": True}, "not allowed"),
-    "a step that is none": ({"lr": -0.1}, "garbage"),
+    "a step that is none": ({"lr": -0.1}, "out of range"),
     "nothing at all": ({"plan": plan_of(())}, "not planned"),
 }
 

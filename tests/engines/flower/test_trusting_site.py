@@ -96,9 +96,12 @@ OFFERS: dict[str, tuple[Contract, str]] = {
     "members that see each other's drafts": (trusting(plan=population(DRAFTED)), "not planned"),
     "training that never ends": (
         trusting(work={"training": dataclasses.replace(TRAINING, epochs=10**9)}),
-        "garbage",
+        "out of range",
     ),
-    "steps that are none": (trusting(work={"training": dataclasses.replace(TRAINING, lr=0.0)}), "garbage"),
+    "steps that are none": (
+        trusting(work={"training": dataclasses.replace(TRAINING, lr=0.0)}),
+        "out of range",
+    ),
     "nothing to be done": (trusting(trusted=None), "not planned"),
     "trust where none is needed": (contract(trusted=TrustedWork(TRAINING)), "not planned"),
     "a client that is watched like a worker": (
@@ -131,6 +134,28 @@ def test_what_the_operator_did_not_allow_is_not_signed(
 ) -> None:
     made = site(tmp_path / "books", LIMITS)
     assert refused(deliver(made, messages.OFFER, offered.to_content())) == reason
+    assert not made.files.contract.exists()
+
+
+WORK: dict[str, dict[str, Any]] = {
+    "a step of nothing": {"lr": 5e-324},
+    "an endless step": {"lr": 1e300},
+    "a step that is a truth value": {"lr": True},
+    "a batch of too many": {"batch": 10**12},
+    "endless passes": {"epochs": 10**9},
+    "endless steps": {"iterations": 10**9},
+    "momentum that grows": {"momentum": 1.0},
+    "a pull of nothing": {"proximal": 5e-324},
+    "an endless pull": {"proximal": 1e300},
+}
+
+
+@pytest.mark.parametrize("changes", WORK.values(), ids=WORK.keys())
+def test_work_out_of_range_is_not_done_for_a_trusted_server(changes: dict[str, Any], tmp_path: Path) -> None:
+    made = site(tmp_path / "books", LIMITS)
+    data = trusting(work={"training": dataclasses.replace(TRAINING, **changes)}).to_json()
+    sent = messages.pack({"contract": json.dumps(data)})
+    assert refused(deliver(made, messages.OFFER, sent)) == "out of range"
     assert not made.files.contract.exists()
 
 

@@ -29,6 +29,7 @@ from coterie.errors import CoterieError
 from coterie.groups import Watched
 from coterie.models import ModelSettings
 from coterie.privacy import (
+    Adjacency,
     Budget,
     DraftedSum,
     FullBatchSketch,
@@ -45,15 +46,14 @@ from coterie.privacy import (
     epsilon_of,
     guarantee,
 )
+from coterie.privacy.errors import RangeError
 from coterie.privacy.plan import canonical_json
+from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, STEP_SIZE, STEPS, Range
 from coterie.training.augmentation import Augmentation
 
 _COUNTED = (PoissonSteps, FullBatchSteps, FullBatchSketch)
 _ALLOWED = (*_COUNTED, PrivateSelection)
 _SUMMED = (SampledSum, RoutedSums, RebalancedSums)
-_SMALLEST_DELTA = 1e-30
-_MOST_PASSES, _MOST_STEPS = 10_000, 10_000_000
-"""Local work beyond which a plan is no plan but a way to keep a site busy."""
 IN_THE_CLEAR = "the server sees the clipped update of whoever it samples in the clear"
 WHO_IS_ASKED = "whom it samples is its secret: whoever watches its network traffic could tell"
 
@@ -196,6 +196,8 @@ class Contract:
             )
             contract.own  # noqa: B018  a client that the plan does not know is an error
             whole = canonical_json(contract.to_json()) == canonical_json(data)
+        except RangeError:
+            raise RefusedError("out of range") from None
         except (KeyError, TypeError, ValueError, ValidationError, CoterieError):
             raise GarbageError("a contract that is none") from None
         if not whole:
@@ -229,26 +231,32 @@ class Limits:
         models: models of the form package.module:function whose code the operator has read and installed.
         evaluate: whether accuracy on held-out records may be reported, outside the guarantee.
         trust_server: whether the server may see this site's clipped updates in the clear.
+        adjacency: between which neighbours the budget holds; None: those that the plan names.
     """
 
     budget: Budget
     models: tuple[str, ...] = ()
     evaluate: bool = False
     trust_server: bool = False
+    adjacency: Adjacency | None = None
 
 
-def cost(contract: Contract, delta: float) -> float:
+def cost(contract: Contract, delta: float, adjacency: Adjacency | None = None) -> float:
     """Epsilon of the whole plan for this site, by this site's own accountant.
 
     Of a worker it is what the whole plan tells the one that learns most about it; of a client, what all
     rounds tell, whether it was sampled in them or not.
+
+    Args:
+        adjacency: between which neighbours; None: those that the plan names.
     """
+    between = contract.plan.adjacency if adjacency is None else adjacency
     watched = None if contract.trusted is None else contract.trusted.watched
     if watched is None and contract.plan.unit is Unit.WORKER:
         return math.inf
     if watched is None:
-        return epsilon_of(contract.own.event, delta, contract.accountant, contract.plan.adjacency)
-    found = watched.leakage(delta=delta, adjacency=contract.plan.adjacency)
+        return epsilon_of(contract.own.event, delta, contract.accountant, between)
+    found = watched.leakage(delta=delta, adjacency=between)
     own = float(found.per_worker[watched.structure.names.index(contract.client)])
     return 0.0 if math.isnan(own) else own  # nobody watches it
 
@@ -276,6 +284,8 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
     if contract.evaluate and not limits.evaluate:
         raise RefusedError("not allowed")
     trusts = contract.plan.unit is not Unit.RECORD
+    if not trusts and contract.plan.adjacency is Adjacency.ADD_REMOVE:
+        raise RefusedError("not planned")  # its own number of records is public, and used
     if trusts != (contract.trusted is not None) or not contract.own.releases:
         raise RefusedError("not planned")
     if trusts and not limits.trust_server:
@@ -288,44 +298,46 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
             raise RefusedError("too much")
         if isinstance(mechanism, _COUNTED) and mechanism.records != records:
             raise RefusedError("other data")
-    sound = (
-        math.isfinite(contract.lr)
-        and contract.lr > 0
-        and contract.rounds >= 1
-        and contract.public_seed >= 0
-        and _sound_views(contract)
-        and _sound_work(contract)
-        and _SMALLEST_DELTA < contract.delta < 1
-    )
-    if not sound:
+    if not _in_range(contract):
+        raise RefusedError("out of range")
+    if not (contract.public_seed >= 0 and _sound_views(contract) and _sound_work(contract)):
         raise RefusedError("garbage")
     try:
-        spends = cost(contract, limits.budget.delta)
+        spends = cost(contract, limits.budget.delta, limits.adjacency)
     except CoterieError:  # a plan that no accountant can bound
         raise RefusedError("too much") from None
     if contract.delta > limits.budget.delta or not spends <= limits.budget.epsilon:
         raise RefusedError("too much")
 
 
+def _in_range(contract: Contract) -> bool:
+    """Whether the numbers beside the mechanisms, which check their own, are sane ones."""
+    found = contract.lr in STEP_SIZE and contract.rounds in ROUNDS
+    found = found and contract.delta in DELTA and contract.delta < 1
+    for release in contract.own.releases:
+        if isinstance(release.mechanism, PoissonSteps | FullBatchSteps):
+            found = found and release.mechanism.steps in STEPS
+    if contract.trusted is None:
+        return found
+    training = contract.trusted.training
+    return (
+        found
+        and training.epochs in EPOCHS
+        and training.batch in RECORDS
+        and (training.iterations is None or training.iterations in STEPS)
+        and training.lr in STEP_SIZE
+        and training.momentum in Range(0.0, 1.0)
+        and training.momentum < 1
+        and (training.proximal == 0 or training.proximal in PULL)
+    )
+
+
 def _sound_work(contract: Contract) -> bool:
-    """Whether what is done for a trusted server can be done, and is what the plan is about."""
+    """Whether what is done for a trusted server is what the plan is about."""
     if contract.trusted is None:
         return True
-    training, watched = contract.trusted.training, contract.trusted.watched
-    whole = all(type(number) is int for number in (training.epochs, training.batch))
-    steps = training.iterations
-    numbers = (training.lr, training.momentum, training.proximal)
-    doable = (
-        whole
-        and 1 <= training.epochs <= _MOST_PASSES
-        and training.batch >= 1
-        and (steps is None or (type(steps) is int and 1 <= steps <= _MOST_STEPS))
-        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and training.lr > 0
-        and 0 <= training.momentum < 1
-        and training.proximal >= 0
-        and all(0 <= first < end for first, end in contract.trusted.personal)
-    )
+    watched = contract.trusted.watched
+    doable = all(0 <= first < end for first, end in contract.trusted.personal)
     if watched is not None:
         return doable and _planned_as_watched(contract, watched)
     # Releases of a worker pass through others' groups: what they tell cannot be read off them alone.

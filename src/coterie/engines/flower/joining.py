@@ -17,7 +17,7 @@ from coterie.engines.flower.keys import check_site_name
 from coterie.engines.flower.messages import Split
 from coterie.engines.flower.site import Records, Site
 from coterie.errors import InputError
-from coterie.privacy import Budget
+from coterie.privacy import Adjacency, Budget
 
 BOOKS = ".coterie"
 """Beside the records by default: a ledger belongs to them, and whoever copies them copies it, too."""
@@ -37,6 +37,7 @@ class Joining:
         report_accuracy: whether accuracy on held-out records may be told, outside the guarantee.
         trust_server: whether the server may see this site's clipped updates in the clear, where a unit is a
             client or a worker; delta must then be given, since units are sites.
+        adjacency: between which neighbours epsilon holds, whatever a plan says; by default as it says.
         noise_seed: for tests: repeatable noise, no privacy against anybody who knows it.
     """
 
@@ -49,12 +50,16 @@ class Joining:
     report_accuracy: bool = False
     noise_seed: int | None = None
     trust_server: bool = False
+    adjacency: Adjacency | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From a Flower node's configuration, where names have dashes and everything is a plain value."""
         if "data" not in config or "epsilon" not in config:
             raise InputError("node config: data and epsilon are needed")
+        for key in ("epsilon", "delta", "noise-seed"):
+            if isinstance(config.get(key), bool):
+                raise InputError(f"node config: {key}: {config[key]} is not allowed, a number is")
         models = str(config.get("models", ""))
         return cls(
             data=Path(str(config["data"])),
@@ -66,7 +71,14 @@ class Joining:
             report_accuracy=bool(config.get("report-accuracy", False)),
             noise_seed=int(config["noise-seed"]) if "noise-seed" in config else None,
             trust_server=bool(config.get("trust-server", False)),
+            adjacency=_adjacency(str(config["adjacency"])) if "adjacency" in config else None,
         )
+
+
+def _adjacency(name: str) -> Adjacency:
+    if name not in list(Adjacency):
+        raise InputError(f"node config: adjacency: {name} is not allowed, {' or '.join(Adjacency)} is")
+    return Adjacency(name)
 
 
 def open_site(joining: Joining) -> Site:
@@ -89,7 +101,11 @@ def open_site(joining: Joining) -> Site:
     if math.isnan(joining.epsilon) or not joining.epsilon > 0:
         raise InputError(f"--epsilon: {joining.epsilon}; allowed: a number above 0")
     limits = Limits(
-        Budget(joining.epsilon, delta), joining.models, joining.report_accuracy, joining.trust_server
+        Budget(joining.epsilon, delta),
+        joining.models,
+        joining.report_accuracy,
+        joining.trust_server,
+        joining.adjacency,
     )
     return Site(
         name,

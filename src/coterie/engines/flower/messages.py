@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from coterie.algorithms.protocol import Vector
 from coterie.data.records import Task
 from coterie.errors import CoterieError
+from coterie.privacy.ranges import PULL
 
 FORMAT = 1
 PLAIN = "coterie"
@@ -54,6 +55,7 @@ REFUSALS = {
     "not allowed": "its operator does not allow it",
     "failed": "something went wrong there; its own log says what",
     "other experiment": "its ledger belongs to another experiment",
+    "out of range": "a number in it is smaller or larger than any that is allowed",
     "too much": "the plan would spend more than its operator allows",
     "other data": "the plan does not describe its records",
     "model code": "its operator has not allowed the model's code",
@@ -300,9 +302,9 @@ class TrainMessage:
     def from_content(cls, content: RecordDict, parameters: int) -> Self:
         plain = plain_of(content, {**_ASKED, "anchor_weight": float})
         weight = plain["anchor_weight"]
-        if weight < 0:
-            raise GarbageError("an anchor weight below 0")
-        names = ("start", "anchor") if weight else ("start",)
+        if weight != 0 and weight not in PULL:
+            raise GarbageError("an anchor weight out of its range")
+        names = ("start", "anchor") if weight != 0 else ("start",)
         arrays = arrays_of(content, dict.fromkeys(names, (parameters,)))
         return cls(Asked.of(plain), arrays["start"], arrays.get("anchor"), weight)
 

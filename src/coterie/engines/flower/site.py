@@ -9,6 +9,7 @@ then says what it sent; what that costs is the whole plan, because rounds in whi
 something, too. Parameters that are its own stay here, beside its answers.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -62,6 +63,7 @@ from coterie.privacy import (
     SecretKey,
 )
 from coterie.privacy.guarantee import round_up
+from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch
@@ -241,7 +243,7 @@ class Site:
         try:
             contract = Contract.from_json(stored["contract"])
             budget = Budget(number_from_json(stored["epsilon"]), contract.delta)
-        except (KeyError, TypeError, ValueError, GarbageError):
+        except (KeyError, TypeError, ValueError, GarbageError, RefusedError):
             raise InputError(f"{self.files.contract}: not a contract of this version") from None
         secret = RunSecret.load(self.files.secret)
         client, alone = self._records(contract.split)
@@ -253,7 +255,7 @@ class Site:
         if (secret.plan, secret.key.simulation) != (contract.plan.digest(), self._seed is not None):
             raise InputError(f"{self.files.path}: its noise key belongs to another plan or --noise-seed")
         limit = self.limits.budget
-        if cost(contract, limit.delta) > limit.epsilon:
+        if cost(contract, limit.delta, self.limits.adjacency) > limit.epsilon:
             raise InputError(
                 f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than what was approved in "
                 f"{self.files.contract}; allowed: at least that, or another --state"
@@ -462,7 +464,7 @@ class Books:
         again = self._ledger.knows(charge)
         if not again and asked.round < self._ledger.latest_round(self._subject):
             raise RefusedError("passed")
-        path = self._files.answers / f"{asked.round:06d}-{hashed}.safetensors"
+        path = self._files.answers / f"{asked.round:06d}-{_file_name(asked.release, hashed)}.safetensors"
         # None where a crash came before the answer was kept: it is computed again with the same noise.
         found = read_arrays(path) if again else None
         if found is None:
@@ -488,6 +490,13 @@ class Books:
             *(asked.round, self.contract.rounds, asked.release, seconds),
             self._summed(asked.release).clip,
         )
+
+
+def _file_name(release: str, hashed: str) -> str:
+    """Of a release and what it was computed from: whatever a release is called, it makes a file name."""
+    return hashlib.sha256(
+        encode_fields(release.encode("utf-8", "surrogatepass"), hashed.encode())
+    ).hexdigest()
 
 
 def _where(mistake: BaseException) -> str:

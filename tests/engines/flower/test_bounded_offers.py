@@ -1,0 +1,177 @@
+"""A server chooses numbers; a site signs none that arithmetic could not keep, and mixes up no answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from tiny_site import LIMITS, START, contract, deliver, joined, plan_of, releases, site, training
+
+from coterie.engines.flower import messages
+from coterie.engines.flower.contract import Contract, Limits, approve, cost
+from coterie.errors import InputError
+from coterie.privacy import Adjacency, Budget, PlannedRelease, PoissonSteps
+
+REPLACE_ONE = Adjacency.REPLACE_ONE
+
+
+def refused(answer: RecordDict) -> str | None:
+    return messages.is_refusal(answer)
+
+
+def value(answer: RecordDict) -> np.ndarray:
+    return answer.array_records["arrays"]["value"].numpy()
+
+
+def offered(tmp_path: Path, data: dict[str, Any], limits: Limits = LIMITS) -> str | None:
+    """What a site says to a contract that a server wrote by itself; nothing may be left of one refused."""
+    made = site(tmp_path / "books", limits)
+    sent = messages.pack({"contract": json.dumps(data)})
+    reason = refused(deliver(made, messages.OFFER, sent))
+    assert made.files.contract.exists() == (reason is None)
+    made.close()
+    return reason
+
+
+# --- numbers ----------------------------------------------------------------------------------------
+
+
+def planned(release: str, key: str, value: object) -> dict[str, Any]:
+    """The usual contract as plain data, with one number of one release changed."""
+    data: dict[str, Any] = json.loads(json.dumps(contract().to_json()))
+    for plan in data["plan"]["plans"]:
+        for entry in plan["releases"]:
+            if entry["name"] == release:
+                assert key in entry
+                entry[key] = value
+    return data
+
+
+IN_A_PLAN = [
+    *(("training", "clip", value) for value in (5e-324, 1e-310, 2.3e-308, 1e-7, 0.0, -1.0, 1e7, 1e308)),
+    *(("sketch", "clip", value) for value in (5e-324, 0.0, 1e308)),
+    *(("training", "noise_multiplier", value) for value in (5e-324, 1e-300, -1.0, 1e300)),
+    ("sketch", "noise_multiplier", 1e300),
+    ("sketch", "dimensions", 10**12),
+    ("training", "epochs", 10**9),
+    ("training", "times", 10**9),
+    *(("selection", "epsilon", value) for value in (5e-324, 1e-300, 0.0, -1.0)),
+]
+
+
+@pytest.mark.parametrize(("release", "key", "value"), IN_A_PLAN)
+def test_a_plan_with_a_number_out_of_range_is_not_signed(
+    release: str, key: str, value: object, tmp_path: Path
+) -> None:
+    assert offered(tmp_path, planned(release, key, value)) == "out of range"
+
+
+@pytest.mark.parametrize("value", [True, False, "1", None, [1.0]])
+def test_a_clip_that_is_no_number_is_not_signed(value: object, tmp_path: Path) -> None:
+    assert offered(tmp_path, planned("training", "clip", value)) in ("garbage", "out of range")
+
+
+def test_the_smallest_clip_allowed_is_signed(tmp_path: Path) -> None:
+    assert offered(tmp_path, planned("training", "clip", 1e-6)) is None
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "a step of nothing": {"lr": 5e-324},
+    "an endless step": {"lr": 1e300},
+    "endless rounds": {"rounds": 10**9},
+    "no round": {"rounds": 0},
+    "a delta of nothing": {"delta": 5e-324},
+}
+
+
+@pytest.mark.parametrize("changes", BESIDE.values(), ids=BESIDE.keys())
+def test_a_number_beside_the_plan_out_of_range_is_not_signed(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert offered(tmp_path, contract(**changes).to_json()) == "out of range"
+
+
+def test_more_steps_than_a_site_should_take_are_not_signed() -> None:
+    for epochs, reason in ((5_000, None), (5_001, "out of range")):
+        steps = PoissonSteps(1.0, 1e9, records=2000, batch=1, epochs=epochs, adjacency=Adjacency.ZERO_OUT)
+        offer = contract(plan=plan_of((PlannedRelease("training", steps, 1),)), records=2000)
+        said = None
+        try:
+            approve(offer, LIMITS, name="a", records=2000, task=offer.task)
+        except messages.RefusedError as mistake:
+            said = mistake.reason
+        assert said == reason
+
+
+@pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e300])
+def test_a_pull_out_of_range_in_a_message_is_not_executed(weight: float, tmp_path: Path) -> None:
+    made = joined(tmp_path)
+    before = made.files.ledger.read_bytes()
+    assert refused(deliver(made, messages.TRAIN, training(anchor=START, anchor_weight=weight))) == "garbage"
+    assert made.files.ledger.read_bytes() == before
+    made.close()
+
+
+# --- adjacency --------------------------------------------------------------------------------------
+
+
+def test_the_budget_holds_between_the_neighbours_that_the_operator_names(tmp_path: Path) -> None:
+    spends, replaced = cost(contract(), 1e-2), cost(contract(), 1e-2, REPLACE_ONE)
+    assert replaced > 1.5 * spends
+    for name, epsilon, adjacency, reason in (
+        ("as planned", spends, None, None),
+        ("said again", spends, Adjacency.ZERO_OUT, None),
+        ("replaced for less", math.nextafter(replaced, 0), REPLACE_ONE, "too much"),
+        ("replaced", replaced, REPLACE_ONE, None),
+    ):
+        limits = Limits(Budget(epsilon, 1e-2), adjacency=adjacency)
+        assert offered(tmp_path / name, contract().to_json(), limits) == reason
+
+
+def test_a_demand_made_after_signing_is_one_too(tmp_path: Path) -> None:
+    spends = cost(contract(), 1e-2)
+    joined(tmp_path, limits=Limits(Budget(spends, 1e-2))).close()
+    site(tmp_path, Limits(Budget(spends, 1e-2))).close()
+    with pytest.raises(InputError, match="less than what was approved"):
+        site(tmp_path, Limits(Budget(spends, 1e-2), adjacency=REPLACE_ONE))
+
+
+def test_records_that_come_and_go_are_no_records_of_a_site(tmp_path: Path) -> None:
+    data = json.loads(json.dumps(contract().to_json()).replace('"zero-out"', '"add-remove"'))
+    Contract.from_json(data)
+    assert offered(tmp_path, data) == "not planned"
+
+
+# --- answers asked for again ------------------------------------------------------------------------
+
+
+def test_a_sketch_asked_again_is_not_answered_with_the_update_of_its_round(tmp_path: Path) -> None:
+    """Both are computed from the same model: the name of the release tells them apart, on disk, too."""
+    made = joined(tmp_path)
+    sketch, update = training(1, release="sketch"), training(1)
+    first = [value(deliver(made, messages.TRAIN, content)) for content in (sketch, update)]
+    assert [len(each) for each in first] == [6, len(START)]
+    made.close()
+    for _ in range(2):
+        again = site(tmp_path)
+        second = [value(deliver(again, messages.TRAIN, content)) for content in (sketch, update)]
+        for one, other in zip(first, second, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert again.books is not None
+        assert dict(again.books.ledger.executed("a")) == {"sketch": 1, "training": 1, "selection": 0}
+        again.close()
+
+
+def test_no_name_of_a_release_is_a_path(tmp_path: Path) -> None:
+    odd = "../../../out of here/\x00 \u202e" + 300 * "x"
+    release = dataclasses.replace(releases()[1], name=odd)
+    agreed = contract(plan=plan_of((release,)))
+    made = joined(tmp_path / "site", agreed)
+    assert refused(deliver(made, messages.TRAIN, training(1, agreed=agreed, release=odd))) is None
+    made.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"site"}
+    assert len(list((tmp_path / "site" / "answers").iterdir())) == 1
