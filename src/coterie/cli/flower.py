@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.cli.run import private_figures
 from coterie.engines.flower.joining import Joining, open_site
 from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key
 from coterie.engines.flower.messages import SiteFacts
@@ -141,12 +142,14 @@ def show(result: ServedResult) -> None:
         "answered": lambda name: _tally(result, name, "answered"),
         "missed": lambda name: _tally(result, name, "missed"),
         "epsilon asked": lambda name: round_up(result.asked[name]),
-        "accuracy": lambda name: _accuracy(result, name),
+        "accuracy (95 % interval of its noise)": lambda name: _accuracy(result, name),
     }
     cells = {heading: [value(name) for name in result.asked] for heading, value in columns.items()}
     shown = {heading: column for heading, column in cells.items() if any(cell is not None for cell in column)}
     rows = [tuple(cell or "" for cell in row) for row in zip(*shown.values(), strict=True)]
     print_table(list(shown), rows, title=f"{result.algorithm}, {result.rounds} rounds over Flower")
+    if result.accuracy is not None:
+        print_table(["figure", "value"], private_figures(result.accuracy))
     for warning in result.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False)
     out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
@@ -160,7 +163,9 @@ def _tally(result: ServedResult, name: str, what: str) -> str | None:
 def _accuracy(result: ServedResult, name: str) -> str | None:
     if result.accuracy is None or name not in result.accuracy.per_client:
         return None
-    return f"{result.accuracy.per_client[name]:.1%}"
+    interval = result.accuracy.intervals.get(name)
+    noise = "" if interval is None else " ({:.1%} to {:.1%})".format(*interval)
+    return f"{result.accuracy.per_client[name]:.1%}{noise}"
 
 
 # --- join -------------------------------------------------------------------------------------------

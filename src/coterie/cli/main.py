@@ -243,10 +243,20 @@ def join(
         list[str] | None,
         typer.Option("--allow-model", metavar="MODULE:FUNCTION", help="A model whose code may run here."),
     ] = None,
-    report_accuracy: Annotated[
-        bool,
-        typer.Option("--report-accuracy", help="Allow reports on held-out records: a caveat."),
-    ] = False,
+    held_out: Annotated[
+        float | None,
+        typer.Option("--held-out", help="Share of the records that is never trained on; by default none."),
+    ] = None,
+    split: Annotated[
+        str, typer.Option("--split", metavar="SEED[:PLACE]", help="Which those are, by position alone.")
+    ] = "0",
+    evaluation_epsilon: Annotated[
+        float | None,
+        typer.Option("--evaluation-epsilon", help="Let held-out records score models, noisily, for this."),
+    ] = None,
+    evaluation_reports: Annotated[
+        int, typer.Option("--evaluation-reports", help="How often they may, for all of it.")
+    ] = 1,
     trust_server: Annotated[
         bool,
         typer.Option("--trust-server", help="Units client, worker: let it see clipped updates in the clear."),
@@ -267,7 +277,7 @@ def join(
 
     require_flower()
     from coterie.cli import flower as command
-    from coterie.engines.flower.joining import Joining
+    from coterie.engines.flower.joining import Joining, parse_split
     from coterie.engines.flower.node import Connection
 
     if plaintext != (ca is None and key is None):
@@ -279,7 +289,10 @@ def join(
         name,
         state,
         tuple(allow_model or ()),
-        report_accuracy,
+        held_out,
+        parse_split(split),
+        evaluation_epsilon,
+        evaluation_reports,
         noise_seed,
         trust_server,
         None if adjacency is None else Adjacency(adjacency.value),

@@ -6,6 +6,7 @@ from coterie import api
 from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
+from coterie.experiment.metrics import Spread
 from coterie.experiment.runner import RoundReport, RunResult
 
 
@@ -31,23 +32,35 @@ def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Pat
         show(result)
 
 
+def private_figures(reached: Spread) -> list[tuple[str, str]]:
+    """A private score with how far noise, and the choice of held-out records, may have moved it."""
+    figures = [("mean accuracy, private", f"{reached.mean:.1%}")]
+    if reached.interval is not None:
+        figures.append(("  95 % interval of its noise", "{:.1%} to {:.1%}".format(*reached.interval)))
+    if reached.sampling_error is not None:
+        figures.append(("  error of sampling, beside it", f"± {reached.sampling_error:.1%}"))
+    return figures
+
+
 def show(result: RunResult) -> None:
     """The result as a person wants to read it."""
-    fairness = result.fairness
-    figures = [
-        ("mean accuracy", f"{result.accuracy.mean:.1%}"),
-        ("worst client", f"{result.accuracy.min:.1%}"),
-        ("best client", f"{result.accuracy.max:.1%}"),
-        ("disparity", f"{fairness.disparity:.1%}"),
-    ]
-    if fairness.f_acc is not None and fairness.f_loss is not None:
+    figures, reached, fairness = [], result.accuracy, result.fairness
+    if reached is not None and reached.is_private:
+        figures += private_figures(reached)
+    elif reached is not None:
+        ends = (("mean accuracy", reached.mean), ("worst client", reached.min), ("best client", reached.max))
+        figures += [(name, f"{value:.1%}") for name, value in ends if value is not None]
+    if fairness is not None:
+        figures.append(("disparity", f"{fairness.disparity:.1%}"))
+    if fairness is not None and fairness.f_acc is not None and fairness.f_loss is not None:
         figures += [("F_acc", f"{fairness.f_acc:.1%}"), ("F_loss", f"{fairness.f_loss:.3f}")]
     if result.cluster_accuracy:
         figures += [(f"true cluster {k}", f"{v:.1%}") for k, v in result.cluster_accuracy.items()]
     clusters = len(set(result.clusters.values()))
     found = {True: ", as in truth", False: ", not as in truth", None: ""}[result.clusters_found]
+    if clusters:
+        figures.append(("models" if result.per_worker else "clusters", f"{clusters}{found}"))
     figures += [
-        ("models" if result.per_worker else "clusters", f"{clusters}{found}"),
         ("noise multiplier", f"{result.noise_multiplier:.3f}"),
         ("seconds", f"{result.seconds:.1f}"),
         ("sample gradients / s", f"{result.sample_gradients_per_second:,.0f}"),

@@ -10,6 +10,7 @@ import numpy as np
 from coterie.data.records import Array, Records, Task
 from coterie.errors import DataError
 from coterie.groups import Structure
+from coterie.privacy import UnitPlan
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,18 @@ def client_name(index: int, clients: int, kind: str = "client") -> str:
     return f"{kind}-{index:0{len(str(clients - 1))}d}"
 
 
-def check_federation(federation: Federation) -> None:
-    """Refuse, in one line that names the client, what no model could learn from or no engine could run."""
+def check_federation(federation: Federation, *, held_out: bool = True) -> None:
+    """Refuse, in one line that names the client, what no model could learn from or no engine could run.
+
+    Args:
+        held_out: whether every client must hold records out.
+    """
     names = [client.name for client in federation.clients]
     if not names:
         raise DataError("the federation has no clients")
     for name in names:
+        if UnitPlan(name, ()).is_held_out:
+            raise DataError(f"client {name}: plans call held-out records so; allowed: any other name")
         if names.count(name) > 1:
             raise DataError(f"client {name}: {names.count(name)} clients have this name")
     if federation.truth is not None and len(federation.truth) != len(names):
@@ -80,7 +87,7 @@ def check_federation(federation: Federation) -> None:
     for client in federation.clients:
         parts = {"training": client.train, "validation": client.validation, "test": client.test}
         for part, records in parts.items():
-            if not len(records) and part != "validation":
+            if not len(records) and (part == "training" or (part == "test" and held_out)):
                 raise DataError(f"client {client.name}: no {part} records")
             _check_records(records, federation.task, f"client {client.name}, {part} records")
 

@@ -119,9 +119,9 @@ class LocalEngine:
         self.learner = learner
         self.plan = plan
         self.ledger = ledger
-        self._context = context
+        self.context = context
         self._table = join([Batch.of(client.train, learner.device) for client in federation.clients])
-        self._facts = ClientFacts(
+        self.facts = ClientFacts(
             names=tuple(client.name for client in federation.clients),
             sizes=tuple(len(client.train) for client in federation.clients),
             lr=lr,
@@ -130,9 +130,9 @@ class LocalEngine:
             public_seed=public_seed,
             augmentation=augmentation,
         )
-        self._clients = Clients(self._facts, learner, self._table)
+        self._clients = Clients(self.facts, learner, self._table)
         self.members = LocalMembers(learner, self._clients.records, self._workers)
-        self.cohorts = Cohorts(self._facts, self.members, learner.layout.size, plan, ledger, context)
+        self.cohorts = Cohorts(self.facts, self.members, learner.layout.size, plan, ledger, context)
         self._wanted_workers = workers
         self._seconds_per_gradient: float | None = None
         self._max_memory = max_memory
@@ -175,7 +175,7 @@ class LocalEngine:
             raise PlanError(
                 f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
             )
-        inputs = job_hashes(self._context, request.jobs)
+        inputs = job_hashes(self.context, request.jobs)
         self._charge(request.release, round, inputs)
         if self.stacks:
             return self._train_together(request, mechanisms, round, inputs)
@@ -237,15 +237,15 @@ class LocalEngine:
                 continue
             occasion = Occasion(job.client, round, request.release, hashed)
             twin = StackedJob(
-                records=self._first_set + self._facts.names.index(job.client),
+                records=self._first_set + self.facts.names.index(job.client),
                 start=torch.from_numpy(job.start),
                 mechanism=mechanism,
-                lr=self._facts.lr,
-                noise_key=self._facts.stream("noise", occasion).integers(64),
-                coin_key=self._facts.stream("coins", occasion).integers(64),
+                lr=self.facts.lr,
+                noise_key=self.facts.stream("noise", occasion).integers(64),
+                coin_key=self.facts.stream("coins", occasion).integers(64),
                 anchor=None if job.anchor is None else torch.from_numpy(job.anchor),
                 anchor_weight=job.anchor_weight,
-                view_key=self._facts.view_key(occasion),
+                view_key=self.facts.view_key(occasion),
             )
             stacked.append((job, twin))
         if not stacked:
@@ -266,7 +266,7 @@ class LocalEngine:
     @property
     def network(self) -> str:
         """What two engines have in common when one program can train for both."""
-        records = f"{self.learner.task!r} {self._facts.augmentation!r}"
+        records = f"{self.learner.task!r} {self.facts.augmentation!r}"
         return f"{self.learner.fingerprint()} {records} {self.learner.layout.shapes!r}"
 
     @property
@@ -278,13 +278,13 @@ class LocalEngine:
         return self._trainer
 
     def _noise_std(self, job: TrainJob, mechanism: Trainable) -> float:
-        return noise_in_release(job, mechanism, self._facts.lr)
+        return noise_in_release(job, mechanism, self.facts.lr)
 
     # --- selection ----------------------------------------------------------------------------------
 
     def _select(self, request: Select, round: int) -> Choices:
         mechanisms = {client: self._selection(client, request.release) for client in request.clients}
-        hashed = input_hash(self._context, request.models)
+        hashed = input_hash(self.context, request.models)
         self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
         sums = self._score(request)
         choices = {}
@@ -293,7 +293,7 @@ class LocalEngine:
             if isinstance(mechanism, LowestLoss):
                 chosen = select_lowest(losses)
             else:
-                noise = self._facts.stream("noise", Occasion(client, round, request.release, hashed))
+                noise = self.facts.stream("noise", Occasion(client, round, request.release, hashed))
                 chosen = select_by_scores(scores, mechanism, noise)
             choices[client] = Released(chosen, 0.0)
         return Choices(choices)
@@ -310,7 +310,7 @@ class LocalEngine:
     def _score_together(self, request: Select) -> Mapping[str, NDArray[np.float64]]:
         """The records of all clients go through a model together."""
         batches = [self._clients.records[client] for client in request.clients]
-        table = self._table if request.clients == self._facts.names else join(batches)
+        table = self._table if request.clients == self.facts.names else join(batches)
         sizes = [len(batch) for batch in batches]
         models = torch.from_numpy(request.models).to(self.learner.device)
         sums = np.array([score_sums(self.learner, model, table, sizes) for model in models])
@@ -341,7 +341,7 @@ class LocalEngine:
     def _useful_workers(self, gradients: float | None = None) -> int:
         """As many as there are cores for them, if there is enough to do to repay their start."""
         # The number of threads, not of cores: who runs several experiments at once lowers it.
-        count = min(torch.get_num_threads(), len(self._facts.names))
+        count = min(torch.get_num_threads(), len(self.facts.names))
         if count == 1 or self.learner.device.type != "cpu" or os.name != "posix":
             return 1
         if self._seconds_per_gradient is None:
@@ -367,7 +367,7 @@ class LocalEngine:
             task=self.learner.task,
             shape=self.learner.shape,
             arrays=tuple((array.shape, array.dtype.str) for array in arrays),
-            make=partial(Clients, self._facts),
+            make=partial(Clients, self.facts),
         )
         try:
             pool = WorkerPool(count, setup, self._table)
@@ -406,7 +406,7 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
     for engine in engines:
         engine._first_set = len(sizes)
         tables.append(engine._table)
-        sizes.extend(engine._facts.sizes)
+        sizes.extend(engine.facts.sizes)
     gradients = sum(sample_gradients(engine.plan) for engine in engines)
     trainer = StackedTrainer(
         first.learner,
@@ -414,7 +414,7 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
         sizes,
         compiled=gradients >= COMPILE_FROM,
         max_memory=first._max_memory,
-        augmentation=first._facts.augmentation,
+        augmentation=first.facts.augmentation,
     )
     for engine in engines:
         engine._trainer = trainer

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,45 @@ LIVE_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over clients."""
+    """A figure over clients, as it is or with noise.
+
+    Args:
+        min, max: None where nothing is known of single clients.
+        kind: exact, or private: then all of it follows from noisy releases.
+        interval: where the exact mean is in 95 of 100 cases, given the noise.
+        sampling_error: half-width of the 95 % interval of what other held-out records would give, beside it.
+        intervals: that of each client.
+    """
 
     mean: float
-    min: float
-    max: float
+    min: float | None
+    max: float | None
     per_client: Mapping[str, float]
+    kind: str = "exact"
+    interval: tuple[float, float] | None = None
+    sampling_error: float | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def is_private(self) -> bool:
+        return self.kind == "private"
+
+    @property
+    def least(self) -> float:
+        """The lower end of what a figure must show: the worst client, or that of the mean's interval."""
+        return self.min if self.min is not None else (self.interval or (self.mean, self.mean))[0]
+
+    @property
+    def most(self) -> float:
+        return self.max if self.max is not None else (self.interval or (self.mean, self.mean))[1]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Spread":
+        """What `asdict` wrote, after a file made lists of its pairs."""
+        pairs = {client: (low, high) for client, (low, high) in content.get("intervals", {}).items()}
+        interval = content.get("interval")
+        whole = None if interval is None else (interval[0], interval[1])
+        return cls(**{**content, "interval": whole, "intervals": pairs})
 
     @classmethod
     def of(cls, per_client: Mapping[str, float]) -> "Spread":
@@ -133,13 +166,18 @@ def cluster_means(scores: Scores, truth: Mapping[str, int]) -> dict[int, float]:
 
 
 def round_line(
-    round: int, scores: Scores | None, cluster_of: Mapping[str, int], epsilon: float
+    round: int, judged: tuple[Spread, Spread | None] | None, cluster_of: Mapping[str, int], epsilon: float
 ) -> dict[str, Any]:
-    """One line of a run's metrics, as reports and comparisons read it."""
+    """One line of a run's metrics, as reports and comparisons read it.
+
+    Args:
+        judged: accuracy and, where it is exact, loss; None in rounds that were not evaluated.
+    """
+    reached, lost = judged if judged is not None else (None, None)
     return {
         "round": round,
-        "accuracy": asdict(accuracy(scores)) if scores else None,
-        "loss": asdict(loss(scores)) if scores else None,
+        "accuracy": asdict(reached) if reached else None,
+        "loss": asdict(lost) if lost else None,
         "clusters": dict(cluster_of),
         "epsilon": number_to_json(epsilon),
     }

@@ -5,7 +5,7 @@ Nothing here looks at a record. A simulation knows its records and could; a serv
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,12 +16,13 @@ from coterie.algorithms.smoothing import smoothed
 from coterie.data.records import Task
 from coterie.engines.clients import build_learner
 from coterie.errors import InputError
+from coterie.experiment.evaluation import with_evaluation
 from coterie.experiment.folder import Json
 from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
 from coterie.groups import Structure
 from coterie.models import build_model
-from coterie.privacy import Adjacency, Budget, PrivacyPlan, Unit
+from coterie.privacy import Adjacency, Budget, HeldOut, PrivacyPlan, Unit
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
@@ -38,6 +39,7 @@ class Population:
         structure: who is in which group, where they work in groups.
         truth: the true cluster of each, where it is known.
         test_records: how many each holds out, where it is known.
+        reported: what each reports about the records that it holds out.
     """
 
     task: Task
@@ -45,6 +47,7 @@ class Population:
     structure: Structure | None = None
     truth: Mapping[str, int] | None = None
     test_records: Mapping[str, int] | None = None
+    reported: Mapping[str, HeldOut] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +119,10 @@ def propose(
         structure=population.structure,
     )
     draft = algorithm.plan(facts)
-    budgets = _budgets(experiment, draft, facts)
+    accountant = experiment.privacy.accountant
+    draft, budgets = with_evaluation(
+        draft, _budgets(experiment, draft, facts), population.reported, accountant
+    )
     said = list(caveats(learner, budgets))
     promise = make_promise(algorithm, facts, draft, budgets, experiment.privacy, said)
     views = augmentation_of(experiment, population.task)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from coterie.algorithms import AnyAlgorithm
-from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, State
+from coterie.algorithms.protocol import Assignment, PublicFacts, State
 from coterie.data import (
     ClustersFederation,
     Federation,
@@ -25,8 +25,9 @@ from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError
-from coterie.experiment import checkpoint, folder, references
+from coterie.experiment import checkpoint, evaluation, folder, references
 from coterie.experiment.checkpoint import Checkpoint
+from coterie.experiment.evaluation import Evaluation, Evaluator
 from coterie.experiment.files import read_experiment, to_yaml
 from coterie.experiment.folder import RunFolder, RunSecret
 from coterie.experiment.metrics import (
@@ -34,20 +35,18 @@ from coterie.experiment.metrics import (
     Groups,
     Scores,
     Spread,
-    accuracy,
     cluster_means,
     clustering_accuracy,
     fairness,
     groups,
     live_clusters,
-    loss,
     minority_found,
     round_line,
     same_partition,
 )
 from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.models import blamed
 from coterie.privacy import (
     POPULATION,
@@ -67,11 +66,8 @@ from coterie.privacy import (
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Batch, Learner
-from coterie.training.scoring import evaluate, evaluate_clients
+from coterie.training.scoring import evaluate
 
-HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
-REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
-OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
 SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
 
 
@@ -92,12 +88,15 @@ class RunResult:
 
     folder: Path
     algorithm: str
-    accuracy: Spread
+    accuracy: Spread | None
+    """None where nothing was evaluated."""
     cluster_accuracy: Mapping[str, float] | None
     """Mean accuracy of each true cluster, where it is known."""
-    loss: Spread
-    fairness: Fairness
+    loss: Spread | None
+    """As fairness and accuracies of clusters: where evaluation is exact."""
+    fairness: Fairness | None
     clusters: Mapping[str, int]
+    """Empty where which model a client uses is known to itself alone."""
     clusters_found: bool | None
     guarantee: str
     epsilon: float
@@ -144,9 +143,9 @@ class RunResult:
                     **content,
                     "folder": path,
                     "epsilon": number_from_json(content["epsilon"]),
-                    "accuracy": Spread(**content["accuracy"]),
-                    "loss": Spread(**content["loss"]),
-                    "fairness": Fairness(**content["fairness"]),
+                    "accuracy": Spread.from_json(content["accuracy"]) if content["accuracy"] else None,
+                    "loss": Spread.from_json(content["loss"]) if content["loss"] else None,
+                    "fairness": Fairness(**content["fairness"]) if content["fairness"] else None,
                     "groups": Groups(**content["groups"]) if content.get("groups") else None,
                     "warnings": tuple(content["warnings"]),
                     "models": tuple(map(tuple, content["models"])) if content.get("models") else None,
@@ -157,7 +156,8 @@ class RunResult:
 
     def __repr__(self) -> str:
         found = {True: ", clusters found", False: ", clusters not found", None: ""}[self.clusters_found]
-        return f"RunResult({self.algorithm}: mean accuracy {self.accuracy.mean:.1%}{found}; {self.guarantee})"
+        reached = "not evaluated" if self.accuracy is None else f"mean accuracy {self.accuracy.mean:.1%}"
+        return f"RunResult({self.algorithm}: {reached}{found}; {self.guarantee})"
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     """
     if federation is None:
         federation = load_federation(experiment)
-    population = population_of(federation)
+    population = population_of(experiment, federation)
 
     def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
         return _caveats(experiment, federation, population, learner, budgets)
@@ -226,14 +226,16 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     return Prepared(experiment, federation, found)
 
 
-def population_of(federation: Federation) -> Population:
+def population_of(experiment: Experiment, federation: Federation) -> Population:
     """What is public about the clients of a simulated federation."""
+    tests = {client.name: len(client.test) for client in federation.clients}
     return Population(
         federation.task,
         {client.name: len(client.train) for client in federation.clients},
         federation.structure,
         truth_of(federation),
-        {client.name: len(client.test) for client in federation.clients},
+        tests,
+        evaluation.held_out_records(experiment, experiment.evaluation_kind, tests),
     )
 
 
@@ -245,16 +247,13 @@ def _caveats(
     budgets: Mapping[str, Budget],
 ) -> Iterator[str]:
     """What the sentence must add because of how this run is set up."""
-    yield HELD_OUT
-    if _wants_references(experiment, federation, learner.layout.size):
-        yield REFERENCES
+    references = _wants_references(experiment, federation, learner.layout.size)
+    yield from evaluation.caveats_of(experiment, experiment.evaluation_kind, references)
     if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
         yield SHARED_RECORDS
     yield from delta_caveats(experiment, population, budgets)
     if experiment.seeds.noise is not None:
         yield SEEDED
-    if experiment.privacy.unit is Unit.CLIENT:
-        yield OWN_CHOICE
     yield from count_caveats(experiment)
     windows = experiment.data.windows_per_character
     if experiment.privacy.unit is Unit.RECORD and windows > 1:
@@ -265,8 +264,10 @@ def _caveats(
 
 def _wants_references(experiment: Experiment, federation: Federation, parameters: int) -> bool:
     wanted = experiment.evaluation.references
-    if wanted == "auto" and experiment.privacy.unit is Unit.WORKER:
-        return False  # workers in the same groups have nothing else in common
+    if experiment.evaluation_kind is not EvaluationKind.EXACT:
+        return False
+    if wanted == "auto" and (experiment.privacy.unit is Unit.WORKER or experiment.own_records):
+        return False  # workers in the same groups have nothing else in common; own records are not published
     return references.affordable(federation, parameters) if wanted == "auto" else wanted
 
 
@@ -307,27 +308,12 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
     return None
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What held-out records said after a round."""
-
-    round: int
-    assignment: Assignment
-    scores: Scores
-
-
 class Run:
     """A prepared run and its folder."""
 
     def __init__(self, prepared: Prepared, files: RunFolder) -> None:
         self.prepared = prepared
         self.files = files
-        self._engine: LocalEngine | None = None
-        self._evaluated: Evaluation | None = None
-        self._tests = {
-            client.name: Batch.of(client.test, prepared.learner.device)
-            for client in prepared.federation.clients
-        }
 
     def finish(self, watch: Callable[[RoundReport], None] | None = None) -> RunResult:
         """Do the rounds that are still to be done, then evaluate and write the result."""
@@ -356,7 +342,7 @@ class Run:
             # Only now: the ledger's lock says that no other process works in this folder.
             folder.keep_rounds(self.files.metrics, state.round)
             folder.keep_rounds(self.files.timing, state.round)
-            engine = self._engine = LocalEngine(
+            engine = LocalEngine(
                 prepared.federation,
                 prepared.learner,
                 prepared.experiment.schedule.lr,
@@ -372,12 +358,15 @@ class Run:
             )
             if saved is not None:
                 engine.members.personal = saved.personal
+            evaluator = Evaluator(
+                prepared.experiment, prepared.federation, prepared.learner, algorithm, engine
+            )
             while state.round < prepared.experiment.schedule.rounds:
                 began, waited = time.perf_counter(), engine.waited
                 state = yield from asks(algorithm.round(state), engine, state.round + 1)
                 trained = time.perf_counter()
                 began += engine.waited - waited
-                found = self._evaluate_if_due(state)
+                found = evaluator.after(state)
                 self._log(state, found, ledger)
                 seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
                 folder.append_line(self.files.timing, {"round": state.round, **seconds})
@@ -389,12 +378,12 @@ class Run:
                         RoundReport(
                             round=state.round,
                             rounds=prepared.experiment.schedule.rounds,
-                            accuracy=accuracy(found.scores).mean if found else None,
+                            accuracy=found.accuracy.mean if found else None,
                             epsilon=prepared.promise.spent(ledger),
                             seconds=sum(seconds.values()),
                         )
                     )
-            result = self._result(state, ledger)
+            result = self._result(state, ledger, evaluator.after(state))
         folder.write_json(self.files.result, result.to_json())
         self.files.secret.unlink()
         return result
@@ -450,70 +439,41 @@ class Run:
         state: State = self.prepared.algorithm.start(self.prepared.facts, rng)
         return state
 
-    def _evaluate_if_due(self, state: State) -> "Evaluation | None":
-        due = state.round % self.prepared.experiment.evaluation.every == 0
-        if not due and state.round < self.prepared.experiment.schedule.rounds:
-            return None
-        return self._evaluate(state)
-
-    def _evaluate(self, state: State) -> "Evaluation":
-        """Which model each client uses now, and how well it does on held-out records.
-
-        Where only the clients know which they would use, the engine asks them.
-        """
-        if self._evaluated is not None and self._evaluated.round == state.round:
-            return self._evaluated
-        learner, served = self.prepared.learner, self.prepared.algorithm.models(state)
-        if isinstance(served, OwnChoice):
-            assert self._engine is not None
-            served = self._engine.members.serve(served)
-        clients = list(self._tests)
-        # Rows of clients with a model of their own come after those of the clusters.
-        model_of = [served.cluster_of[client] for client in clients]
-        for position, client in enumerate(served.own):
-            model_of[clients.index(client)] = len(served.models) + position
-        rows = np.concatenate([served.models, *(own[None] for own in served.own.values())])
-        models = torch.from_numpy(rows).to(learner.device)
-        scores = evaluate_clients(learner, models, model_of, list(self._tests.values()))
-        self._evaluated = Evaluation(state.round, served, dict(zip(clients, scores, strict=True)))
-        return self._evaluated
-
-    def _log(self, state: State, found: "Evaluation | None", ledger: Ledger) -> None:
-        assignment = found.assignment if found else self.prepared.algorithm.models(state)
-        cluster_of = assignment.cluster_of if isinstance(assignment, Assignment) else {}
-        scores = found.scores if found else None
-        line = round_line(state.round, scores, cluster_of, self.prepared.promise.spent(ledger))
+    def _log(self, state: State, found: Evaluation | None, ledger: Ledger) -> None:
+        cluster_of = self._clusters(state, found)
+        judged = (found.accuracy, found.loss) if found else None
+        line = round_line(state.round, judged, cluster_of, self.prepared.promise.spent(ledger))
         folder.append_line(self.files.metrics, line)
         findings = self.prepared.algorithm.findings(state)
         if findings is not None:
             folder.write_json(self.files.findings, asdict(findings))
+
+    def _clusters(self, state: State, found: Evaluation | None) -> Mapping[str, int]:
+        """Who uses which model; nothing where that is known to the clients alone."""
+        assignment = found.assignment if found else self.prepared.algorithm.models(state)
+        return assignment.cluster_of if isinstance(assignment, Assignment) else {}
 
     # --- the result ---------------------------------------------------------------------------------
 
     def _truth(self) -> dict[str, int] | None:
         return truth_of(self.prepared.federation)
 
-    def _result(self, state: State, ledger: Ledger) -> RunResult:
-        prepared = self.prepared
-        evaluation = self._evaluate(state)
-        assignment, scores = evaluation.assignment, evaluation.scores
-        truth = self._truth()
-        found = None
-        if truth is not None:
-            found = same_partition([assignment.cluster_of[client] for client in truth], list(truth.values()))
+    def _result(self, state: State, ledger: Ledger, judged: Evaluation | None) -> RunResult:
+        prepared, truth = self.prepared, self._truth()
+        clusters = self._clusters(state, judged)
         findings = prepared.algorithm.findings(state)
         timing = list(folder.read_lines(self.files.timing))
         trained = sum(line["train"] for line in timing)
         gradients = sample_gradients(prepared, ledger)
-        return RunResult(
+        result = RunResult(
             folder=self.files.path,
             algorithm=prepared.algorithm.name,
-            accuracy=accuracy(scores),
-            cluster_accuracy={str(k): v for k, v in cluster_means(scores, truth).items()} if truth else None,
-            loss=loss(scores),
-            fairness=fairness(scores, self._references(truth or assignment.cluster_of)),
-            clusters=dict(assignment.cluster_of),
-            clusters_found=found,
+            accuracy=judged.accuracy if judged else None,
+            cluster_accuracy=None,
+            loss=judged.loss if judged else None,
+            fairness=None,
+            clusters=dict(clusters),
+            clusters_found=None,
             guarantee=str(prepared.guarantee),
             epsilon=prepared.guarantee.epsilon,
             delta=prepared.guarantee.delta,
@@ -522,13 +482,31 @@ class Run:
             seconds=trained + sum(line["evaluate"] for line in timing),
             sample_gradients_per_second=gradients / trained if trained > 0 else 0.0,
             warnings=findings.warnings if findings else (),
-            groups=groups(scores, truth) if truth else None,
-            minority_found=minority_found(assignment.cluster_of, truth) if truth else None,
-            clustering_accuracy=clustering_accuracy(assignment.cluster_of, truth) if truth else None,
-            live_clusters=live_clusters(assignment.cluster_of),
-            models=tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None,
-            whole_tests=self._whole_tests(assignment, truth) if truth else None,
+            live_clusters=live_clusters(clusters),
             per_worker=prepared.promise.per_worker(),
+        )
+        if truth and clusters:
+            result = replace(
+                result,
+                clusters_found=same_partition([clusters[client] for client in truth], list(truth.values())),
+                minority_found=minority_found(clusters, truth),
+                clustering_accuracy=clustering_accuracy(clusters, truth),
+            )
+        if judged is None or judged.scores is None or judged.assignment is None:
+            return result
+        scores, assignment = judged.scores, judged.assignment
+        result = replace(
+            result,
+            fairness=fairness(scores, self._references(truth or clusters)),
+            models=tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None,
+        )
+        if truth is None:
+            return result
+        return replace(
+            result,
+            cluster_accuracy={str(k): v for k, v in cluster_means(scores, truth).items()},
+            groups=groups(scores, truth),
+            whole_tests=self._whole_tests(assignment, truth),
         )
 
     def _whole_tests(self, assignment: Assignment, truth: Mapping[str, int]) -> dict[str, float] | None:

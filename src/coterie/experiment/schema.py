@@ -1,6 +1,7 @@
 """The experiment file: everything a run depends on, validated."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
@@ -12,7 +13,7 @@ from coterie.data import ClustersFederation, DataSettings, FederationSettings
 from coterie.errors import InputError
 from coterie.experiment.explain import explain
 from coterie.models import ModelSettings
-from coterie.privacy import Unit
+from coterie.privacy import Mode, Unit
 from coterie.settings import Settings
 
 
@@ -45,16 +46,53 @@ class Seeds(Settings):
     )
 
 
-class EvaluationSettings(Settings):
-    """What is measured on held-out records, outside the guarantee."""
+class EvaluationKind(StrEnum):
+    """How models are judged on held-out records."""
 
-    every: int = Field(1, ge=1, description="rounds between two evaluations (the last is always evaluated)")
+    EXACT = "exact"
+    """As it is: for published records in a simulation, outside the guarantee."""
+    PRIVATE = "private"
+    """By noisy sums that the plan declares and the ledger is charged with."""
+    NONE = "none"
+
+
+class EvaluationSettings(Settings):
+    """What is measured on held-out records: exactly and outside the guarantee, or privately and within it."""
+
+    kind: Literal["auto", "exact", "private", "none"] = Field(
+        "auto",
+        description="exact (outside the guarantee) | private (noisy, charged) | none | auto (private for "
+        "your own records, exact for published ones)",
+    )
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="rounds between two evaluations (the last is always evaluated); null: 1 for exact ones, "
+        "the last round alone for private ones",
+    )
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="private: what all evaluations may cost a held-out record (a client: part of "
+        "privacy.epsilon); null: 1.0, or less where privacy.epsilon is",
+    )
     references: bool | Literal["auto"] = Field(
-        "auto", description="train a central model per cluster for the fairness figures (auto: if quick)"
+        "auto",
+        description="exact: train a central model per cluster for the fairness figures (auto: if quick, and "
+        "never on your own records)",
     )
-    ask_sites: bool = Field(
-        False, description="over Flower: ask sites how accurate models are on their held-out records"
-    )
+
+    def due(self, kind: EvaluationKind, round: int, rounds: int) -> bool:
+        """Whether models are judged after this round."""
+        if kind is EvaluationKind.NONE:
+            return False
+        every = self.every or (1 if kind is EvaluationKind.EXACT else rounds)
+        return round == rounds or round % every == 0
+
+    def times(self, kind: EvaluationKind, rounds: int) -> int:
+        """How often that is in a whole run."""
+        return sum(self.due(kind, round, rounds) for round in range(1, rounds + 1))
 
 
 class Experiment(Settings):
@@ -71,6 +109,44 @@ class Experiment(Settings):
     engine: EngineSettings = EngineSettings()
     seeds: Seeds = Seeds()
     evaluation: EvaluationSettings = EvaluationSettings()
+
+    @property
+    def own_records(self) -> bool:
+        """Whether the records are the user's own, and not published ones that anybody may look at."""
+        return self.data.name == "folder"
+
+    @property
+    def evaluation_kind(self) -> EvaluationKind:
+        """How models are judged in a simulation; between sites it is never exact."""
+        chosen = self.evaluation.kind
+        if chosen != "auto":
+            return EvaluationKind(chosen)
+        if not self.own_records:
+            return EvaluationKind.EXACT
+        possible = self.privacy.unit is not Unit.WORKER and self.privacy.mode is Mode.SOUND
+        return EvaluationKind.PRIVATE if possible else EvaluationKind.NONE
+
+    @model_validator(mode="after")
+    def _evaluation_is_possible(self) -> Self:
+        """Refuse what no noise on a score makes private, and references that would break it."""
+        if self.evaluation.kind == "private":
+            if self.privacy.unit is Unit.WORKER:
+                raise InputError(
+                    "evaluation.kind: private with privacy.unit worker; a score tells of models of groups "
+                    "that its reader does not see, so no noise on it keeps what workers are promised; "
+                    "allowed: exact, none"
+                )
+            if self.privacy.mode is Mode.PAPER:
+                raise InputError(
+                    "evaluation.kind: private with privacy.mode paper, which proves nothing; allowed: exact, "
+                    "none"
+                )
+        if self.evaluation.references is True and self.evaluation_kind is not EvaluationKind.EXACT:
+            raise InputError(
+                f"evaluation.references: true with evaluation.kind {self.evaluation_kind}; central models "
+                "are trained and compared without privacy; allowed: false, or evaluation.kind exact"
+            )
+        return self
 
     @model_validator(mode="wrap")
     @classmethod

@@ -18,41 +18,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Assignment, OwnChoice, State
-from coterie.data import GroupsFederation, NaturalFederation
+from coterie.data import GroupsFederation
 from coterie.data.records import Task
 from coterie.engines.clients import ClientFacts, behaviour
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import drive
+from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import server
 from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
 from coterie.engines.flower.members import RemoteMembers
-from coterie.engines.flower.messages import SiteFacts, Split, task_from_json
-from coterie.engines.flower.post import Journal, Post
+from coterie.engines.flower.messages import SiteFacts, task_from_json
+from coterie.engines.flower.post import Journal, NobodyAnswered, Post
 from coterie.engines.flower.server import FlowerEngine, Participation
 from coterie.engines.local import coin_key
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.checkpoint import Checkpoint
+from coterie.experiment.evaluation import evaluation_epsilon, private_accuracy, private_mean
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Spread, accuracy, round_line, same_partition
+from coterie.experiment.metrics import Spread, round_line, same_partition
 from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.groups import Shape, Structure, is_file, named_structure
-from coterie.privacy import Budget, Ledger, Mode, SecretKey, Unit
+from coterie.privacy import Budget, HeldOut, Ledger, Mode, Released, SecretKey, Unit
 from coterie.privacy.units import number_to_json
 from coterie.training.learner import Learner
-from coterie.training.scoring import Score
 
-REPORTED = "sites report accuracy on held-out records, outside the guarantee"
 EVERYONE = "everyone"
 """In place of a client's name, where what was spent is the same for all."""
-SITES_SPLIT = NaturalFederation()
-"""How sites divide their records where the experiment does not say: a fifth is held out."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,9 @@ class Sites:
     experiment: str
     task: Task
     records: Mapping[str, int]
+    held_out: Mapping[str, int]
+    reported: Mapping[str, HeldOut]
+    """What those sites allow whose operators let held-out records score models."""
     simulation: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -125,6 +127,8 @@ class Sites:
             "experiment": self.experiment,
             "task": {**asdict(self.task), "shape": list(self.task.shape)},
             "records": dict(self.records),
+            "held_out": dict(self.held_out),
+            "reported": {name: asdict(own) for name, own in self.reported.items()},
             "simulation": self.simulation,
         }
 
@@ -136,6 +140,8 @@ class Sites:
                 str(content["experiment"]),
                 task_from_json(content["task"]),
                 {str(name): int(count) for name, count in content["records"].items()},
+                {str(name): int(count) for name, count in content["held_out"].items()},
+                {str(name): HeldOut(**own) for name, own in content["reported"].items()},
                 bool(content["simulation"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -150,6 +156,11 @@ def trusts_server(experiment: Experiment) -> bool:
 def check_servable(experiment: Experiment) -> None:
     """Refuse, before anybody is asked, what cannot be done between sites."""
     privacy, federation = experiment.privacy, experiment.federation
+    if experiment.evaluation.kind == "exact":
+        raise InputError(
+            "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
+            "noise; allowed between sites: auto, private, none"
+        )
     if privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER:
         raise InputError(
             "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
@@ -202,6 +213,7 @@ class ServedRun:
         self.watch = watch or Watcher()
         self._tally: dict[str, dict[str, int]] = {}
         self._latest: list[Participation] = []
+        self._mean_share: Callable[[Mapping[str, NDArray[np.float32]], int], Released[float]]
         self._journal = Journal(files.path / "journal")
         self._sites = Sites.load(files.sites) if files.exists else self._gather()
         self.proposal = self._propose()
@@ -218,7 +230,7 @@ class ServedRun:
     def _gather(self) -> Sites:
         """The public facts of all sites."""
         names = sorted(self.post.nodes)
-        found = server.gather_facts(self.post, {name: self._split(names, name) for name in names})
+        found = server.gather_facts(self.post)
         for name, reason in found.missing.items():
             raise InputError(f"client {name}: no facts ({reason}); all are needed before the first round")
         self.watch.joined(found.by_client)
@@ -232,21 +244,38 @@ class ServedRun:
             secrets.token_hex(16),
             tasks[names[0]],
             {name: facts.records for name, facts in found.by_client.items()},
+            {name: facts.held_out for name, facts in found.by_client.items()},
+            {name: facts.reported for name, facts in found.by_client.items() if facts.reported is not None},
             any(facts.simulation for facts in found.by_client.values()),
         )
 
-    def _split(self, names: list[str], name: str) -> Split:
-        federation = self.experiment.federation
-        split = federation if isinstance(federation, NaturalFederation) else SITES_SPLIT
-        seed = self.experiment.seeds.simulation
-        return Split(seed, names.index(name), split.test_share, split.validation_share)
+    def _reported(self) -> dict[str, HeldOut]:
+        """What is asked of held-out records: no more than each site's operator allows, nor than is wanted.
+
+        At unit client it is the mean over all sites: without all of them there is none.
+        """
+        experiment, sites = self.experiment, self._sites
+        wanted, unit = experiment.evaluation, experiment.privacy.unit
+        everyone = sites.reported.keys() == sites.records.keys()
+        if wanted.kind == "none" or unit is Unit.WORKER or (unit is Unit.CLIENT and not everyone):
+            return {}
+        reports = wanted.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
+        return {
+            name: HeldOut(
+                own.units,
+                min(own.epsilon, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
+                min(own.reports, reports),
+            )
+            for name, own in sites.reported.items()
+        }
 
     def _propose(self) -> Proposal:
         structure = structure_of(self.experiment, tuple(self._sites.records))
         records = self._sites.records
         if structure is not None:
             records = {name: records[name] for name in structure.names}
-        population = Population(self._sites.task, records, structure, self.truth)
+        held_out = {name: self._sites.held_out[name] for name in records}
+        population = Population(self._sites.task, records, structure, self.truth, held_out, self._reported())
 
         def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
             return self._caveats(population, budgets)
@@ -262,8 +291,6 @@ class ServedRun:
             yield WHO_IS_ASKED
         if self.experiment.seeds.noise is not None if self._trusted else self._sites.simulation:
             yield SEEDED
-        if self.experiment.evaluation.ask_sites:
-            yield REPORTED
 
     def _draw_up(self) -> dict[str, Contract]:
         """What each site is asked to sign."""
@@ -277,7 +304,7 @@ class ServedRun:
                 client=client,
                 records=sites.records[client],
                 task=sites.task,
-                split=self._split(names, client),
+                held_out=sites.held_out[client],
                 model=experiment.model,
                 lr=experiment.schedule.lr,
                 augmentation=proposal.augmentation,
@@ -286,7 +313,6 @@ class ServedRun:
                 plan=proposal.plan,
                 accountant=experiment.privacy.accountant,
                 delta=budgets[proposal.plan.subjects_of((client,))[0]].delta,
-                evaluate=experiment.evaluation.ask_sites,
                 additive=find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive,
                 trusted=work,
             )
@@ -361,12 +387,12 @@ class ServedRun:
                 began = time.perf_counter()
                 self._latest = []
                 state = drive(algorithm.round(state), engine, state.round + 1)
-                scores = self._evaluate_if_due(state)
+                judged = self._evaluate_if_due(state, engine)
                 seconds = time.perf_counter() - began
-                self._log(state, scores, ledger, seconds)
+                self._log(state, judged, ledger, seconds)
                 checkpoint.save(self.files.checkpoint, Checkpoint(state, ledger.head))
                 self._journal.forget(before=state.round + 1)
-                self.watch.round(self._report(state, scores, ledger, seconds))
+                self.watch.round(self._report(state, judged, ledger, seconds))
             result = self._result(state, ledger)
         server.finish(self.post, self.contracts)
         folder.write_json(self.files.result, result.to_json())
@@ -408,6 +434,10 @@ class ServedRun:
         )
         parameters = proposal.facts.parameters
         members = RemoteMembers(self.post, self.contracts, parameters, self._journal)
+        scores = PrivateScores(facts, proposal.plan, ledger, context)
+        self._mean_share = lambda rows, round: scores.of_clients(
+            np.concatenate(list(rows.values())), round, lambda: members.shares(rows, round)
+        )
         return Cohorts(facts, members, parameters, proposal.plan, ledger, context)
 
     def _start(self) -> State:
@@ -436,21 +466,36 @@ class ServedRun:
         for name in missing:
             self._tally.setdefault(name, {"answered": 0, "missed": 0})["missed"] += 1
 
-    def _evaluate_if_due(self, state: State) -> Mapping[str, Score] | None:
-        settings = self.experiment.evaluation
-        last = state.round == self.experiment.schedule.rounds
-        if not settings.ask_sites or (state.round % settings.every and not last):
+    def _evaluate_if_due(self, state: State, engine: FlowerEngine) -> Spread | None:
+        """What held-out records at the sites say, where their operators and the experiment agree on it."""
+        reported, rounds = self.proposal.population.reported, self.experiment.schedule.rounds
+        # Operators may allow fewer reports than are wanted: then the last ones are made.
+        due = [
+            round
+            for round in range(1, rounds + 1)
+            if self.experiment.evaluation.due(EvaluationKind.PRIVATE, round, rounds)
+        ]
+        asked = {name for name, own in reported.items() if state.round in due[-own.reports :]}
+        if not asked:
             return None
         served = self.proposal.algorithm.models(state)
-        models = {
-            client: served.models if isinstance(served, OwnChoice) else served.model_of(client)[None]
-            for client in self.contracts
-        }
-        found = server.evaluate(self.post, self.contracts, models, state.round)
-        return {name: Score(*score) for name, score in found.by_client.items()} or None
+        if self._trusted:
+            rows = {
+                client: served.models if isinstance(served, OwnChoice) else served.model_of(client)[None]
+                for client in self.contracts
+            }
+            return private_mean(self._mean_share(rows, state.round), len(rows))
+        assert isinstance(served, Assignment)
+        models = {client: served.model_of(client) for client in self.contracts if client in asked}
+        try:
+            counts = engine.evaluate(models, state.round)
+        except NobodyAnswered:
+            return None
+        return private_accuracy(counts, {client: reported[client].units for client in counts})
 
-    def _log(self, state: State, scores: Mapping[str, Score] | None, ledger: Ledger, seconds: float) -> None:
+    def _log(self, state: State, judged: Spread | None, ledger: Ledger, seconds: float) -> None:
         spent = self.proposal.promise.spent(ledger)
+        scores = None if judged is None else (judged, None)
         line = round_line(state.round, scores, self._clusters(state), spent)
         folder.append_line(self.files.metrics, line)
         folder.append_line(self.files.timing, {"round": state.round, "train": seconds, "evaluate": 0.0})
@@ -458,9 +503,7 @@ class ServedRun:
         if findings is not None:
             folder.write_json(self.files.findings, asdict(findings))
 
-    def _report(
-        self, state: State, scores: Mapping[str, Score] | None, ledger: Ledger, seconds: float
-    ) -> ServedRound:
+    def _report(self, state: State, judged: Spread | None, ledger: Ledger, seconds: float) -> ServedRound:
         missing = {name: why for request in self._latest for name, why in request.missing.items()}
         answered = {name for request in self._latest for name in request.answered} - set(missing)
         return ServedRound(
@@ -470,7 +513,7 @@ class ServedRun:
             missing=missing,
             epsilon=self._spent(ledger),
             budget=self._budgets(),
-            accuracy=accuracy(scores).mean if scores else None,
+            accuracy=judged.mean if judged else None,
             seconds=seconds,
         )
 
@@ -479,11 +522,17 @@ class ServedRun:
         promise = self.proposal.promise
         if self._trusted:
             return {EVERYONE: promise.spent(ledger)}
-        return {client: ledger.spent(client) for client in self.contracts}
+        subjects = {unit.subject: unit.owner for unit in self.proposal.plan.units}
+        return {
+            client: max(ledger.spent(subject) for subject, owner in subjects.items() if owner == client)
+            for client in self.contracts
+        }
 
     def _budgets(self) -> dict[str, float]:
         budgets = {subject: budget.epsilon for subject, budget in self.proposal.promise.budgets.items()}
-        return {EVERYONE: min(budgets.values())} if self._trusted else budgets
+        if self._trusted:
+            return {EVERYONE: min(budgets.values())}
+        return {client: budgets[client] for client in self.contracts}
 
     # --- the result ---------------------------------------------------------------------------------
 
@@ -501,8 +550,8 @@ class ServedRun:
             algorithm=self.proposal.algorithm.name,
             clusters=dict(clusters),
             clusters_found=found,
-            accuracy=Spread(**last["accuracy"]) if last.get("accuracy") else None,
-            loss=Spread(**last["loss"]) if last.get("loss") else None,
+            accuracy=Spread.from_json(last["accuracy"]) if last.get("accuracy") else None,
+            loss=None,
             guarantee=str(promise.guarantee),
             epsilon=promise.guarantee.epsilon,
             delta=promise.guarantee.delta,

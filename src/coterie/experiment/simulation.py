@@ -24,13 +24,14 @@ from coterie.engines.flower.post import Patience
 from coterie.engines.flower.site import Site, one_client
 from coterie.errors import CoterieError, InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
+from coterie.experiment.evaluation import evaluation_epsilon
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.proposal import default_delta
 from coterie.experiment.runner import load_federation, truth_of
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.serving import ServedResult, Watcher, check_servable, trusts_server
-from coterie.privacy import Budget
+from coterie.privacy import Budget, HeldOut
 
 
 @lru_cache(maxsize=2)
@@ -48,10 +49,12 @@ def virtual_site(text: str, folder: Path, position: int) -> Site:
     trusted = trusts_server(experiment)
     units = len(federation.clients) if trusted else len(client.train)
     budget = Budget(privacy.epsilon_of(client.name), privacy.delta_of(client.name, default_delta(units)))
-    limits = Limits(budget, (experiment.model.name,), evaluate=True, trust_server=trusted)
+    reports = experiment.evaluation.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
+    reported = HeldOut(len(client.test), evaluation_epsilon(experiment, budget.epsilon), reports)
+    limits = Limits(budget, (experiment.model.name,), reported, trust_server=trusted)
     return Site(
         client.name,
-        lambda split: one_client(client.name, federation),
+        lambda: one_client(client.name, federation),
         folder / client.name,
         limits,
         noise_seed=experiment.seeds.noise,

@@ -8,6 +8,7 @@ cells in one program: there they share a process.
 import csv
 import io
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.metrics import Fairness
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.together import beside, fit_together
@@ -425,7 +427,8 @@ def _rows(sweep: Sweep, cells: Sequence[Cell], finished: Mapping[str, RunResult]
 
 
 def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
-    means = [result.accuracy.mean for result in results]
+    means = [result.accuracy.mean if result.accuracy else math.nan for result in results]
+    fair = [result.fairness or Fairness(math.nan, None, None) for result in results]
     known = [result.clusters_found for result in results if result.clusters_found is not None]
     worst = max(results, key=lambda result: result.epsilon)
     return Row(
@@ -433,14 +436,14 @@ def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
         runs=len(results),
         accuracy=float(np.mean(means)),
         accuracy_std=float(np.std(means, ddof=1)) if len(means) > 1 else None,
-        worst_client=_mean([result.accuracy.min for result in results]),
-        best_client=_mean([result.accuracy.max for result in results]),
+        worst_client=_mean([result.accuracy.min if result.accuracy else None for result in results]),
+        best_client=_mean([result.accuracy.max if result.accuracy else None for result in results]),
         worst_cluster=_mean_or_none(
             [min(result.cluster_accuracy.values()) if result.cluster_accuracy else None for result in results]
         ),
-        disparity=_mean([result.fairness.disparity for result in results]),
-        f_acc=_mean_or_none([result.fairness.f_acc for result in results]),
-        f_loss=_mean_or_none([result.fairness.f_loss for result in results]),
+        disparity=_mean([own.disparity for own in fair]),
+        f_acc=_mean_or_none([own.f_acc for own in fair]),
+        f_loss=_mean_or_none([own.f_loss for own in fair]),
         clusters_found=sum(known) if known else None,
         epsilon=worst.epsilon,
         noise_multiplier=max(result.noise_multiplier for result in results),
@@ -449,8 +452,9 @@ def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+def _mean(values: Sequence[float | None]) -> float:
+    """Of figures that may be missing: private evaluation says nothing of single clients of a population."""
+    return float(np.mean([math.nan if value is None else value for value in values]))
 
 
 def _mean_or_none(values: Sequence[float | None]) -> float | None:
@@ -506,7 +510,7 @@ def _plus_minus(std: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
 def table_markdown(rows: Sequence[Row]) -> str:

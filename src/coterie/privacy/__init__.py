@@ -6,6 +6,7 @@ A library of its own: it needs numpy, scipy and dp-accounting, no other part of 
 from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
+from coterie.privacy.evaluation import EVALUATION, HeldOut
 from coterie.privacy.guarantee import Guarantee, guarantee
 from coterie.privacy.ledger import Books, Charge, Ledger, LedgerHead
 from coterie.privacy.mechanisms import (
@@ -17,6 +18,7 @@ from coterie.privacy.mechanisms import (
     Mechanism,
     Multiplier,
     NoiseRule,
+    NoisyScores,
     PoissonSteps,
     PrivateSelection,
     RebalancedSums,
@@ -33,6 +35,7 @@ from coterie.privacy.released import Released
 from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
 
 __all__ = [
+    "EVALUATION",
     "POPULATION",
     "AccuracySelection",
     "Adjacency",
@@ -45,6 +48,7 @@ __all__ = [
     "FullBatchSketch",
     "FullBatchSteps",
     "Guarantee",
+    "HeldOut",
     "Ledger",
     "LedgerError",
     "LedgerHead",
@@ -53,6 +57,7 @@ __all__ = [
     "Mode",
     "Multiplier",
     "NoiseRule",
+    "NoisyScores",
     "PlanError",
     "PlannedRelease",
     "PoissonSteps",

@@ -44,6 +44,8 @@ class NoiseRule(Enum):
 
 
 Multiplier = float | NoiseRule
+HALF = 0.5
+"""The largest size of a score less one half."""
 
 
 class Mechanism(ABC):
@@ -263,6 +265,35 @@ class FullBatchSketch(NoisySum):
     def multiplier_for(self, length: float) -> float:
         """The multiplier whose noise is so long on the mean sketch, in clips."""
         return float(length * self.records / math.sqrt(self.dimensions))
+
+    @property
+    def event(self) -> DpEvent:
+        return events.gaussian(self.multiplier)
+
+
+@mechanism("noisy-scores")
+@dataclass(frozen=True)
+class NoisyScores(NoisySum):
+    """How well models do: scores in [0, 1] of `units` held-out records (or clients), summed with noise.
+
+    A half is taken off every score before they are summed and given back to the sum, `units` times: a
+    constant. What a unit adds then has a size of at most one half, and one that is silenced adds as much as
+    one that is right half the time. That takes half the noise of summing the scores as they are.
+    """
+
+    units: int
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip != HALF:
+            raise PrivacyInputError(f"clip: {self.clip} is not allowed for scores, {HALF} is")
+        check_count("units", self.units)
+
+    @property
+    def denominator(self) -> int:
+        """The public number of units that are scored."""
+        return self.units
 
     @property
     def event(self) -> DpEvent:

@@ -223,8 +223,8 @@ def _runs(comparison: Comparison) -> Markup | None:
         [
             _link(run),
             *(str(value) for value in run.cell.values.values()),
-            measure.text(run.result.accuracy.mean),
-            measure.text(run.result.accuracy.min),
+            measure.text(run.result.accuracy.mean if run.result.accuracy else None),
+            measure.text(run.result.accuracy.min if run.result.accuracy else None),
             seconds(run.result.seconds),
         ]
         for run in runs

@@ -50,14 +50,15 @@ def accuracy_against_round(run: RunRecord, clusters: Clusters) -> Figure | None:
     measured = [(line.round, line.accuracy) for line in run.rounds if line.accuracy is not None]
     if not measured:
         return None
-    low, high = min(spread.min for _, spread in measured), max(spread.max for _, spread in measured)
+    low = min(spread.least for _, spread in measured)
+    high = max(spread.most for _, spread in measured)
     frame = Frame(chart.round_axis(run.planned_rounds), value_axis(run.measure, low, high))
     parts = frame.axes("round")
     parts += _switch(frame, run)
     parts.append(
         chart.band(
-            [frame.at((number, spread.min)) for number, spread in measured],
-            [frame.at((number, spread.max)) for number, spread in measured],
+            [frame.at((number, spread.least)) for number, spread in measured],
+            [frame.at((number, spread.most)) for number, spread in measured],
         )
     )
     keys = [
@@ -310,9 +311,9 @@ def clients_by_group(run: RunRecord, clusters: Clusters) -> Figure | None:
         for group in clusters.groups
     ]
     groups = [group for group in told if group.clients]
-    if len(groups) > 2 * MOST_LINES:
+    if not groups or len(groups) > 2 * MOST_LINES:
         return None
-    axis = value_axis(run.measure, reached.min, reached.max)
+    axis = value_axis(run.measure, reached.least, reached.most)
     blank = Axis(0, 1, (), str)
     bottom, left, right, top = 44.0, 24.0, 30.0, 8.0
     width = Frame(axis, blank, left=left, right=right)

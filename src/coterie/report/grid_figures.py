@@ -76,6 +76,8 @@ def _dots(frame: Frame, setting: Setting, comparison: Comparison, y: float) -> I
         low, high = row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std
         yield tag("line", class_=f"whisker {colour}", x1=frame.at_x(low), x2=frame.at_x(high), y1=y, y2=y)
         for run in setting.runs:
+            if run.result.accuracy is None:
+                continue
             mean = run.result.accuracy.mean
             words_ = f"{run.cell.name}: {measure.text(mean)}"
             yield marker((frame.at_x(mean), y), shape, f"mark seed {colour}", 3.2, words_)

@@ -230,7 +230,7 @@ def read_rounds(path: Path) -> tuple[RoundLine, ...]:
 
 
 def _spread(content: Mapping[str, Any] | None) -> Spread | None:
-    return None if content is None else Spread(**content)
+    return None if content is None else Spread.from_json(content)
 
 
 def read_findings(path: Path) -> Findings | None:

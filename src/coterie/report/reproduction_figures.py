@@ -281,7 +281,7 @@ def _exchange(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
         for row, record, setting in found:
             values = [value for line in record.epsilon for value in line if value is not None]
             across = record.largest if name == "worst" else sum(values) / len(values)
-            scores = [float(run.result.accuracy.mean) for run in setting.runs]
+            scores = [run.result.accuracy.mean for run in setting.runs if run.result.accuracy]
             kinds.setdefault(row.split()[0], []).append((across, sum(scores) / len(scores)))
         yield line_figure(
             f"exchange-{name}",

@@ -29,7 +29,7 @@ from coterie.report.page import (
     table,
     tiles,
 )
-from coterie.report.record import RunRecord, mean_over, read_run
+from coterie.report.record import Measure, RunRecord, mean_over, read_run
 
 MANY_CLIENTS = 60
 """From here on the table of clients starts folded."""
@@ -82,7 +82,7 @@ def _lede(run: RunRecord, clusters: Clusters) -> str:
     who = count(len(run.clients), "client")
     if clusters.true:
         who += f" of {len(clusters.true)} clusters"
-    if accuracy is None and run.served:
+    if accuracy is None and (run.served or run.finished):
         return f"{who}; no accuracy on held-out records was asked for, or none was told."
     if accuracy is None:
         return f"{who}; nothing has been measured yet."
@@ -92,7 +92,17 @@ def _lede(run: RunRecord, clusters: Clusters) -> str:
         else f"a client's model scores {measure.text(accuracy.mean)} on its held-out records on average"
     )
     rounds = count(run.rounds[-1].round if run.rounds else 0, "round")
+    if accuracy.is_private:
+        return f"{who}, {rounds}: {reached} ({_noise_words(accuracy, measure)})."
     return f"{who}, {rounds}: {reached}, {measure.text(accuracy.min)} for the client served worst."
+
+
+def _noise_words(accuracy: Spread, measure: Measure) -> str:
+    """How far a private figure may be off, and why."""
+    if accuracy.interval is None:
+        return "measured with noise"
+    low, high = (measure.text(end) for end in accuracy.interval)
+    return f"measured with noise, within the guarantee: {low} to {high} in 95 of 100 cases"
 
 
 def _notices(run: RunRecord) -> Iterator[Markup]:
@@ -149,9 +159,11 @@ def _guarantee(run: RunRecord) -> Markup:
 def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
     accuracy, measure = run.accuracy, run.measure
     if accuracy is not None:
-        yield Tile(f"Mean {measure.name}", measure.text(accuracy.mean), "over clients, held-out records")
-        yield Tile("Worst client", measure.text(accuracy.min), _name_of(accuracy, accuracy.min))
-        yield Tile("Best client", measure.text(accuracy.max), _name_of(accuracy, accuracy.max))
+        how = _noise_words(accuracy, measure) if accuracy.is_private else "over clients, held-out records"
+        yield Tile(f"Mean {measure.name}", measure.text(accuracy.mean), how)
+        if accuracy.min is not None and accuracy.max is not None and not accuracy.is_private:
+            yield Tile("Worst client", measure.text(accuracy.min), _name_of(accuracy, accuracy.min))
+            yield Tile("Best client", measure.text(accuracy.max), _name_of(accuracy, accuracy.max))
     if run.clusters:
         yield _cluster_tile(run, clusters)
     budget = run.experiment.privacy.epsilon
@@ -314,7 +326,7 @@ def _sites(run: RunRecord) -> Markup | None:
 def _fairness(run: RunRecord, accuracy: Spread) -> Markup:
     measure = run.measure
     stored = run.result.fairness if run.result else None
-    disparity = stored.disparity if stored else accuracy.max - accuracy.min
+    disparity = stored.disparity if stored else accuracy.most - accuracy.least
     items: list[tuple[str, Child]] = [
         ("Disparity", f"{_points(measure.is_share, disparity)} between the best and the worst client")
     ]

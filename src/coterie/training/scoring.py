@@ -124,19 +124,17 @@ def evaluate(learner: Learner, parameters: Tensor, records: Batch) -> Score:
     return Score(accuracy=float(scores[0]) / len(records), loss=float(losses[0]) / len(records))
 
 
-def evaluate_clients(
+def client_sums(
     learner: Learner, models: Tensor, model_of: Sequence[int], records: Sequence[Batch]
-) -> list[Score]:
-    """Score of every client on its held-out records; clients of one model go through it together."""
-    found: dict[int, Score] = {}
+) -> NDArray[np.float64]:
+    """Sums of scores and losses by client, (clients, 2); clients of one model go through it together."""
+    found = np.zeros((len(records), 2))
     for model in sorted(set(model_of)):
         members = [client for client, own in enumerate(model_of) if own == model]
         table = join([records[client] for client in members])
         sizes = [len(records[client]) for client in members]
-        scores, losses = score_sums(learner, models[model], table, sizes)
-        for client, size, score, loss in zip(members, sizes, scores, losses, strict=True):
-            found[client] = Score(accuracy=float(score) / size, loss=float(loss) / size)
-    return [found[client] for client in range(len(records))]
+        found[members] = np.stack(score_sums(learner, models[model], table, sizes), axis=1)
+    return found
 
 
 def join(batches: Sequence[Batch]) -> Batch:

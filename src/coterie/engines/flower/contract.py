@@ -24,17 +24,20 @@ from pydantic import ValidationError
 
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
-from coterie.engines.flower.messages import GarbageError, RefusedError, Split, pack, plain_of, task_from_json
+from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of, task_from_json
 from coterie.errors import CoterieError
 from coterie.groups import Watched
 from coterie.models import ModelSettings
 from coterie.privacy import (
+    EVALUATION,
     Adjacency,
     Budget,
     DraftedSum,
     FullBatchSketch,
     FullBatchSteps,
     Guarantee,
+    HeldOut,
+    NoisyScores,
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
@@ -45,6 +48,7 @@ from coterie.privacy import (
     UnitPlan,
     epsilon_of,
     guarantee,
+    held_out,
 )
 from coterie.privacy.errors import RangeError
 from coterie.privacy.plan import canonical_json
@@ -116,7 +120,7 @@ class Contract:
         client: the site's own name, its subject in the plan.
         plan: of all clients: it is public, and noise is bound to all of it.
         delta: at which the site's epsilon is stated.
-        evaluate: whether accuracy on held-out records will be asked for, outside the guarantee.
+        held_out: records that the site trains on nowhere; the plan says whether they score models.
         additive: whether the model is two of its kind, outputs added.
         trusted: what is done for a trusted server; None where nobody is trusted.
     """
@@ -125,8 +129,8 @@ class Contract:
     algorithm: str
     client: str
     records: int
+    held_out: int
     task: Task
-    split: Split
     model: ModelSettings
     lr: float
     augmentation: Augmentation | None
@@ -135,7 +139,6 @@ class Contract:
     plan: PrivacyPlan
     accountant: str
     delta: float
-    evaluate: bool = False
     additive: bool = False
     trusted: TrustedWork | None = None
 
@@ -146,10 +149,18 @@ class Contract:
         return UnitPlan(self.client, self.plan.for_subject(subject).releases)
 
     @property
+    def scored(self) -> UnitPlan | None:
+        """What is released of the records that this site holds out, where they are units of their own."""
+        subject = held_out(self.client)
+        found = [unit for unit in self.plan.units if unit.subject == subject]
+        return found[0] if found else None
+
+    @property
     def own_plan(self) -> PrivacyPlan:
         """The plan as far as it concerns this site: what its ledger enforces."""
-        plan = self.plan
-        return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, (self.own,), plan.caveats)
+        plan, scored = self.plan, self.scored
+        units = (self.own,) if scored is None else (self.own, scored)
+        return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, units, plan.caveats)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -158,7 +169,7 @@ class Contract:
             "client": self.client,
             "records": self.records,
             "task": {**asdict(self.task), "shape": list(self.task.shape)},
-            "split": asdict(self.split),
+            "held_out": self.held_out,
             "model": self.model.model_dump(mode="json"),
             "lr": self.lr,
             "augmentation": None if self.augmentation is None else asdict(self.augmentation),
@@ -167,7 +178,6 @@ class Contract:
             "plan": self.plan.to_json(),
             "accountant": self.accountant,
             "delta": self.delta,
-            "evaluate": self.evaluate,
             "additive": self.additive,
             "trusted": None if self.trusted is None else self.trusted.to_json(),
         }
@@ -181,7 +191,7 @@ class Contract:
                 client=str(data["client"]),
                 records=int(data["records"]),
                 task=task_from_json(data["task"]),
-                split=Split.from_json(data["split"]),
+                held_out=int(data["held_out"]),
                 model=ModelSettings.model_validate(data["model"]),
                 lr=float(data["lr"]),
                 augmentation=None if data["augmentation"] is None else Augmentation(**data["augmentation"]),
@@ -190,7 +200,6 @@ class Contract:
                 plan=PrivacyPlan.from_json(data["plan"]),
                 accountant=str(data["accountant"]),
                 delta=float(data["delta"]),
-                evaluate=bool(data["evaluate"]),
                 additive=bool(data["additive"]),
                 trusted=None if data["trusted"] is None else TrustedWork.from_json(data["trusted"]),
             )
@@ -229,14 +238,15 @@ class Limits:
     Args:
         budget: the most that may ever be spent of the site's records.
         models: models of the form package.module:function whose code the operator has read and installed.
-        evaluate: whether accuracy on held-out records may be reported, outside the guarantee.
+        reported: how often held-out records may score models, and what all of that may cost them; where the
+            server is trusted, it costs a part of the budget. None: never.
         trust_server: whether the server may see this site's clipped updates in the clear.
         adjacency: between which neighbours the budget holds; None: those that the plan names.
     """
 
     budget: Budget
     models: tuple[str, ...] = ()
-    evaluate: bool = False
+    reported: HeldOut | None = None
     trust_server: bool = False
     adjacency: Adjacency | None = None
 
@@ -275,14 +285,16 @@ def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     return watched.guarantee(delta=contract.delta, adjacency=plan.adjacency, caveats=(*plan.caveats, *said))
 
 
-def approve(contract: Contract, limits: Limits, *, name: str, records: int, task: Task) -> None:
+def approve(
+    contract: Contract, limits: Limits, *, name: str, records: int, held_out: int, task: Task
+) -> None:
     """Raise `RefusedError` unless it is about the site's own records, a known model, and not too much."""
-    if contract.client != name or contract.records != records or contract.task != task:
+    described = (contract.client, contract.records, contract.held_out, contract.task)
+    if described != (name, records, held_out, task):
         raise RefusedError("other data")
     if ":" in contract.model.name and contract.model.name not in limits.models:
         raise RefusedError("model code")
-    if contract.evaluate and not limits.evaluate:
-        raise RefusedError("not allowed")
+    _approve_scores(contract, limits)
     trusts = contract.plan.unit is not Unit.RECORD
     if not trusts and contract.plan.adjacency is Adjacency.ADD_REMOVE:
         raise RefusedError("not planned")  # its own number of records is public, and used
@@ -292,6 +304,8 @@ def approve(contract: Contract, limits: Limits, *, name: str, records: int, task
         raise RefusedError("not trusted")
     for release in contract.own.releases:
         mechanism = release.mechanism
+        if isinstance(mechanism, NoisyScores):
+            continue  # approved above
         if trusts and (not isinstance(mechanism, _SUMMED) or isinstance(mechanism, DraftedSum)):
             raise RefusedError("not planned")
         if not trusts and not isinstance(mechanism, _ALLOWED) and limits.budget.is_private:
@@ -330,6 +344,35 @@ def _in_range(contract: Contract) -> bool:
         and training.momentum < 1
         and (training.proximal == 0 or training.proximal in PULL)
     )
+
+
+def _approve_scores(contract: Contract, limits: Limits) -> None:
+    """Raise `RefusedError` unless held-out records answer as often, and at most at the price, as allowed."""
+    own, scored, by_record = contract.own, contract.scored, contract.plan.unit is Unit.RECORD
+    among_own = [release for release in own.releases if isinstance(release.mechanism, NoisyScores)]
+    if (scored is not None and not by_record) or (among_own and contract.plan.unit is not Unit.CLIENT):
+        raise RefusedError("not planned")  # scores of a unit that has none
+    planned = among_own if scored is None else list(scored.releases)
+    if scored is None and not planned:
+        return
+    if len(planned) != 1 or planned[0].name != EVALUATION:
+        raise RefusedError("not planned")
+    mechanism, allowed = planned[0].mechanism, limits.reported
+    if not isinstance(mechanism, NoisyScores):
+        raise RefusedError("not planned")
+    if allowed is None or contract.held_out == 0 or planned[0].times > allowed.reports:
+        raise RefusedError("not allowed")
+    if scored is None:
+        return  # a client's score is part of what its whole plan costs
+    if mechanism.units != contract.held_out:
+        raise RefusedError("other data")
+    try:
+        adjacency = limits.adjacency or contract.plan.adjacency
+        price = epsilon_of(scored.event, limits.budget.delta, contract.accountant, adjacency)
+    except CoterieError:
+        raise RefusedError("too much") from None
+    if not price <= allowed.epsilon:
+        raise RefusedError("too much")
 
 
 def _sound_work(contract: Contract) -> bool:

@@ -14,10 +14,9 @@ from coterie.data.natural import split_records
 from coterie.data.records import Dataset
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.keys import check_site_name
-from coterie.engines.flower.messages import Split
 from coterie.engines.flower.site import Records, Site
 from coterie.errors import InputError
-from coterie.privacy import Adjacency, Budget
+from coterie.privacy import Adjacency, Budget, HeldOut
 
 BOOKS = ".coterie"
 """Beside the records by default: a ledger belongs to them, and whoever copies them copies it, too."""
@@ -34,7 +33,11 @@ class Joining:
         epsilon, delta: the most that may be spent of these records; delta defaults to a fifth of one over
             their number.
         models: models of the form package.module:function whose code may run here.
-        report_accuracy: whether accuracy on held-out records may be told, outside the guarantee.
+        held_out: share of the records that is never trained on; None: all are.
+        split: seed, and place, of the draw that decides which those are: by their position alone.
+        evaluation_epsilon: what scoring models may cost a held-out record (of a site that trusts the server:
+            nothing beside epsilon); None: models are not scored.
+        evaluation_reports: how often models may be scored.
         trust_server: whether the server may see this site's clipped updates in the clear, where a unit is a
             client or a worker; delta must then be given, since units are sites.
         adjacency: between which neighbours epsilon holds, whatever a plan says; by default as it says.
@@ -47,7 +50,10 @@ class Joining:
     name: str | None = None
     state: Path | None = None
     models: tuple[str, ...] = field(default=())
-    report_accuracy: bool = False
+    held_out: float | None = None
+    split: tuple[int, int] = (0, 0)
+    evaluation_epsilon: float | None = None
+    evaluation_reports: int = 1
     noise_seed: int | None = None
     trust_server: bool = False
     adjacency: Adjacency | None = None
@@ -68,7 +74,12 @@ class Joining:
             name=str(config["name"]) if "name" in config else None,
             state=Path(str(config["state"])) if "state" in config else None,
             models=tuple(models.split(",")) if models else (),
-            report_accuracy=bool(config.get("report-accuracy", False)),
+            held_out=float(config["held-out"]) if "held-out" in config else None,
+            split=parse_split(str(config.get("split", "0"))),
+            evaluation_epsilon=float(config["evaluation-epsilon"])
+            if "evaluation-epsilon" in config
+            else None,
+            evaluation_reports=int(config.get("evaluation-reports", 1)),
             noise_seed=int(config["noise-seed"]) if "noise-seed" in config else None,
             trust_server=bool(config.get("trust-server", False)),
             adjacency=_adjacency(str(config["adjacency"])) if "adjacency" in config else None,
@@ -79,6 +90,14 @@ def _adjacency(name: str) -> Adjacency:
     if name not in list(Adjacency):
         raise InputError(f"node config: adjacency: {name} is not allowed, {' or '.join(Adjacency)} is")
     return Adjacency(name)
+
+
+def parse_split(text: str) -> tuple[int, int]:
+    """A seed, or a seed and a place, as in 3:1."""
+    seed, _, place = text.partition(":")
+    if not seed.isdecimal() or not (place or "0").isdecimal():
+        raise InputError(f"--split: {text}; allowed: a seed, or seed:place as in 0:2")
+    return int(seed), int(place or "0")
 
 
 def open_site(joining: Joining) -> Site:
@@ -103,30 +122,50 @@ def open_site(joining: Joining) -> Site:
     limits = Limits(
         Budget(joining.epsilon, delta),
         joining.models,
-        joining.report_accuracy,
+        _reported(joining),
         joining.trust_server,
         joining.adjacency,
     )
     return Site(
         name,
-        _records(name, dataset),
+        _records(name, dataset, joining),
         joining.state or joining.data / BOOKS,
         limits,
         noise_seed=joining.noise_seed,
     )
 
 
-def _records(name: str, dataset: Dataset) -> Records:
-    """The site's records under any split, as a simulation of all sites would divide them."""
+def _reported(joining: Joining) -> HeldOut | None:
+    """What the operator allows held-out records to say."""
+    share, epsilon, reports = joining.held_out, joining.evaluation_epsilon, joining.evaluation_reports
+    if share is not None and not 0 < share < 1:
+        raise InputError(f"--held-out: {share}; allowed: a share above 0 and below 1")
+    if epsilon is None:
+        return None
+    if share is None:
+        raise InputError(
+            "--evaluation-epsilon: no records are held out to score models; --held-out names a share"
+        )
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"--evaluation-epsilon: {epsilon}; allowed: a finite number above 0")
+    if reports < 1:
+        raise InputError(f"--evaluation-reports: {reports}; allowed: at least 1")
+    return HeldOut(0, epsilon, reports)  # how many records, the site counts itself
 
-    def split_up(split: Split) -> tuple[Client, Federation]:
-        settings = NaturalFederation(test_share=split.test_share, validation_share=split.validation_share)
-        everything = np.arange(len(dataset.train))
-        train, apart, test = split_records(everything, settings, split.seed, split.position)
-        take = dataset.train.take
-        client = Client(name, train=take(train), validation=take(apart), test=take(test))
-        alone = Federation((client,), dataset.task)
-        check_federation(alone)
-        return client, alone
 
-    return split_up
+def _records(name: str, dataset: Dataset, joining: Joining) -> Records:
+    """The site's records, divided as its operator says.
+
+    With the seed and the site's place of a simulation, they are divided as that simulation would.
+    """
+    everything, (seed, place) = np.arange(len(dataset.train)), joining.split
+    train, test = everything, everything[:0]
+    if joining.held_out is not None:
+        train, _, test = split_records(
+            everything, NaturalFederation(test_share=joining.held_out), seed, place
+        )
+    take = dataset.train.take
+    client = Client(name, train=take(train), validation=take(everything[:0]), test=take(test))
+    alone = Federation((client,), dataset.task)
+    check_federation(alone, held_out=False)
+    return lambda: (client, alone)

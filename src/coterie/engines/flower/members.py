@@ -6,6 +6,7 @@ those are sent a message, nothing about them is kept but the journal of the roun
 own time: what one site does decides nothing about whether another's answer counts.
 """
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from torch import Tensor
 from coterie.algorithms.protocol import CohortJob
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, TrustedWork, ranges_of
-from coterie.engines.flower.messages import Asked, ContributeMessage
+from coterie.engines.flower.messages import Asked, ContributeMessage, EvaluateMessage
 from coterie.engines.flower.post import Journal, NobodyAnswered, Post
 from coterie.engines.members import NO_ANSWER, OpenCohort
 from coterie.errors import PlanError
 from coterie.files import read_arrays, write_arrays
+from coterie.privacy import EVALUATION
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,34 @@ class RemoteMembers:
         self._gather([other for other in waiting if other.updates is None])
         assert cohort.updates is not None
         return cohort.updates
+
+    def shares(self, models: Mapping[str, NDArray[np.float32]], round: int) -> dict[str, float]:
+        """The share of its held-out records that each site's model gets right; of those who answer.
+
+        Everybody is asked: who was sampled in this round stays a secret.
+
+        Args:
+            models: one for each site, in a row; or several that it chooses from itself.
+        """
+        digest = hashlib.sha256(b"".join(rows.tobytes() for rows in models.values())).hexdigest()
+        path = None if self._journal is None else self._journal.next(round, digest)
+        known = None if path is None else read_arrays(path)
+        if known is None:
+            asked = {name: Asked(self._digests[name], round, EVALUATION) for name in models}
+            answers = self._post.ask(
+                messages.EVALUATE,
+                {name: EvaluateMessage(asked[name], rows).to_content() for name, rows in models.items()},
+                lambda name, content: np.array([messages.score_in(content, asked[name], 0.0, 1.0)]),
+                group=str(round),
+                apart=True,
+            )
+            for name, reason in answers.missing.items():
+                log.warning("round %d, %s: %s adds nothing (%s)", round, EVALUATION, name, reason)
+            known = dict(answers.by_client)
+            if path is not None:
+                # Before anything is released: the same noise on other answers would cancel.
+                write_arrays(path, known)
+        return {name: float(value[0]) for name, value in known.items()}
 
     # --- asking -------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ type, an array of another shape or with a value that is not finite makes the mes
 
 | message type | to a site | back |
 |---|---|---|
-| `query.facts` | how records are split | name, number of records, task |
+| `query.facts` | nothing | name, numbers of records, task, how often models may be scored |
 | `query.offer` | the contract | accepted or why not |
 | `train` | contract, round, release, start model (and anchor) | one released vector |
 | `query.select` | contract, round, release, k models | one released index |
 | `train.contribute` | contract, round, release, order of records, k models | its choice, its clipped update |
-| `evaluate` | contract, round, model | accuracy and loss on held-out records; only where the site allows it |
+| `evaluate` | contract, round, model | noisy number of held-out records that it gets right, if planned |
 | `query.finished` | contract | nothing: the site may close its books |
 """
 
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from coterie.algorithms.protocol import Vector
 from coterie.data.records import Task
 from coterie.errors import CoterieError
+from coterie.privacy import HeldOut
 from coterie.privacy.ranges import PULL
 
 FORMAT = 1
@@ -164,58 +165,32 @@ def refusal(reason: str) -> RecordDict:
 
 
 @dataclass(frozen=True)
-class Split:
-    """How a site divides its records into training and held-out ones, as a simulation of all would."""
-
-    seed: int
-    position: int
-    test_share: float
-    validation_share: float
-
-    def to_content(self) -> RecordDict:
-        return pack(asdict(self))
-
-    @classmethod
-    def from_content(cls, content: RecordDict) -> Self:
-        kinds = {"seed": int, "position": int, "test_share": float, "validation_share": float}
-        return cls.from_json(plain_of(content, kinds))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        try:
-            found = cls(
-                int(data["seed"]),
-                int(data["position"]),
-                float(data["test_share"]),
-                float(data["validation_share"]),
-            )
-        except (KeyError, TypeError, ValueError):
-            raise GarbageError("a split that is none") from None
-        if (
-            found.seed < 0
-            or found.position < 0
-            or not 0 < found.test_share < 1
-            or not 0 <= found.validation_share < 1
-        ):
-            raise GarbageError("a split that is none")
-        return found
-
-
-@dataclass(frozen=True)
 class SiteFacts:
-    """What a site makes public before anything else: its name, its number of records, its task."""
+    """What a site makes public before anything else.
+
+    Args:
+        records: how many it trains on.
+        held_out: how many it trains on nowhere, by its operator's choice.
+        reported: how often those may score models, and what that may cost them; None: never.
+        simulation: whether its noise comes from a seed.
+    """
 
     name: str
     records: int
+    held_out: int
+    reported: HeldOut | None
     task: Task
     simulation: bool
-    """Whether its noise comes from a seed."""
 
     def to_content(self) -> RecordDict:
+        reported = self.reported
         return pack(
             {
                 "name": self.name,
                 "records": self.records,
+                "held_out": self.held_out,
+                "reports": 0 if reported is None else reported.reports,
+                "report_epsilon": 0.0 if reported is None else reported.epsilon,
                 "task": json.dumps(asdict(self.task)),
                 "simulation": self.simulation,
             }
@@ -223,14 +198,24 @@ class SiteFacts:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> Self:
-        found = plain_of(content, {"name": str, "records": int, "task": str, "simulation": bool})
-        if not 1 <= len(found["name"]) <= 200 or found["records"] < 1:
+        fields = {"name": str, "records": int, "held_out": int, "reports": int, "report_epsilon": float}
+        found = plain_of(content, {**fields, "task": str, "simulation": bool})
+        held_out, reports, epsilon = found["held_out"], found["reports"], found["report_epsilon"]
+        sound = (
+            1 <= len(found["name"]) <= 200
+            and found["records"] >= 1
+            and held_out >= 0
+            and reports >= 0
+            and (reports == 0 or (held_out > 0 and epsilon > 0))
+        )
+        if not sound:
             raise GarbageError("facts that are none")
         try:
             task = task_from_json(json.loads(found["task"]))
         except (ValueError, RecursionError):
             raise GarbageError("a task that is none") from None
-        return cls(found["name"], found["records"], task, found["simulation"])
+        reported = HeldOut(held_out, epsilon, reports) if reports else None
+        return cls(found["name"], found["records"], held_out, reported, task, found["simulation"])
 
 
 def task_from_json(data: Any) -> Task:
@@ -352,7 +337,7 @@ class ContributeMessage:
 
 @dataclass(frozen=True)
 class EvaluateMessage:
-    """Say how well this model, or the one of these that the site would use, does on held-out records."""
+    """Score this model, or the one of these that the site would use, on held-out records, as planned."""
 
     asked: Asked
     models: NDArray[np.float32]
@@ -412,19 +397,18 @@ def contribution_in(
     return plain["choice"], value
 
 
-def answer_with_score(asked: Asked, accuracy: float, loss: float) -> RecordDict:
-    # A diverged model's loss may be infinite: a number all the same.
-    bounded = min(float(loss), 1e30) if not math.isnan(loss) else 1e30
-    return pack({**asked.plain(), "accuracy": float(accuracy), "loss": bounded})
+def answer_with_score(asked: Asked, value: float) -> RecordDict:
+    return pack({**asked.plain(), "value": float(value)})
 
 
-def score_in(content: RecordDict, asked: Asked) -> tuple[float, float]:
-    """Accuracy and loss in an answer to exactly this request."""
-    plain = plain_of(content, {**_ASKED, "accuracy": float, "loss": float})
+def score_in(content: RecordDict, asked: Asked, least: float, most: float) -> float:
+    """The score in an answer to exactly this request, which an honest site keeps within these bounds."""
+    plain = plain_of(content, {**_ASKED, "value": float})
     _check_answers(plain, asked)
-    if plain["accuracy"] > 1:
-        raise GarbageError("an accuracy above 1")
-    return plain["accuracy"], plain["loss"]
+    value: float = plain["value"]
+    if not least <= value <= most:
+        raise GarbageError("a score that no honest site could have reported")
+    return value
 
 
 def _check_answers(plain: Mapping[str, Any], asked: Asked) -> None:

@@ -39,7 +39,6 @@ from coterie.engines.flower.messages import (
     GarbageError,
     SelectMessage,
     SiteFacts,
-    Split,
     TrainMessage,
     Values,
 )
@@ -48,14 +47,17 @@ from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
 from coterie.files import read_arrays, write_arrays
 from coterie.privacy import (
+    EVALUATION,
     Charge,
     FullBatchSketch,
     FullBatchSteps,
     Ledger,
+    NoisyScores,
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
     Released,
+    held_out,
 )
 
 NOISE_DEVIATIONS = 12.0
@@ -65,7 +67,7 @@ NOISE_DEVIATIONS = 12.0
 # --- before the first round -------------------------------------------------------------------------
 
 
-def gather_facts(post: Post, splits: Mapping[str, Split]) -> Answers[SiteFacts]:
+def gather_facts(post: Post) -> Answers[SiteFacts]:
     """Ask every site for its public facts."""
 
     def read(name: str, content: RecordDict) -> SiteFacts:
@@ -74,17 +76,15 @@ def gather_facts(post: Post, splits: Mapping[str, Split]) -> Answers[SiteFacts]:
             raise GarbageError("a site under another's name")
         return facts
 
-    contents = {name: split.to_content() for name, split in splits.items()}
-    return post.ask(messages.FACTS, contents, read)
+    return post.ask(messages.FACTS, dict.fromkeys(sorted(post.nodes), messages.pack({})), read)
 
 
 def names_of(grid: Grid, nodes: Sequence[int], patience: Patience) -> dict[str, int]:
     """The names that nodes give themselves, where no keys say who they are."""
     post = Post(grid, {str(node): node for node in nodes}, patience)
-    split = Split(0, 0, 0.5, 0.0).to_content()
     found = post.ask(
         messages.FACTS,
-        dict.fromkeys(post.nodes, split),
+        dict.fromkeys(post.nodes, messages.pack({})),
         lambda node, content: SiteFacts.from_content(content),
     )
     for node, reason in found.missing.items():
@@ -253,7 +253,35 @@ class FlowerEngine:
             }
         )
 
-    # --- both ---------------------------------------------------------------------------------------
+    # --- scores ---------------------------------------------------------------------------------------
+
+    def evaluate(self, models: Mapping[str, Vector], round: int) -> dict[str, Released[float]]:
+        """Noisy number of held-out records that each client's model gets right; of those that answer."""
+        mechanisms = {client: self._scores(client) for client in models}
+        hashes = {client: input_hash(self._context, model) for client, model in models.items()}
+
+        def content(client: str) -> RecordDict:
+            return EvaluateMessage(self._asked(client, round, EVALUATION), models[client][None]).to_content()
+
+        def read(client: str, found: RecordDict) -> NDArray[np.float64]:
+            mechanism = mechanisms[client]
+            stray = NOISE_DEVIATIONS * mechanism.noise_std
+            asked = self._asked(client, round, EVALUATION)
+            return np.array([messages.score_in(found, asked, -stray, mechanism.units + stray)])
+
+        answers = self._ask(messages.EVALUATE, EVALUATION, round, hashes, content, read, held_out)
+        return {
+            client: Released(float(value[0]), mechanisms[client].noise_std)
+            for client, value in answers.items()
+        }
+
+    def _scores(self, client: str) -> NoisyScores:
+        mechanism = self._plan.for_subject(held_out(client)).release(EVALUATION).mechanism
+        if not isinstance(mechanism, NoisyScores):
+            raise PlanError(f"release '{EVALUATION}' is planned as {mechanism.name}: not a score")
+        return mechanism
+
+    # --- all ----------------------------------------------------------------------------------------
 
     def _asked(self, client: str, round: int, release: str) -> Asked:
         return Asked(self._digests[client], round, release)
@@ -266,8 +294,13 @@ class FlowerEngine:
         hashes: Mapping[str, str],
         content: Callable[[str], RecordDict],
         read: Callable[[str, RecordDict], Values],
+        subject_of: Callable[[str], str] = lambda client: client,
     ) -> Mapping[str, Values]:
-        """What the clients answered: from the journal, or by asking those that are there."""
+        """What the clients answered: from the journal, or by asking those that are there.
+
+        Args:
+            subject_of: whose records of a client answer, and are charged.
+        """
         path = None
         if self._journal is not None:
             request = hashlib.sha256(repr((kind, release, sorted(hashes.items()))).encode()).hexdigest()
@@ -279,7 +312,9 @@ class FlowerEngine:
                 return known
         present = self._post.present(list(hashes))
         if present:
-            self._ledger.charge([Charge(client, round, release, hashes[client]) for client in present])
+            self._ledger.charge(
+                [Charge(subject_of(client), round, release, hashes[client]) for client in present]
+            )
         found = self._post.ask(kind, {client: content(client) for client in present}, read, group=str(round))
         away = {client: "not there" for client in hashes if client not in present}
         self._watch(
@@ -290,22 +325,6 @@ class FlowerEngine:
         if path is not None:
             write_arrays(path, found.by_client)
         return found.by_client
-
-
-def evaluate(
-    post: Post, contracts: Mapping[str, Contract], models: Mapping[str, NDArray[np.float32]], round: int
-) -> Answers[tuple[float, float]]:
-    """Accuracy and loss of each client's model on its own held-out records; a caveat of the guarantee.
-
-    Args:
-        models: one for each client, in a row; or several that it chooses from itself.
-    """
-    there = post.present(list(models))
-    asked = {name: Asked(contracts[name].digest(), round, "evaluation") for name in there}
-    contents = {name: EvaluateMessage(asked[name], models[name]).to_content() for name in there}
-    return post.ask(
-        messages.EVALUATE, contents, lambda name, content: messages.score_in(content, asked[name])
-    )
 
 
 def largest_release(job: TrainJob, mechanism: Trainable, lr: float) -> float:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.data import Client, Federation
 from coterie.engines.clients import behaviour, build_learner
+from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits, TrustedWork, approve, cost, promised
 from coterie.engines.flower.messages import (
@@ -43,7 +44,6 @@ from coterie.engines.flower.messages import (
     RefusedError,
     SelectMessage,
     SiteFacts,
-    Split,
     TrainMessage,
     Values,
 )
@@ -53,6 +53,7 @@ from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, InputError, PlanError
 from coterie.files import forget_rounds, read_arrays, read_json, write_arrays, write_json
 from coterie.privacy import (
+    EVALUATION,
     Budget,
     Charge,
     Guarantee,
@@ -67,14 +68,12 @@ from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch
-from coterie.training.scoring import evaluate
+from coterie.training.scoring import total_score
 
 log = logging.getLogger(__name__)
 
-REPORTED = "accuracy on held-out records is reported to the server, outside the guarantee"
-
-Records = Callable[[Split], tuple[Client, Federation]]
-"""How a site reads its own records under a split: the client, and the federation of it alone."""
+Records = Callable[[], tuple[Client, Federation]]
+"""How a site reads its records, split as its operator said: the client, and the federation of it alone."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Site:
     ) -> None:
         """Args:
         name: the site's own name, by which its operator is known to the server's.
-        records: reads the records under a given split.
+        records: reads the records, split as the operator decided.
         folder: its books; created when missing.
         limits: what its operator allows.
         noise_seed: makes the noise repeatable and the whole a simulation; the server is told.
@@ -178,7 +177,8 @@ class Site:
     def _answer(self, kind: str, message: Message) -> RecordDict:
         content = message.content
         if kind == messages.FACTS:
-            return self._facts(Split.from_content(content)).to_content()
+            messages.plain_of(content, {})
+            return self._facts().to_content()
         if kind == messages.OFFER:
             return self._consider(Contract.from_content(content))
         books = self._books
@@ -196,23 +196,26 @@ class Site:
         if kind == messages.CONTRIBUTE:
             return books.contribute(ContributeMessage.from_content(content, books.parameters))
         if kind == messages.EVALUATE:
-            if not self.limits.evaluate:
-                raise RefusedError("not allowed")
             return books.evaluate(EvaluateMessage.from_content(content, books.parameters))
         raise GarbageError("a type of message that is none")
 
     # --- before the first release -------------------------------------------------------------------
 
-    def _facts(self, split: Split) -> SiteFacts:
-        client, alone = self._records(split)
-        return SiteFacts(self.name, len(client.train), alone.task, self._seed is not None)
+    def _facts(self) -> SiteFacts:
+        client, alone = self._records()
+        held_out, reported = len(client.test), self.limits.reported
+        if reported is not None:
+            reported = replace(reported, units=held_out)
+        seeded = self._seed is not None
+        return SiteFacts(self.name, len(client.train), held_out, reported, alone.task, seeded)
 
     def _consider(self, contract: Contract) -> RecordDict:
         if self.finished:
             raise RefusedError("closed")
         if self._books is None:
-            client, alone = self._records(contract.split)
-            approve(contract, self.limits, name=self.name, records=len(client.train), task=alone.task)
+            client, alone = self._records()
+            counts = {"records": len(client.train), "held_out": len(client.test)}
+            approve(contract, self.limits, name=self.name, task=alone.task, **counts)
             self._books = self._open(contract)
         elif contract != self._books.contract:
             raise RefusedError("other experiment")
@@ -220,7 +223,7 @@ class Site:
 
     def _open(self, contract: Contract) -> "Books":
         """Put the contract into the folder: from then on it binds, whatever happens to this process."""
-        _client, alone = self._records(contract.split)
+        _client, alone = self._records()
         key = SecretKey.from_os() if self._seed is None else SecretKey.from_seed(self._seed)
         self.files.secret.unlink(missing_ok=True)  # of an approval cut short: nothing was released
         RunSecret(key, alone.fingerprint(), contract.plan.digest()).save(self.files.secret)
@@ -229,6 +232,7 @@ class Site:
             {
                 "contract": contract.to_json(),
                 "epsilon": number_to_json(self.limits.budget.epsilon),
+                "evaluation_epsilon": self.limits.reported.epsilon if self.limits.reported else None,
             },
         )
         books = self._reopen()
@@ -242,11 +246,14 @@ class Site:
         stored = read_json(self.files.contract)
         try:
             contract = Contract.from_json(stored["contract"])
-            budget = Budget(number_from_json(stored["epsilon"]), contract.delta)
+            budgets = {contract.client: Budget(number_from_json(stored["epsilon"]), contract.delta)}
+            if contract.scored is not None:
+                scores = Budget(float(stored["evaluation_epsilon"]), contract.delta)
+                budgets[contract.scored.subject] = scores
         except (KeyError, TypeError, ValueError, GarbageError, RefusedError):
             raise InputError(f"{self.files.contract}: not a contract of this version") from None
         secret = RunSecret.load(self.files.secret)
-        client, alone = self._records(contract.split)
+        client, alone = self._records()
         if (contract.client, secret.data) != (self.name, alone.fingerprint()):
             raise InputError(
                 f"{self.files.path}: its ledger belongs to other records, where the same noise would cancel; "
@@ -260,7 +267,7 @@ class Site:
                 f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than what was approved in "
                 f"{self.files.contract}; allowed: at least that, or another --state"
             )
-        return Books(self.files, contract, budget, secret.key, client, alone)
+        return Books(self.files, contract, budgets, secret.key, client, alone)
 
     def _finish(self, contract: str) -> RecordDict:
         """Close the books: the key is deleted, the ledger stays."""
@@ -281,7 +288,7 @@ class Books:
         self,
         files: SiteFolder,
         contract: Contract,
-        budget: Budget,
+        budgets: Mapping[str, Budget],
         key: SecretKey,
         client: Client,
         alone: Federation,
@@ -301,10 +308,10 @@ class Books:
         self._context = behaviour(
             contract.model, contract.lr, contract.augmentation, contract.plan, self._learner
         )
-        caveats = [*([SEEDED] if key.simulation else []), *([REPORTED] if contract.evaluate else [])]
+        caveats = [SEEDED] if key.simulation else []
         self.guarantee: Guarantee = promised(contract, caveats)
         self._ledger = Ledger.open(
-            files.ledger, contract.own_plan, budget=budget, accountant=contract.accountant
+            files.ledger, contract.own_plan, budget=budgets, accountant=contract.accountant
         )
         self._engine = LocalEngine(
             alone,
@@ -329,7 +336,8 @@ class Books:
     @property
     def consent(self) -> str:
         """What a site that trusts the server agreed to: how often it may see what."""
-        releases, unit = self.contract.own.releases, self.contract.plan.unit
+        unit = self.contract.plan.unit
+        releases = [release for release in self.contract.own.releases if release.name != EVALUATION]
         clips = sorted({self._summed(release.name).clip for release in releases})
         times = sum(release.times for release in releases)
         return (
@@ -343,7 +351,7 @@ class Books:
         """Epsilon so far; where others flip the coins, that of the whole plan, sampled or not."""
         if self.contract.trusted is not None:
             return cost(self.contract, self.contract.delta)
-        return self._ledger.spent(self._subject)
+        return self._ledger.spent()
 
     @property
     def ledger(self) -> Ledger:
@@ -382,6 +390,7 @@ class Books:
         work, asked = self.contract.trusted, message.asked
         if work is None:
             raise RefusedError("not trusted")
+        mechanism = self._summed(asked.release)
         hashed = input_hash(f"{self._context} {message.order:x}", message.models)
 
         def compute() -> dict[str, Values]:
@@ -389,11 +398,9 @@ class Books:
             choice, update = self._learn(work, message, hashed)
             parts = work.parts(self.parameters)
             leaves = np.ones(self.parameters, np.bool_) if parts is None else ~parts.personal
-            mechanism = self._summed(asked.release)
             clipped = clip_rows(torch.from_numpy(update[leaves])[None], mechanism.clip)[0]
-            own = self._engine.members.personal.get(self._subject)
-            kept: dict[str, Values] = {} if own is None else {"personal": own}
-            return {"value": clipped.numpy(), "choice": np.array([choice], dtype=np.int64), **kept}
+            answer = {"value": clipped.numpy(), "choice": np.array([choice], dtype=np.int64)}
+            return {**answer, **self._own_parameters()}
 
         found = self._once(asked, hashed, compute)
         value = found["value"].astype(np.float64, copy=False)
@@ -422,8 +429,14 @@ class Books:
 
     def _summed(self, release: str) -> CohortMechanism:
         mechanism = self.contract.own.release(release).mechanism
-        assert isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums)
+        if not isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
+            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not one of a cohort")
         return mechanism
+
+    def _own_parameters(self) -> dict[str, Values]:
+        """What stays here, to be kept with every answer: older ones are forgotten."""
+        own = self._engine.members.personal.get(self._subject)
+        return {} if own is None else {"personal": own}
 
     def _kept(self) -> dict[str, NDArray[np.float32]]:
         """The parameters that are this site's own, as its latest answer left them."""
@@ -432,13 +445,41 @@ class Books:
         return {self._subject: found["personal"]} if "personal" in found else {}
 
     def evaluate(self, message: EvaluateMessage) -> RecordDict:
-        """Accuracy and loss on held-out records, outside the guarantee; nothing is charged for it."""
-        if message.asked.contract != self.digest:
-            raise RefusedError("other contract")
-        if not self.contract.evaluate:
-            raise RefusedError("not allowed")
-        score = evaluate(self._learner, torch.from_numpy(self._used(message.models)), self._test)
-        return messages.answer_with_score(message.asked, score.accuracy, score.loss)
+        """How well a model does on held-out records: one planned, noisy score, charged like any release.
+
+        For a trusted server, which adds the noise to the sum over all sites, it is this site's own share.
+        """
+        asked = message.asked
+        if asked.release != EVALUATION:
+            raise RefusedError("not planned")
+        subject = self._subject if self.contract.scored is None else self.contract.scored.subject
+
+        def compute() -> dict[str, Values]:
+            if self.contract.scored is None:
+                self._ledger.charge([Charge(subject, asked.round, asked.release, hashed)])
+                share = self._count(self._used(message.models)) / len(self._test)
+                return {"value": np.array([share]), **self._own_parameters()}
+            model = self._used(message.models)
+            scores = PrivateScores(self._engine.facts, self.contract.own_plan, self._ledger, self._context)
+            found = scores.of_records(
+                {self._subject: model}, asked.round, lambda: {self._subject: self._count(model)}
+            )
+            return {"value": np.array([found[self._subject].value])}
+
+        hashed = self._scored_hash(message.models)
+        value = self._once(asked, hashed, compute, subject)["value"]
+        return messages.answer_with_score(asked, float(value[0]))
+
+    def _scored_hash(self, models: NDArray[np.float32]) -> str:
+        if self.contract.scored is None:
+            return input_hash(self._context, models)
+        if len(models) != 1:
+            raise GarbageError("several models, and nothing to choose by")
+        return input_hash(self._context, models[0])
+
+    def _count(self, model: Vector) -> float:
+        """Score of all held-out records."""
+        return total_score(self._learner, torch.from_numpy(model), self._test)
 
     def _used(self, models: NDArray[np.float32]) -> Vector:
         """The one of the models that this site would use, with the parameters that are its own."""
@@ -452,17 +493,22 @@ class Books:
         return self._engine.members.serve(own).model_of(self._subject)
 
     def _once(
-        self, asked: Asked, hashed: str, compute: Callable[[], dict[str, Values]]
+        self, asked: Asked, hashed: str, compute: Callable[[], dict[str, Values]], subject: str | None = None
     ) -> Mapping[str, Values]:
-        """The answer to a request: as it was given before, or computed, charged and kept."""
+        """The answer to a request: as it was given before, or computed, charged and kept.
+
+        Args:
+            subject: whose records answer: those that train, or those that are held out.
+        """
+        subject = subject or self._subject
         if asked.contract != self.digest:
             raise RefusedError("other contract")
         if asked.round > self.contract.rounds:
             raise RefusedError("not planned")
-        self.contract.own.release(asked.release)
-        charge = Charge(self._subject, asked.round, asked.release, hashed)
+        self.contract.own_plan.for_subject(subject).release(asked.release)
+        charge = Charge(subject, asked.round, asked.release, hashed)
         again = self._ledger.knows(charge)
-        if not again and asked.round < self._ledger.latest_round(self._subject):
+        if not again and asked.round < self._ledger.latest_round(subject):
             raise RefusedError("passed")
         path = self._files.answers / f"{asked.round:06d}-{_file_name(asked.release, hashed)}.safetensors"
         # None where a crash came before the answer was kept: it is computed again with the same noise.
@@ -483,6 +529,12 @@ class Books:
             log.info(
                 "round %d of %d, %s: released in %.1f s, spent epsilon %s",
                 *(asked.round, self.contract.rounds, asked.release, seconds, round_up(self.spent)),
+            )
+            return
+        if asked.release == EVALUATION:
+            log.info(
+                "round %d of %d: share of held-out records that are right, sent to the trusted server",
+                *(asked.round, self.contract.rounds),
             )
             return
         log.info(

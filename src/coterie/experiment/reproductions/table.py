@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
+from coterie.errors import InputError
 from coterie.experiment import published
 from coterie.experiment.folder import RunFolder, read_json, read_lines
-from coterie.experiment.metrics import Fairness, Scores, fairness
+from coterie.experiment.metrics import Fairness, Scores, Spread, fairness
 from coterie.experiment.published import Printed, Publication
 from coterie.experiment.reproductions import ALGORITHM, SEED, Reproduction, Source, central
 from coterie.experiment.runner import RunResult
@@ -88,14 +90,16 @@ class Measure:
 
 
 MEASURES = (
-    Measure("mean", "average", lambda run: run.result.accuracy.mean, more_is_better=True),
+    Measure("mean", "average", lambda run: _accuracy(run.result).mean, more_is_better=True),
     Measure("majority", "majority", lambda run: _group(run, "majority"), more_is_better=True),
     Measure("minority", "minority", lambda run: _group(run, "minority"), more_is_better=True),
-    Measure("min", "worst client", lambda run: run.result.accuracy.min, more_is_better=True),
+    Measure("min", "worst client", lambda run: _accuracy(run.result).min, more_is_better=True),
     Measure("disparity", "disparity", lambda run: run.fairness.disparity, more_is_better=False),
     Measure("f_acc", "F_acc", lambda run: run.fairness.f_acc, more_is_better=False),
     Measure("f_loss", "F_loss", lambda run: run.fairness.f_loss, more_is_better=False, scale=1.0, digits=2),
-    Measure("max", "best client", lambda run: _of_clients(run, run.result.accuracy.max), more_is_better=True),
+    Measure(
+        "max", "best client", lambda run: _of_clients(run, _accuracy(run.result).max), more_is_better=True
+    ),
     Measure("worst_cluster", "worst cluster, whole test set", lambda run: _worst(run), more_is_better=True),
     Measure(
         "clustering",
@@ -113,7 +117,7 @@ MEASURES = (
     Measure(
         "loss",
         "loss",
-        lambda run: _of_workers(run, run.result.loss.mean),
+        lambda run: _of_workers(run, run.result.loss.mean if run.result.loss else None),
         more_is_better=False,
         scale=1.0,
         digits=3,
@@ -351,7 +355,7 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 def _read(cell: Cell, path: Path, out: Path) -> Run:
     result = RunResult.load(path)
-    fair = result.fairness
+    fair = result.fairness or Fairness(math.nan, None, None)
     best = central.read(out, cell.experiment) if fair.f_acc is None else None
     if best is not None:
         fair = fairness(_scores(result), best)
@@ -360,8 +364,16 @@ def _read(cell: Cell, path: Path, out: Path) -> Run:
 
 
 def _scores(result: RunResult) -> Scores:
-    losses = result.loss.per_client
-    return {client: Score(value, losses[client]) for client, value in result.accuracy.per_client.items()}
+    assert result.loss is not None
+    losses, reached = result.loss.per_client, _accuracy(result).per_client
+    return {client: Score(value, losses[client]) for client, value in reached.items()}
+
+
+def _accuracy(result: RunResult) -> Spread:
+    """Published experiments are on published records, and judged exactly."""
+    if result.accuracy is None:
+        raise InputError(f"{result.folder}: was not evaluated; allowed here: evaluation.kind exact")
+    return result.accuracy
 
 
 def charged_in(path: Path, result: RunResult) -> Charged:

@@ -1,0 +1,94 @@
+"""Private scores: how well models do on held-out records, as noisy sums that are charged before any is read.
+
+A score is a bounded statistic of one record (right or wrong, the bounded error of a regression) or of one
+client (the share of its held-out records that its model gets right). Losses are not bounded and never leave.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.engines.clients import ClientFacts, Occasion
+from coterie.engines.local import input_hash
+from coterie.errors import PlanError
+from coterie.privacy import (
+    EVALUATION,
+    POPULATION,
+    Charge,
+    Ledger,
+    NoisyScores,
+    PrivacyPlan,
+    Released,
+    held_out,
+)
+from coterie.privacy.mechanisms import HALF
+
+Models = Mapping[str, NDArray[np.float32]]
+"""The model that each client would use, or the rows that it chooses from."""
+
+
+@dataclass(frozen=True)
+class PrivateScores:
+    """Answers for held-out records on this machine.
+
+    Args:
+        context: whatever else decides a score beside the models; noise must not repeat when it differs.
+    """
+
+    facts: ClientFacts
+    plan: PrivacyPlan
+    ledger: Ledger
+    context: str
+
+    def of_records(
+        self, models: Models, round: int, count: Callable[[], Mapping[str, float]]
+    ) -> dict[str, Released[float]]:
+        """Noisy number of held-out records of each client that its model gets right.
+
+        Args:
+            count: reads the records; called once everything is charged.
+        """
+        mechanisms = {client: self._mechanism(held_out(client)) for client in models}
+        hashes = {client: input_hash(self.context, model) for client, model in models.items()}
+        self.ledger.charge(
+            [Charge(held_out(client), round, EVALUATION, hashed) for client, hashed in hashes.items()]
+        )
+        totals = count()
+        return {
+            client: self._noisy(
+                mechanism, totals[client] - HALF * mechanism.units, held_out(client), round, hashes[client]
+            )
+            for client, mechanism in mechanisms.items()
+        }
+
+    def of_clients(
+        self, models: NDArray[np.float32], round: int, shares: Callable[[], Mapping[str, float]]
+    ) -> Released[float]:
+        """Noisy sum over all clients of the share of held-out records that each gets right.
+
+        Args:
+            models: those that clients use or choose from.
+            shares: asks the clients; one that does not answer adds nothing, like one that is right by half.
+        """
+        mechanism = self._mechanism(POPULATION)
+        hashed = input_hash(self.context, models)
+        self.ledger.charge([Charge(POPULATION, round, EVALUATION, hashed)])
+        found = shares().values()
+        total = sum(min(max(share, 0.0), 1.0) - HALF for share in found)
+        return self._noisy(mechanism, total, POPULATION, round, hashed)
+
+    def _mechanism(self, subject: str) -> NoisyScores:
+        mechanism = self.plan.for_subject(subject).release(EVALUATION).mechanism
+        if not isinstance(mechanism, NoisyScores):
+            raise PlanError(f"release '{EVALUATION}' is planned as {mechanism.name}: not a score")
+        return mechanism
+
+    def _noisy(
+        self, mechanism: NoisyScores, centred: float, subject: str, round: int, hashed: str
+    ) -> Released[float]:
+        """The sum with its noise, and the halves given back."""
+        stream = self.facts.stream("noise", Occasion(subject, round, EVALUATION, hashed))
+        noise = float(stream.normal(1, std=mechanism.noise_std)[0])
+        return Released(centred + noise + HALF * mechanism.units, mechanism.noise_std)
