@@ -24,6 +24,7 @@ from coterie.privacy import (
     held_out,
 )
 from coterie.privacy.mechanisms import HALF
+from coterie.privacy.ranges import gaussian
 
 Models = Mapping[str, NDArray[np.float32]]
 """The model that each client would use, or the rows that it chooses from."""
@@ -90,5 +91,6 @@ class PrivateScores:
     ) -> Released[float]:
         """The sum with its noise, and the halves given back."""
         stream = self.facts.stream("noise", Occasion(subject, round, EVALUATION, hashed))
-        noise = float(stream.normal(1, std=mechanism.noise_std)[0])
-        return Released(centred + noise + HALF * mechanism.units, mechanism.noise_std)
+        std = mechanism.noise_std
+        noise = gaussian(stream, 1, std, multiplier=mechanism.multiplier, clip=HALF)
+        return Released(centred + float(noise[0]) + HALF * mechanism.units, std)

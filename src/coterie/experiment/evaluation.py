@@ -166,7 +166,7 @@ class Evaluator:
             found = self._sums(self._served(state))[:, 0] / self._sizes
             return dict(zip(self._tests, found.tolist(), strict=True))
 
-        total = scores.of_clients(_rows(served), state.round, shares)
+        total = scores.of_clients(rows_of(served), state.round, shares)
         known = served if isinstance(served, Assignment) else None
         return Evaluation(state.round, known, private_mean(total, len(self._tests)))
 
@@ -186,11 +186,12 @@ class Evaluator:
         model_of = [served.cluster_of[client] for client in clients]
         for position, client in enumerate(served.own):
             model_of[clients.index(client)] = len(served.models) + position
-        models = torch.from_numpy(_rows(served)).to(learner.device)
+        models = torch.from_numpy(rows_of(served)).to(learner.device)
         return client_sums(learner, models, model_of, list(self._tests.values()))
 
 
-def _rows(served: Assignment | OwnChoice) -> NDArray[np.float32]:
+def rows_of(served: Assignment | OwnChoice) -> NDArray[np.float32]:
+    """All models that clients use or choose from: those of the clusters, then those of single clients."""
     own: Sequence[NDArray[np.float32]] = (
         [row[None] for row in served.own.values()] if isinstance(served, Assignment) else []
     )

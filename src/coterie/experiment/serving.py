@@ -39,7 +39,7 @@ from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.checkpoint import Checkpoint
-from coterie.experiment.evaluation import evaluation_epsilon, private_accuracy, private_mean
+from coterie.experiment.evaluation import evaluation_epsilon, private_accuracy, private_mean, rows_of
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread, round_line, same_partition
@@ -213,7 +213,9 @@ class ServedRun:
         self.watch = watch or Watcher()
         self._tally: dict[str, dict[str, int]] = {}
         self._latest: list[Participation] = []
-        self._mean_share: Callable[[Mapping[str, NDArray[np.float32]], int], Released[float]]
+        self._share_sum: Callable[
+            [NDArray[np.float32], Mapping[str, NDArray[np.float32]], int], Released[float]
+        ]
         self._journal = Journal(files.path / "journal")
         self._sites = Sites.load(files.sites) if files.exists else self._gather()
         self.proposal = self._propose()
@@ -435,8 +437,8 @@ class ServedRun:
         parameters = proposal.facts.parameters
         members = RemoteMembers(self.post, self.contracts, parameters, self._journal)
         scores = PrivateScores(facts, proposal.plan, ledger, context)
-        self._mean_share = lambda rows, round: scores.of_clients(
-            np.concatenate(list(rows.values())), round, lambda: members.shares(rows, round)
+        self._share_sum = lambda models, rows, round: scores.of_clients(
+            models, round, lambda: members.shares(rows, round)
         )
         return Cohorts(facts, members, parameters, proposal.plan, ledger, context)
 
@@ -484,7 +486,7 @@ class ServedRun:
                 client: served.models if isinstance(served, OwnChoice) else served.model_of(client)[None]
                 for client in self.contracts
             }
-            return private_mean(self._mean_share(rows, state.round), len(rows))
+            return private_mean(self._share_sum(rows_of(served), rows, state.round), len(rows))
         assert isinstance(served, Assignment)
         models = {client: served.model_of(client) for client in self.contracts if client in asked}
         try:

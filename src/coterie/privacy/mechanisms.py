@@ -17,7 +17,7 @@ import dp_accounting as dp
 from dp_accounting import DpEvent
 
 from coterie.privacy import events
-from coterie.privacy.errors import PlanError
+from coterie.privacy.errors import PlanError, RangeError
 from coterie.privacy.ranges import (
     CLIP,
     DIMENSIONS,
@@ -287,8 +287,8 @@ class NoisyScores(NoisySum):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip != HALF:
-            raise PrivacyInputError(f"clip: {self.clip} is not allowed for scores, {HALF} is")
-        check_count("units", self.units)
+            raise RangeError(f"clip: {self.clip} is not allowed for scores, {HALF} is")
+        RECORDS.check("units", self.units)
 
     @property
     def denominator(self) -> int:

@@ -11,7 +11,7 @@ from dp_accounting import DpEvent
 
 from coterie.privacy import events
 from coterie.privacy.errors import PlanError
-from coterie.privacy.mechanisms import Mechanism, mechanism_from_json
+from coterie.privacy.mechanisms import Mechanism, NoisyScores, mechanism_from_json
 from coterie.privacy.ranges import ROUNDS
 from coterie.privacy.units import Adjacency, Json, ThreatModel, Unit
 
@@ -126,6 +126,11 @@ class PrivacyPlan:
             raise PlanError("plan: two units have the same subject")
         for unit in self.units:
             for release in unit.releases:
+                if unit.is_held_out and not isinstance(release.mechanism, NoisyScores):
+                    raise PlanError(
+                        f"plan of {unit.subject}: a name kept for held-out records, of which only scores "
+                        f"are released; {release.name!r} is planned"
+                    )
                 if release.mechanism.adjacency is not self.adjacency:
                     raise PlanError(
                         f"plan of {unit.subject}: release {release.name!r} is built for "

@@ -55,7 +55,7 @@ class MemoryFederation:
             self.sites[name].close()
         self.sites[name] = Site(
             name,
-            lambda split: one_client(name, self.federation),
+            lambda: one_client(name, self.federation),
             self.folder / name,
             self.limits,
             noise_seed=self.noise_seed,

@@ -46,7 +46,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         "algorithm": {"name": "r-dpcfl", "clusters": 2},
         "privacy": {"epsilon": 8},
         "schedule": {"rounds": ROUNDS, "batch": 40},
-        "evaluation": {"references": False, "every": ROUNDS},
     }
     with RealFederation(folder, sites, experiment) as made:
         (folder / "truth.json").write_text(json.dumps(TRUTH))
@@ -144,15 +143,16 @@ def inner_address(federation: RealFederation) -> str:
 
 
 def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federation: RealFederation) -> None:
-    for name in NAMES:
-        federation.join(name)
+    for place, name in enumerate(NAMES):
+        held_out = ["--held-out", "0.2", "--split", f"0:{place}"]
+        federation.join(name, *held_out, "--evaluation-epsilon", "1")
     federation.wait_for_end()
     assert federation.server is not None
     assert federation.server.returncode == 0, federation.log("server")
     result = json.loads(federation.out("server"))
     assert result["clusters_found"] is True
     assert result["rounds"] == ROUNDS
-    assert all(tally == {"answered": ROUNDS + 1, "missed": 0} for tally in result["participation"].values())
+    assert all(tally == {"answered": ROUNDS + 2, "missed": 0} for tally in result["participation"].values())
     chosen = read_experiment(federation.experiment, ["seeds.noise=5"])
     alone = runner.run(chosen, federation.folder / "alone")
     kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
@@ -167,6 +167,8 @@ def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federati
         else:
             assert states[0][name] == value, name
     assert result["epsilon"] == alone.epsilon
+    assert alone.accuracy is not None
+    assert result["accuracy"]["per_client"] == alone.accuracy.per_client
     for name in NAMES:
         books = federation.sites[name] / ".coterie"
         assert federation.joined[name].returncode == 0, federation.log(name)

@@ -10,11 +10,12 @@ from memory_federation import MemoryFederation, experiment
 from trusting import TRUSTING, sites_of, trusting
 
 from coterie.cli.report import report
+from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder, read_json, write_json
 from coterie.experiment.recount import recount
-from coterie.privacy import Budget
+from coterie.privacy import Budget, HeldOut
 
 QUICK: dict[str, Any] = {"schedule": {"rounds": 2, "batch": 15, "lr": 0.1}}
 
@@ -31,18 +32,15 @@ def test_accuracies_that_some_sites_told_are_shown_and_the_others_stay_out(
     chosen = experiment(
         algorithm={"name": "global"},
         schedule={"rounds": 2, "batch": 20},
-        evaluation={"ask_sites": True, "references": False},
+        evaluation={"kind": "private"},
     )
-    federation = MemoryFederation(chosen, tmp_path / "sites", limits=Limits(Budget(8.0, 1e-3), evaluate=True))
+    limits = Limits(Budget(8.0, 1e-3), reported=HeldOut(0, 1.0, 1))
+    federation = MemoryFederation(chosen, tmp_path / "sites", limits=limits)
     silent = next(iter(federation.sites))
     serve = federation.sites[silent].handle
 
     def without_reports(message: Any) -> Any:
-        federation.sites[silent].limits = Limits(
-            Budget(8.0, 1e-3),
-            evaluate=message.has_content() and (message.metadata.message_type != "evaluate"),
-        )
-        return serve(message)
+        return messages.refusal("failed") if message.metadata.message_type == "evaluate" else serve(message)
 
     federation.grid.handlers[federation.nodes[silent]] = without_reports
     result = federation.serve(tmp_path / "run")
@@ -63,7 +61,7 @@ def test_a_trusted_server_tells_nothing_of_whom_it_sampled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str
 ) -> None:
     algorithm = {"name": "dp-ifca", "clusters": 2} if unit == "client" else {"name": "dp-ogl", "period": 2}
-    chosen = trusting(unit, algorithm, evaluation={"references": False}, **QUICK)
+    chosen = trusting(unit, algorithm, evaluation={"kind": "none"}, **QUICK)
     federation = sites_of(chosen, tmp_path / "sites", TRUSTING)
     result = federation.serve(tmp_path / "run")
     federation.close()
@@ -79,7 +77,7 @@ def test_a_trusted_server_tells_nothing_of_whom_it_sampled(
 
 
 def test_a_damaged_result_is_one_clear_line(tmp_path: Path) -> None:
-    chosen = trusting("client", {"name": "dp-fedavg"}, evaluation={"references": False}, **QUICK)
+    chosen = trusting("client", {"name": "dp-fedavg"}, evaluation={"kind": "none"}, **QUICK)
     federation = sites_of(chosen, tmp_path / "sites", TRUSTING)
     federation.serve(tmp_path / "run")
     federation.close()

@@ -23,8 +23,17 @@ from coterie.engines.flower.server import largest_release
 from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import ServedRun, Watcher
-from coterie.privacy import Adjacency, Budget, FullBatchSketch, FullBatchSteps, PoissonSteps
+from coterie.experiment.serving import ServedRun, Watcher, check_servable
+from coterie.privacy import (
+    EVALUATION,
+    Adjacency,
+    Budget,
+    FullBatchSketch,
+    FullBatchSteps,
+    HeldOut,
+    PoissonSteps,
+    held_out,
+)
 
 ROUNDS = 4
 CLUSTERED = {"name": "r-dpcfl", "clusters": 2}
@@ -310,20 +319,31 @@ def test_a_site_cannot_take_anothers_name(federation: MemoryFederation, tmp_path
         federation.serve(tmp_path / "run")
 
 
-def test_accuracy_is_reported_only_on_request_and_says_so(tmp_path: Path) -> None:
+def test_accuracy_is_reported_as_often_as_operators_allow_and_charged(tmp_path: Path) -> None:
     chosen = experiment(
         algorithm={"name": "global"},
         schedule={"rounds": 2, "batch": 20},
-        evaluation={"ask_sites": True, "references": False},
+        evaluation={"kind": "private"},
     )
-    made = MemoryFederation(chosen, tmp_path / "sites", limits=Limits(Budget(8.0, 1e-3), evaluate=True))
+    limits = Limits(Budget(8.0, 1e-3), reported=HeldOut(0, 1.0, 1))
+    made = MemoryFederation(chosen, tmp_path / "sites", limits=limits)
     result = made.serve(tmp_path / "run")
     assert result.accuracy is not None
     assert set(result.accuracy.per_client) == set(made.nodes)
-    assert "sites report accuracy" in result.guarantee
+    assert result.accuracy.is_private
+    assert result.loss is None
     lines = list(folder.read_lines(RunFolder(tmp_path / "run").metrics))
-    assert all(line["accuracy"] for line in lines)
+    assert [line["accuracy"] is not None for line in lines] == [False, True], "one report, of the last round"
+    for name, site in made.sites.items():
+        charged = [json.loads(line) for line in site.files.ledger.read_text().splitlines()[1:]]
+        reports = [c for line in charged for c in line["charges"] if c["release"] == EVALUATION]
+        assert [(c["subject"], c["round"]) for c in reports] == [(held_out(name), 2)]
     made.close()
+
+
+def test_exact_scores_are_refused_between_sites(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"evaluation\.kind: exact"):
+        check_servable(experiment(algorithm={"name": "global"}, evaluation={"kind": "exact"}))
 
 
 # --- the bound on honest updates --------------------------------------------------------------------

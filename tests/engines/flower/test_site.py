@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from tiny_site import (
-    LIMITS,
     START,
     ZERO_OUT,
     contract,
     deliver,
+    evaluation,
     joined,
     plan_of,
     releases,
+    scores,
     selection,
     site,
     training,
@@ -71,7 +72,7 @@ OFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "another task": ({"task": dataclasses.replace(contract().task, classes=4)}, "other data"),
     "a plan for more records": ({"plan": plan_of(for_records(400))}, "other data"),
     "code of the server's choice": ({"model": ModelSettings(name="os:getcwd")}, "model code"),
-    "reports that are not allowed": ({"evaluate": True}, "not allowed"),
+    "reports that are not allowed": ({"plan": plan_of(releases(), scores())}, "not allowed"),
     "a step that is none": ({"lr": -0.1}, "out of range"),
     "nothing at all": ({"plan": plan_of(())}, "not planned"),
 }
@@ -163,10 +164,8 @@ BAD: dict[str, tuple[str, RecordDict, str]] = {
     "a round after the last": (messages.TRAIN, training(10), "not planned"),
     "accuracy, unasked": (
         messages.EVALUATE,
-        messages.EvaluateMessage(
-            messages.Asked(contract().digest(), 1, "evaluation"), START[None]
-        ).to_content(),
-        "not allowed",
+        evaluation(agreed=contract()),
+        "not planned",
     ),
 }
 
@@ -322,18 +321,3 @@ def test_closed_books_have_no_key_and_answer_nothing(tmp_path: Path) -> None:
     for again in (made, site(tmp_path)):
         assert refused(deliver(again, messages.TRAIN, training())) == "closed"
         assert refused(deliver(again, messages.OFFER, contract(lr=0.2).to_content())) == "closed"
-
-
-def test_reports_of_accuracy_need_both_sides(tmp_path: Path) -> None:
-    agreed = contract(evaluate=True)
-    allowing = dataclasses.replace(LIMITS, evaluate=True)
-    made = joined(tmp_path, agreed, limits=allowing)
-    assert made.books is not None
-    assert "held-out" in str(made.books.guarantee)
-    asked = messages.Asked(agreed.digest(), 1, "evaluation")
-    answer = deliver(made, messages.EVALUATE, messages.EvaluateMessage(asked, START[None]).to_content())
-    accuracy, loss = messages.score_in(answer, asked)
-    assert 0 <= accuracy <= 1
-    assert loss > 0
-    assert executed(made) == {"sketch": 0, "training": 0, "selection": 0}
-    made.close()

@@ -26,7 +26,7 @@ from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
 from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable
-from coterie.privacy import POPULATION, Budget
+from coterie.privacy import POPULATION, Budget, HeldOut, Unit
 
 FEDAVG = {"name": "dp-fedavg"}
 ROUTED = {"name": "dp-ifca", "clusters": 2, "rebalance": {"rule": "route", "minimum": 1}}
@@ -68,9 +68,9 @@ def test_every_algorithm_reaches_the_same_state_bit_for_bit(chosen: Experiment, 
     ledgers = [RunFolder(tmp_path / out).ledger.read_bytes() for out in ("alone", "served")]
     assert ledgers[0] == ledgers[1]
     assert served.epsilon == alone.epsilon
-    # What sites report is what a simulation measures: with their own choices, and their own parts.
-    assert served.accuracy is not None
-    assert served.accuracy.per_client == pytest.approx(alone.accuracy.per_client)
+    # What sites report is what a simulation measures: with their own choices, their own parts, one noise.
+    assert served.accuracy == alone.accuracy
+    assert (served.accuracy is None) == (chosen.privacy.unit is Unit.WORKER)
     for site in federation.sites.values():
         assert site.finished
         told = json.loads(site.files.finished.read_text())
@@ -116,7 +116,6 @@ def serve_spoiled(
 
 QUICKLY = {
     "schedule": {"rounds": 2, "batch": 15, "lr": 0.1},
-    "evaluation": {"references": False},
 }
 EVERYBODY = trusting("client", ROUTED, rate=1.0, **QUICKLY)
 
@@ -332,13 +331,10 @@ class Killed(BaseException):
     """Nothing in the code under test may catch this."""
 
 
-EVALUATED = {
-    "schedule": {"rounds": 2, "batch": 15, "lr": 0.1},
-    "evaluation": {"references": False, "ask_sites": True},
-}
+EVALUATED = {**QUICKLY, "evaluation": {"kind": "private", "every": 1}}
 SERVED = {
     "dp-ifca, routed": trusting("client", ROUTED, **EVALUATED),
-    "dp-ogl": trusting("worker", {"name": "dp-ogl", "period": 2}, **EVALUATED),
+    "dp-ogl": trusting("worker", {"name": "dp-ogl", "period": 2}, **QUICKLY),
 }
 
 
@@ -474,7 +470,7 @@ def test_a_site_takes_part_only_if_its_operator_trusts_the_server(
 
 def test_less_than_the_plan_costs_is_refused_by_the_sites_own_arithmetic(tmp_path: Path) -> None:
     for chosen in (EVERYBODY, trusting("worker", {"name": "dp-ogl", "period": 2}, **QUICKLY)):
-        careful = Limits(Budget(29.0, 0.05), evaluate=True, trust_server=True)
+        careful = Limits(Budget(29.0, 0.05), reported=HeldOut(0, 30.0, 9), trust_server=True)
         federation = sites_of(chosen, tmp_path / f"sites-{chosen.privacy.unit}", careful)
         with pytest.raises(InputError, match="would spend more than its operator allows"):
             federation.serve(tmp_path / f"run-{chosen.privacy.unit}")

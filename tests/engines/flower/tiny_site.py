@@ -15,13 +15,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits
-from coterie.engines.flower.messages import Asked, SelectMessage, Split, TrainMessage
+from coterie.engines.flower.messages import Asked, EvaluateMessage, SelectMessage, TrainMessage
 from coterie.engines.flower.site import Site
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
+    EVALUATION,
     Adjacency,
     Budget,
     FullBatchSketch,
+    HeldOut,
+    NoisyScores,
     PlannedRelease,
     PoissonSteps,
     PrivacyPlan,
@@ -29,12 +32,14 @@ from coterie.privacy import (
     ThreatModel,
     Unit,
     UnitPlan,
+    held_out,
 )
 from coterie.training.parameters import flatten
 
 TASK = Task(kind="classification", shape=(5,), classes=3)
 START = flatten(build_model(ModelSettings(name="softmax"), TASK, seed=0))
 LIMITS = Limits(Budget(20.0, 1e-2))
+REPORTING = Limits(Budget(20.0, 1e-2), reported=HeldOut(0, 1.0, 2))
 ZERO_OUT = Adjacency.ZERO_OUT
 
 
@@ -42,7 +47,8 @@ def records(shift: float = 0.0) -> tuple[Client, Federation]:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(40, 5)).astype(np.float32) + np.float32(shift)
     found = Records(features, rng.integers(3, size=40))
-    client = Client("a", found, found.take(slice(0, 0)), found.take(slice(0, 10)))
+    held_out = Records(rng.normal(size=(10, 5)).astype(np.float32), rng.integers(3, size=10))
+    client = Client("a", found, found.take(slice(0, 0)), held_out)
     return client, Federation((client,), TASK)
 
 
@@ -55,12 +61,18 @@ def releases(*, noise: float = 2.0, times: int = 3) -> tuple[PlannedRelease, ...
     )
 
 
-def plan_of(planned: tuple[PlannedRelease, ...]) -> PrivacyPlan:
+def scores(*, noise: float = 6.0, times: int = 2, units: int = 10, name: str = EVALUATION) -> PlannedRelease:
+    """Reports about the ten records that the site holds out."""
+    return PlannedRelease(name, NoisyScores(0.5, noise, units, ZERO_OUT), times)
+
+
+def plan_of(planned: tuple[PlannedRelease, ...], *reports: PlannedRelease) -> PrivacyPlan:
+    scored = (UnitPlan(held_out("a"), reports),) if reports else ()
     return PrivacyPlan(
         unit=Unit.RECORD,
         adjacency=ZERO_OUT,
         threat=ThreatModel("the server", "everything"),
-        units=tuple(UnitPlan(name, planned) for name in ("a", "b")),
+        units=(*(UnitPlan(name, planned) for name in ("a", "b")), *scored),
     )
 
 
@@ -71,7 +83,7 @@ def contract(**changes: Any) -> Contract:
         client="a",
         records=40,
         task=TASK,
-        split=Split(0, 0, 0.2, 0.0),
+        held_out=10,
         model=ModelSettings(name="softmax"),
         lr=0.1,
         augmentation=None,
@@ -86,7 +98,7 @@ def contract(**changes: Any) -> Contract:
 
 def site(folder: Path, limits: Limits = LIMITS, **options: Any) -> Site:
     shift = options.pop("shift", 0.0)
-    return Site("a", lambda split: records(shift), folder, limits, **options)
+    return Site("a", lambda: records(shift), folder, limits, **options)
 
 
 def deliver(
@@ -115,6 +127,11 @@ def training(round: int = 1, *, agreed: Contract | None = None, **changes: Any) 
 def selection(round: int = 1, models: np.ndarray | None = None) -> RecordDict:
     asked = Asked(contract().digest(), round, "selection")
     return SelectMessage(asked, np.stack([START, START + 1]) if models is None else models).to_content()
+
+
+def evaluation(round: int = 1, *, agreed: Contract, model: np.ndarray = START, **changes: Any) -> RecordDict:
+    asked = Asked(agreed.digest(), round, changes.pop("release", EVALUATION))
+    return EvaluateMessage(asked, model[None]).to_content()
 
 
 def expired() -> float:

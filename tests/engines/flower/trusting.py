@@ -9,13 +9,12 @@ from memory_federation import MemoryFederation
 
 from coterie.engines.flower.contract import Limits
 from coterie.experiment.schema import Experiment
-from coterie.privacy import Budget
+from coterie.privacy import Budget, HeldOut
 
-TRUSTING = Limits(Budget(30.0, 0.05), evaluate=True, trust_server=True)
+TRUSTING = Limits(Budget(30.0, 0.05), reported=HeldOut(0, 30.0, 9), trust_server=True)
 COMMON: dict[str, Any] = {
     "schedule": {"rounds": 3, "batch": 15, "lr": 0.1},
     "seeds": {"simulation": 3, "noise": 5},
-    "evaluation": {"every": 3, "references": False, "ask_sites": True},
 }
 CLIENTS = {"kind": "clusters", "sizes": [2, 2], "shift": "rotation", "records_per_client": 30}
 WORKERS = {"kind": "groups", "structure": "ring", "workers": 6, "groups": 3, "records_per_client": 30}
@@ -31,6 +30,8 @@ def trusting(
         {
             **COMMON,
             "federation": CLIENTS if unit == "client" else WORKERS,
+            # What a group's model does on a worker's records cannot be told privately.
+            "evaluation": {"kind": "private" if unit == "client" else "none"},
             "privacy": {"unit": unit, "epsilon": 30.0, "delta": 0.05, "clip": clip},
             "algorithm": {"rate": rate, **algorithm},
             **sections,

@@ -82,10 +82,11 @@ class RemoteMembers:
         path = None if self._journal is None else self._journal.next(round, digest)
         known = None if path is None else read_arrays(path)
         if known is None:
-            asked = {name: Asked(self._digests[name], round, EVALUATION) for name in models}
+            there = self._post.present(list(models))
+            asked = {name: Asked(self._digests[name], round, EVALUATION) for name in there}
             answers = self._post.ask(
                 messages.EVALUATE,
-                {name: EvaluateMessage(asked[name], rows).to_content() for name, rows in models.items()},
+                {name: EvaluateMessage(asked[name], models[name]).to_content() for name in there},
                 lambda name, content: np.array([messages.score_in(content, asked[name], 0.0, 1.0)]),
                 group=str(round),
                 apart=True,
