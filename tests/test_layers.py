@@ -16,7 +16,7 @@ DOORS: dict[str, set[str]] = {
     "groups": {"privacy", "errors", "files"},
     "data": {"groups", "errors", "settings", "files"},
     "models": {"data", "errors", "settings"},
-    "training": {"data", "models", "privacy"},
+    "training": {"data", "models", "privacy", "errors"},
     "algorithms": {"clustering", "groups", "privacy", "errors", "settings"},
     "engines": {
         "algorithms",

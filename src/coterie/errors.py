@@ -1,8 +1,20 @@
 """Mistakes that the command line reports in one line, with the exit code of each kind."""
 
+import sys
+from pathlib import Path
+
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError
 
-__all__ = ["BudgetError", "CoterieError", "DataError", "InputError", "LedgerError", "PlanError"]
+__all__ = [
+    "BudgetError",
+    "CoterieError",
+    "DataError",
+    "InputError",
+    "LedgerError",
+    "ModelError",
+    "PlanError",
+    "where",
+]
 
 
 class InputError(CoterieError):
@@ -13,3 +25,26 @@ class InputError(CoterieError):
 
 class DataError(InputError):
     """A data file or record that cannot be used as it is."""
+
+
+class ModelError(InputError):
+    """A user's own model failed on records: said without a value, a shape or a number of them."""
+
+
+def where(mistake: BaseException) -> str:
+    """The kind of a mistake and its place, in a user's code if it passed there; not its text.
+
+    The text of a mistake that was made on records may repeat their values or their number.
+    """
+    libraries = [str(Path(__file__).parent)]
+    if (torch := sys.modules.get("torch")) is not None and torch.__file__ is not None:
+        libraries.append(str(Path(torch.__file__).parent))
+    place = users = ""
+    trace = mistake.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        place = f" at {file}:{trace.tb_lineno}"
+        if not file.startswith(tuple(libraries)):
+            users = place
+        trace = trace.tb_next
+    return f"{type(mistake).__name__}{users or place}"

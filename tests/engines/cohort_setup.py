@@ -144,7 +144,7 @@ class Twin:
             return (self.job.start_of or {}).get(member, 0)
         records, learner = self.engine.records[member], self.engine.learner
         losses = [
-            float(learner.losses(torch.from_numpy(model), records).double().sum())
+            float(learner.client_losses(torch.from_numpy(model), records).double().sum())
             for model in self.job.models
         ]
         return int(np.argmin(losses))

@@ -94,8 +94,8 @@ def test_dropout_is_refused_because_a_resumed_run_could_not_repeat_it() -> None:
         check_model(ready(around(nn.Dropout(0.5))), TASK)
 
 
-def test_control_flow_on_values_is_refused_where_torch_cannot_map_it() -> None:
-    with pytest.raises(InputError, match="per-record gradients"):
+def test_control_flow_is_refused_where_the_whole_batch_decides_it() -> None:
+    with pytest.raises(InputError, match="depends on the other records of its batch"):
         check_model(ready(around(Lambda(lambda x: x if x.sum() > 0 else -x))), TASK)
 
 

@@ -14,7 +14,7 @@ from coterie import __version__
 from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.data import Task
 from coterie.engines.memory import keep_freed_memory
-from coterie.models import ModelSettings, build_model, check_model
+from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
     FullBatchSketch,
     FullBatchSteps,
@@ -47,11 +47,9 @@ def build_learner(
 ) -> Learner:
     """The experiment's model, checked, with the fastest gradients that can be trusted for it."""
     model = build_model(settings, task, seed, additive=additive)
-    check_model(model, task)
-    # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules would then
-    # break the sensitivity; one record per pass of torch.func cannot.
-    ours = ":" not in settings.name
-    return Learner(model, task, device, fast=ours, max_memory=max_memory)
+    # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules, and any other
+    # pass of a whole batch, would then break the sensitivity.
+    return Learner(model, task, device, fast=not settings.own, max_memory=max_memory)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.data.records import Task
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, where
 from coterie.training.learner import Batch, Learner, LearnerShape
 
 log = logging.getLogger(__name__)
@@ -194,8 +194,10 @@ def work(link: connection.Connection, memory: int) -> None:
         method, arguments = calls.get()
         try:
             answer = (True, getattr(answering, method)(*arguments))
+        except CoterieError as error:
+            answer = (False, " ".join(str(error).split()))
         except Exception as error:
-            answer = (False, f"{type(error).__name__}: {' '.join(str(error).split())}")
+            answer = (False, where(error))  # its text may tell of the records
         link.send(answer)
 
 

@@ -53,6 +53,6 @@ def _train_centrally(
         order = torch.randperm(len(records), generator=shuffle).to(learner.device)
         for batch in torch.split(order, BATCH):
             optimiser.zero_grad()
-            learner.losses(parameters, records.take(batch)).mean().backward()  # type: ignore[no-untyped-call]
+            learner.client_losses(parameters, records.take(batch)).mean().backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return parameters.detach()

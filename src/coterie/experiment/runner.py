@@ -24,7 +24,7 @@ from coterie.engines.clients import behaviour
 from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
-from coterie.errors import InputError
+from coterie.errors import InputError, ModelError
 from coterie.experiment import checkpoint, evaluation, folder, references
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.evaluation import Evaluation, Evaluator
@@ -47,7 +47,7 @@ from coterie.experiment.metrics import (
 from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
 from coterie.experiment.schema import EvaluationKind, Experiment
-from coterie.models import blamed
+from coterie.models import code_caveats
 from coterie.privacy import (
     POPULATION,
     Budget,
@@ -255,6 +255,7 @@ def _caveats(
     if experiment.seeds.noise is not None:
         yield SEEDED
     yield from count_caveats(experiment)
+    yield from code_caveats(experiment.model)
     windows = experiment.data.windows_per_character
     if experiment.privacy.unit is Unit.RECORD and windows > 1:
         yield f"a record is a window of text, and a character is in up to {windows} of them"
@@ -319,11 +320,9 @@ class Run:
         """Do the rounds that are still to be done, then evaluate and write the result."""
         try:
             return finish(self.work(watch))
-        except Exception as error:
-            line = blamed(self.prepared.experiment.model, error)
-            if line is None:
-                raise
-            raise InputError(f"{line} (while it learnt; --resume continues from the last round)") from error
+        except ModelError as error:
+            name = self.prepared.experiment.model.name
+            raise ModelError(f"model.name: {name}: {error}; --resume continues from the last round") from None
 
     def work(self, watch: Callable[[RoundReport], None] | None = None) -> Work[RunResult]:
         """The same, asking whoever drives it to have the engine answer."""

@@ -46,6 +46,7 @@ from coterie.experiment.metrics import Spread, round_line, same_partition
 from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.groups import Shape, Structure, is_file, named_structure
+from coterie.models import code_caveats
 from coterie.privacy import Budget, HeldOut, Ledger, Mode, Released, SecretKey, Unit
 from coterie.privacy.units import number_to_json
 from coterie.training.learner import Learner
@@ -288,6 +289,7 @@ class ServedRun:
         """What the sentence must add because of how this run is set up."""
         yield from delta_caveats(self.experiment, population, budgets)
         yield from count_caveats(self.experiment)
+        yield from code_caveats(self.experiment.model)
         if self._trusted:
             yield IN_THE_CLEAR
             yield WHO_IS_ASKED

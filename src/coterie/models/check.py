@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from coterie.data.records import Task
 from coterie.errors import InputError
+from coterie.models.state import KeptTensors, first_change, written_down
 
-_PROBES = 4
+SIZES = (2, 3, 5, 8, 9, 17, 33, 64)
+"""Batches that are tried beside single records."""
+_EACH = 4
+"""Probes in each range of values."""
+_ROUNDING = 1e-4
+_APART = (
+    "so that no record has a gradient of its own to clip; normalise within a record (GroupNorm, LayerNorm)"
+)
 
 
 def check_model(model: nn.Module, task: Task) -> None:
     """Refuse, with the reason, a model whose records do not each have a gradient of their own.
 
-    The model is tried on random records: besides batch norms that finds any other way in which one record
-    reaches another's output. Neither the model nor the global random state is touched.
+    The model is tried on records that are nobody's, in the mode in which it runs: alone and in batches of
+    several sizes, orders and ranges of values, again and again, with and without gradients. What this does
+    not find is harmless all the same where the model's code is called with one record at a time, as a user's
+    is. Neither the model nor the global random state is touched.
     """
     for name, layer in model.named_modules():
         _check_layer(name, layer)
@@ -28,16 +40,32 @@ def check_model(model: nn.Module, task: Task) -> None:
             raise InputError(
                 f"model: parameter {name} has no shape yet; call the model once before returning it"
             )
-    model = copy.deepcopy(model).train()
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    if not parameters:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("model: it has no parameters to train")
-    with torch.random.fork_rng(devices=[]):
+    try:
+        model = copy.deepcopy(model).eval()
+    except Exception as error:  # a tensor with a history, a lock, an open file
+        raise InputError(f"model: it cannot be copied: {one_line(error)}") from error
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.default_generator.manual_seed(0)
-        features = _random_features(task)
-        _check_outputs(model, features, task)
-        _check_records_apart(model, features, task)
-        _check_gradients(model, parameters, features)
+        trial = _Trial(model, task)
+        _check_outputs(trial)
+        _check_apart(trial)
+        _check_kept(trial)
+        _check_gradients(trial)
+        trial.check_unchanged()
+        _check_draws_in_training(copy.deepcopy(model).train(), trial.probes)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Many small calls: threads would mostly wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_layer(name: str, layer: nn.Module) -> None:
@@ -56,77 +84,202 @@ def _check_layer(name: str, layer: nn.Module) -> None:
         )
 
 
-def _random_features(task: Task) -> Tensor:
+def _probes(task: Task) -> Iterator[Tensor]:
+    """Records of each range of values that features may have: pixels, columns, standardised, others."""
+    shape = (_EACH, *task.shape)
     if task.vocabulary is not None:
-        return torch.randint(task.vocabulary, (_PROBES, *task.shape))
-    return torch.rand(_PROBES, *task.shape)
+        yield from (torch.randint(task.vocabulary, shape) for _ in range(4))
+        yield torch.zeros(shape, dtype=torch.int64)
+        yield torch.full(shape, task.vocabulary - 1)
+        return
+    yield torch.rand(shape)
+    yield 2.0 * torch.rand(shape) - 1.0
+    yield -torch.rand(shape)
+    yield 2.0 * torch.randn(shape)
+    yield torch.rand(shape).round()
+    yield 1e-3 * torch.randn(shape)
+    yield 1e3 * torch.randn(shape)
+    yield torch.cat([torch.zeros(_EACH // 2, *task.shape), torch.ones(_EACH - _EACH // 2, *task.shape)])
 
 
-def _forward(model: nn.Module, features: Tensor) -> Tensor:
-    try:
-        outputs = model(features)
-    except Exception as error:  # a user's network may raise anything
-        raise InputError(
-            f"model: it fails on records of shape {tuple(features.shape[1:])}: {one_line(error)}"
-        ) from error
-    if not isinstance(outputs, Tensor):
-        raise InputError(f"model: it returns a {type(outputs).__name__}; allowed: one tensor")
-    return outputs.detach()
+class _Trial:
+    """A model, probes, and what the model holds: every call is watched."""
 
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        self.model = model
+        self.task = task
+        self.ranges = list(_probes(task))
+        self.probes = torch.cat(self.ranges)
+        self.state = written_down(model)
 
-def _check_outputs(model: nn.Module, features: Tensor, task: Task) -> None:
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    outputs = _forward(model, features)
-    expected = (len(features), task.outputs)
-    if tuple(outputs.shape) != expected:
-        raise InputError(
-            f"model: output of shape {tuple(outputs.shape)} for {len(features)} records; allowed: {expected}"
-        )
-    if not outputs.isfinite().all():
-        raise InputError("model: its output on random records is not finite")
-    for name, buffer in model.named_buffers():
-        if not torch.equal(before[name], buffer):
+    def call(self, features: Tensor) -> Tensor:
+        """The outputs; the input, the random state and torch's modes must be as they were."""
+        given, before = features.clone(), (*_randomness(), torch.is_grad_enabled(), torch.get_default_dtype())
+        try:
+            outputs = self.model(given)
+        except Exception as error:  # a user's network may raise anything
             raise InputError(
-                f"model: buffer {name} changes as records pass; what it collects is neither clipped nor "
-                "noised; use layers without running statistics"
-            )
-
-
-def _check_records_apart(model: nn.Module, features: Tensor, task: Task) -> None:
-    """Changing any one record must leave the outputs of the others alone."""
-    others = _random_features(task)
-    state = torch.get_rng_state()
-    before = _forward(model, features)
-    for record in range(len(features)):
-        changed = features.clone()
-        changed[record] = others[record]
-        torch.set_rng_state(state)  # so that a layer that draws random numbers draws the same
-        difference = (_forward(model, changed) - before).abs()
-        difference[record] = 0.0
-        if difference.max() > 1e-5 * max(1.0, float(before.abs().max())):  # rounding, no more
-            raise InputError(
-                "model: the output of a record depends on the other records of its batch, so that no record "
-                "has a gradient of its own to clip; normalise within a record (GroupNorm, LayerNorm)"
-            )
-
-
-def _check_gradients(model: nn.Module, parameters: Mapping[str, Tensor], features: Tensor) -> None:
-    def output_sum(weights: Mapping[str, Tensor], record: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(model, dict(weights), (record[None],))
-        return outputs.sum()
-
-    try:
-        gradients = vmap(grad(output_sum), (None, 0))(parameters, features)
-    except Exception as error:
-        if "randomness" in str(error):
-            raise InputError(
-                "model: it draws random numbers (dropout?), which a resumed run could not repeat; remove the "
-                "layer that does"
+                f"model: it fails on records of shape {tuple(features.shape[1:])}: {one_line(error)}"
             ) from error
-        raise InputError(f"model: torch.func cannot give per-record gradients: {one_line(error)}") from error
-    for name, gradient in gradients.items():
-        if not gradient.isfinite().all():
-            raise InputError(f"model: the gradient of {name} on random records is not finite")
+        after = (*_randomness(), torch.is_grad_enabled(), torch.get_default_dtype())
+        if before[:3] != after[:3]:
+            raise InputError(_DRAWS)
+        if before[3:] != after[3:]:
+            torch.set_grad_enabled(before[3] is True)
+            torch.set_default_dtype(before[4])
+            raise InputError("model: it switches a mode of torch (gradients, default type) and leaves it so")
+        if not isinstance(outputs, Tensor):
+            raise InputError(f"model: it returns a {type(outputs).__name__}; allowed: one tensor")
+        if not torch.equal(given, features):
+            raise InputError(
+                "model: it changes its input in place, which would change the records; copy it first"
+            )
+        expected = (len(features), self.task.outputs)
+        if tuple(outputs.shape) != expected:
+            raise InputError(
+                f"model: output of shape {tuple(outputs.shape)} for {len(features)} records; "
+                f"allowed: {expected}"
+            )
+        return outputs
+
+    def check_unchanged(self) -> None:
+        changed = first_change(self.state, written_down(self.model))
+        if changed is None:
+            return
+        path = changed.strip(".:")
+        name = path if path.startswith("the global") else f"{_kind(self.model, path)} {path}"
+        raise InputError(
+            f"model: {name} changes as records pass; what it collects is neither clipped nor noised; compute "
+            "it when the model is built, and use layers without running statistics"
+        )
+
+
+_DRAWS = (
+    "model: it draws random numbers (dropout?), which a resumed run could not repeat; remove the layer that "
+    "does"
+)
+
+
+def _kind(model: nn.Module, path: str) -> str:
+    if path in dict(model.named_buffers()):
+        return "buffer"
+    return "parameter" if path in dict(model.named_parameters()) else "attribute"
+
+
+def _randomness() -> tuple[bytes, int, bytes]:
+    _, numbers, place, *_ = np.random.get_state()  # noqa: NPY002 (a user's code may draw from it)
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        hash(random.getstate()),
+        bytes(f"{place} ", "ascii") + np.asarray(numbers).tobytes(),
+    )
+
+
+@torch.no_grad()
+def _check_outputs(trial: _Trial) -> None:
+    for features in (trial.probes[:4], trial.ranges[1]):
+        if not trial.call(features).isfinite().all():
+            raise InputError("model: its output on random records is not finite")
+    trial.check_unchanged()
+
+
+@torch.no_grad()
+def _check_apart(trial: _Trial) -> None:
+    """A record's output must be what it is alone, whoever else is there, and the same every time."""
+    probes, order = trial.probes, torch.randperm(len(trial.probes)).repeat(max(SIZES) // _EACH)
+    alone = torch.cat([trial.call(record) for record in torch.split(probes, 1)])
+    batches = [order[:size] for size in SIZES]
+    # Records of one range only; more than eight, some of them several times.
+    batches += [torch.arange(first, first + _EACH).repeat(3)[:9] for first in range(0, len(probes), _EACH)]
+    batches += [order[:9].flip(0), order[:1].expand(5)]
+    for chosen in batches:
+        found = trial.call(probes[chosen])
+        if _differ(found, alone[chosen]):
+            raise InputError(
+                f"model: the output of a record depends on the other records of its batch, {_APART}"
+            )
+    again = torch.cat([trial.call(record) for record in torch.split(probes[order[:9]], 1)])
+    if not torch.equal(_plain(again), _plain(alone[order[:9]])):
+        raise InputError(
+            "model: the same record gives another output when it passes again: something is kept between "
+            "calls, or drawn at random"
+        )
+    with torch.enable_grad():
+        if _differ(trial.call(probes[order[:9]]).detach(), alone[order[:9]]):
+            raise InputError("model: its output is another one when gradients are asked for")
+
+
+def _check_kept(trial: _Trial) -> None:
+    """No tensor of a call may outlive it, wherever it is kept. (Tables made once are: they are not new.)"""
+    features = trial.probes[:9]
+    for _ in range(2):
+        given = features.clone()
+        kept = KeptTensors()
+        with torch.no_grad(), kept:
+            trial.model(given)
+    if kept.alive:
+        raise InputError(
+            "model: it keeps a tensor after the call, which the next records could meet; keep nothing"
+        )
+
+
+def _check_gradients(trial: _Trial) -> None:
+    """The gradient of a batch must be the sum of its records' own."""
+    parameters = {name: p for name, p in trial.model.named_parameters() if p.requires_grad}
+
+    def gradient(features: Tensor, weights: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            outputs = (trial.call(features) * weights).sum()
+            if not outputs.requires_grad:  # these records took a way without parameters
+                return [torch.zeros_like(p) for p in parameters.values()]
+            try:
+                found = torch.autograd.grad(outputs, list(parameters.values()), allow_unused=True)
+            except Exception as error:
+                raise InputError(f"model: it has no gradient: {one_line(error)}") from error
+        pairs = zip(found, parameters.values(), strict=True)
+        return [torch.zeros_like(p) if one is None else one for one, p in pairs]
+
+    probes = torch.cat(trial.ranges[:3])[:9]
+    weights = torch.randn(len(probes), trial.task.outputs)
+    alone = [
+        gradient(record, weight)
+        for record, weight in zip(torch.split(probes, 1), torch.split(weights, 1), strict=True)
+    ]
+    for own in alone:
+        for name, part in zip(parameters, own, strict=True):
+            if not part.isfinite().all():
+                raise InputError(f"model: the gradient of {name} on random records is not finite")
+    for size in (2, len(probes)):
+        together = gradient(probes[:size], weights[:size])
+        for at, found in enumerate(together):
+            apart = torch.stack([own[at].double() for own in alone[:size]])
+            lengths = apart.flatten(1).norm(dim=1).sum()
+            if (found - apart.sum(dim=0)).norm() > 10 * _ROUNDING * lengths.clamp(min=1e-3):
+                raise InputError(
+                    f"model: the gradient of a record depends on the other records of its batch, {_APART}"
+                )
+
+
+def _check_draws_in_training(model: nn.Module, probes: Tensor) -> None:
+    """Layers that draw when a model trains (dropout) are idle here: better said than silently left out."""
+    before = _randomness()
+    try:
+        model(probes[:4].clone())
+    except Exception:  # never run in this mode
+        return
+    if _randomness() != before:
+        raise InputError(_DRAWS)
+
+
+def _plain(outputs: Tensor) -> Tensor:
+    """Without what is not a number, which is not even equal to itself."""
+    return torch.nan_to_num(outputs, nan=0.0)
+
+
+def _differ(found: Tensor, alone: Tensor) -> bool:
+    """Beyond rounding, which grows with the numbers that a record's outputs are made of."""
+    scale = alone.abs().amax(dim=1, keepdim=True).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1e30)
+    return bool(((_plain(found) - _plain(alone)).abs() > _ROUNDING * scale).any())
 
 
 def one_line(error: Exception) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn import functional
 
 from coterie.data.records import Records, Task
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import LARGEST_PRODUCT
+from coterie.training.isolation import Isolation
 from coterie.training.layers import UnsupportedLayer
 from coterie.training.parameters import Layout
 
@@ -87,6 +88,7 @@ class LearnerShape:
     row_batch: int
     bytes_per_record: int
     compiled: bool = False
+    mapped: bool = True
 
 
 class Learner:
@@ -100,11 +102,14 @@ class Learner:
         *,
         fast: bool = True,
         max_memory: int | None = None,
+        mapped: bool | None = None,
     ) -> None:
         """Args:
-        fast: use layer rules where the model allows it; otherwise torch.func, which knows every layer.
+        fast: use layer rules where the model allows it. For models of known code only: its layers see
+            whole batches. Otherwise the model sees one record at a time, whatever it is made of.
         max_memory: bytes that one micro-batch may take beside the model and the records; one record at a
             time is the least.
+        mapped: whether `vmap` takes the model, where that is known.
         """
         self._max_memory = max_memory
         self.layout = Layout.of(model)
@@ -112,8 +117,12 @@ class Learner:
         self.model = model.to(device).eval()
         self.task = task
         self.device = device
-        self._gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0), randomness="error")
+        self._alone = Isolation(self.model, self.layout, self.output_losses, task.outputs)
         self.book = self._bookkeeping() if fast else None
+        if mapped is not None:
+            self._alone.mapped = mapped
+        elif self.book is None:
+            self._find_way()
         self.bytes_per_record = 4 * self.layout.size
         self.row_batch = self.micro_batch = self._affordable(self.bytes_per_record)
         if self.book is not None:
@@ -132,12 +141,12 @@ class Learner:
     def shape(self) -> LearnerShape:
         compiled = self.book is not None and self.book.compiled
         sizes = (self.micro_batch, self.row_batch, self.bytes_per_record)
-        return LearnerShape(self.book is not None, *sizes, compiled)
+        return LearnerShape(self.book is not None, *sizes, compiled, self._alone.mapped)
 
     @classmethod
     def from_shape(cls, model: nn.Module, task: Task, shape: LearnerShape) -> "Learner":
         """The same learner in another process, on its processor."""
-        learner = cls(model, task, torch.device("cpu"), fast=False)
+        learner = cls(model, task, torch.device("cpu"), fast=False, mapped=shape.mapped)
         if shape.fast:
             learner.book = learner._new_book(compiled=shape.compiled)
         learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
@@ -164,18 +173,25 @@ class Learner:
         return digest.hexdigest()
 
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
+        """Outputs of each record, which no other record can reach."""
+        if self.book is None:
+            return self._alone.outputs(parameters, features)
         outputs: Tensor = functional_call(self.model, self.layout.split(parameters), (features,))
         return outputs
 
-    def losses(self, parameters: Tensor, batch: Batch) -> Tensor:
-        """Loss of each record."""
-        return self.output_losses(self.outputs(parameters, batch.features), batch.targets)
+    def client_losses(self, parameters: Tensor, batch: Batch) -> Tensor:
+        """Loss of each record of one client; inside the batch, a user's model may mix them.
+
+        For what is private by client only: there nothing needs to keep a client's own records apart.
+        """
+        forward = self._alone.together if self.book is None else self.outputs
+        return self.output_losses(forward(parameters, batch.features), batch.targets)
 
     def gradients(self, parameters: Tensor, batch: Batch) -> Tensor:
         """Gradient of each record's loss, one flat row per record."""
         if self.book is not None:
             return self.book.rows(parameters, batch.features, batch.targets)
-        return self._functional_gradients(parameters, batch)
+        return self._alone.gradients(parameters, batch.features, batch.targets)
 
     @torch.no_grad()
     def predict(self, parameters: Tensor, features: Tensor) -> Tensor:
@@ -228,6 +244,14 @@ class Learner:
         log.warning("per-record gradients by torch.func, several times slower: %s", text)
         return None
 
+    def _find_way(self) -> None:
+        """Whether one call can stand for all records, or each needs a call of its own."""
+        probe = self.random_batch(3)
+        reason = self._alone.why_not_mapped(self.initial(), probe.features, probe.targets)
+        self._alone.mapped = reason is None
+        if reason is not None:
+            log.warning("records go through the model one after the other: %s", reason)
+
     def _new_book(self, *, compiled: bool) -> Bookkeeping:
         formulas = (self.output_losses, self.output_gradients)
         return Bookkeeping(self.model, self.layout, *formulas, compiled=compiled)
@@ -246,7 +270,7 @@ class Learner:
     def _compare(self, book: Bookkeeping, batch: Batch) -> None:
         parameters = self.initial()
         found = book.rows(parameters, batch.features, batch.targets)
-        expected = self._functional_gradients(parameters, batch)
+        expected = self._alone.gradients(parameters, batch.features, batch.targets)
         error = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
         if not bool((error <= 1e-3).all()):
             raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
@@ -261,11 +285,3 @@ class Learner:
             features = torch.rand(records, *task.shape, generator=generator)
         targets = torch.arange(records) % task.classes if task.classes else torch.ones(records)
         return Batch(features.to(self.device), targets.to(self.device))
-
-    def _functional_gradients(self, parameters: Tensor, batch: Batch) -> Tensor:
-        gradients: Tensor = self._gradients(parameters, batch.features, batch.targets)
-        return gradients
-
-    def _loss_of_one(self, parameters: Tensor, features: Tensor, target: Tensor) -> Tensor:
-        outputs = self.outputs(parameters, features.unsqueeze(0))
-        return self.output_losses(outputs, target.unsqueeze(0)).squeeze(0)

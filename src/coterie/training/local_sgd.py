@@ -165,7 +165,7 @@ def mean_gradient(learner: Learner, parameters: Tensor, batch: Batch) -> Tensor:
         return learner.book.total_gradient(parameters, batch.features, batch.targets).div_(len(batch))
     moving = parameters.detach().requires_grad_(True)
     with torch.enable_grad():
-        loss = learner.losses(moving, batch).mean()
+        loss = learner.client_losses(moving, batch).mean()
     return torch.autograd.grad(loss, moving)[0]
 
 

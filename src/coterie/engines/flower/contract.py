@@ -27,7 +27,7 @@ from coterie.data.records import Task
 from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of, task_from_json
 from coterie.errors import CoterieError
 from coterie.groups import Watched
-from coterie.models import ModelSettings
+from coterie.models import ModelSettings, code_caveats
 from coterie.privacy import (
     EVALUATION,
     Adjacency,
@@ -273,7 +273,7 @@ def cost(contract: Contract, delta: float, adjacency: Adjacency | None = None) -
 
 def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     """What the contract promises to this site, by its own arithmetic."""
-    plan = contract.plan
+    plan, caveats = contract.plan, (*code_caveats(contract.model), *caveats)
     if contract.trusted is None:
         return guarantee(
             contract.own_plan, delta=contract.delta, accountant=contract.accountant, caveats=caveats
@@ -292,7 +292,7 @@ def approve(
     described = (contract.client, contract.records, contract.held_out, contract.task)
     if described != (name, records, held_out, task):
         raise RefusedError("other data")
-    if ":" in contract.model.name and contract.model.name not in limits.models:
+    if contract.model.own and contract.model.name not in limits.models:
         raise RefusedError("model code")
     _approve_scores(contract, limits)
     trusts = contract.plan.unit is not Unit.RECORD

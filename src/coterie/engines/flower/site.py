@@ -50,7 +50,7 @@ from coterie.engines.flower.messages import (
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import CohortMechanism, OpenCohort
 from coterie.engines.secret import SEEDED, RunSecret
-from coterie.errors import BudgetError, InputError, PlanError
+from coterie.errors import BudgetError, InputError, ModelError, PlanError, where
 from coterie.files import forget_rounds, read_arrays, read_json, write_arrays, write_json
 from coterie.privacy import (
     EVALUATION,
@@ -170,8 +170,11 @@ class Site:
         except PlanError:
             log.warning("refused a message of type %s: not planned", kind)
             return messages.refusal("not planned")
+        except ModelError as mistake:
+            log.error("a message of type %s failed: %s", kind, mistake)
+            return messages.refusal("failed")
         except Exception as mistake:  # whatever it is, its text stays here
-            log.error("a message of type %s failed: %s", kind, _where(mistake))
+            log.error("a message of type %s failed: %s", kind, where(mistake))
             return messages.refusal("failed")
 
     def _answer(self, kind: str, message: Message) -> RecordDict:
@@ -549,15 +552,6 @@ def _file_name(release: str, hashed: str) -> str:
     return hashlib.sha256(
         encode_fields(release.encode("utf-8", "surrogatepass"), hashed.encode())
     ).hexdigest()
-
-
-def _where(mistake: BaseException) -> str:
-    """The kind of a mistake and its place; not its text, which may repeat a value."""
-    trace = mistake.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
-    return f"{type(mistake).__name__}{place}"
 
 
 def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:

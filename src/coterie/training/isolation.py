@@ -1,0 +1,181 @@
+"""A model of unknown code, called so that no record can reach another.
+
+Every call of the model sees one record, in a copy of the model made for that call: what the code does with
+the other records of a batch it cannot do, and what it keeps in the model is gone with the copy. `vmap` makes
+one call stand for the same call on every record. Where it cannot (control flow on a record's values, autograd
+functions without a rule), records go through one after the other.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from coterie.errors import ModelError, where
+from coterie.training.parameters import Layout
+
+_TOLERANCE = 1e-3
+
+Losses = Callable[[Tensor, Tensor], Tensor]
+"""From outputs and targets to one loss per record."""
+
+
+@contextmanager
+def withheld() -> Iterator[None]:
+    """Replace what user code raises on somebody's records by its kind and place: its text may repeat them."""
+    try:
+        yield
+        return
+    except ModelError:
+        raise
+    except Exception as error:
+        found = where(error)
+    # Outside of the handler: the error that is raised must not carry the one that it replaces.
+    raise ModelError(f"{found} (what it said is withheld: it may tell of the records)")
+
+
+class Isolation:
+    """A model that takes parameters as a flat vector and records one at a time."""
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, losses: Losses, width: int, *, mapped: bool = True
+    ) -> None:
+        """Args:
+        losses: of a batch, from its outputs.
+        width: of a record's output.
+        mapped: whether `vmap` may be used; `why_not_mapped` finds out.
+        """
+        self._model = model
+        self._layout = layout
+        self._losses = losses
+        self._width = width
+        self.mapped = mapped
+
+    def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
+        """Outputs of each record, (records, width)."""
+        if not len(features):
+            return parameters.new_zeros(0, self._width)
+        with withheld():
+            if self.mapped and not own_rules():
+                return self._mapped_outputs(parameters, features)
+            return torch.stack([self._output(parameters, record) for record in torch.split(features, 1)])
+
+    def gradients(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of each record's loss, (records, parameters)."""
+        if not len(features):
+            return parameters.new_zeros(0, len(parameters))
+        with withheld():
+            if self.mapped and not own_rules():
+                return self._mapped_gradients(parameters, features, targets)
+            records = zip(torch.split(features, 1), torch.split(targets, 1), strict=True)
+            return torch.stack([self._gradient(parameters, *record) for record in records])
+
+    def together(self, parameters: Tensor, features: Tensor) -> Tensor:
+        """Outputs of records that belong to one owner, in one call: they may reach one another, no others."""
+        with withheld(), _global_state(parameters.device):
+            outputs = functional_call(
+                copy.deepcopy(self._model), self._layout.split(parameters), (features.clone(),)
+            )
+            return self._checked(outputs, len(features))
+
+    def why_not_mapped(self, parameters: Tensor, features: Tensor, targets: Tensor) -> str | None:
+        """Why `vmap` would not do for this model, tried on records that are nobody's; None if it does."""
+        if own_rules():
+            return "an autograd function has a rule of its own for vmap, which sees all records"
+        try:
+            with torch.no_grad():
+                outputs = self._mapped_outputs(parameters, features)
+            gradients = self._mapped_gradients(parameters, features, targets)
+        except Exception as reason:  # user code under vmap may raise anything
+            return " ".join(f"{type(reason).__name__}: {reason}".split())
+        alone = Isolation(self._model, self._layout, self._losses, self._width, mapped=False)
+        with torch.no_grad():
+            expected = (alone.outputs(parameters, features), alone.gradients(parameters, features, targets))
+        for found, wanted in zip((outputs, gradients), expected, strict=True):
+            error = (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-6)
+            if not bool((error <= _TOLERANCE).all()):
+                return "vmap and single records disagree"
+        return None
+
+    # --- all records in one call of vmap --------------------------------------------------------------
+
+    def _mapped_outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
+        model = copy.deepcopy(self._model)
+        values = self._layout.split(parameters.clone())
+        with _global_state(parameters.device):
+            mapped: Tensor = vmap(lambda record: self._called(model, values, record[None])[0])(
+                features.clone()
+            )
+        return mapped
+
+    def _mapped_gradients(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
+        model = copy.deepcopy(self._model)
+
+        def loss(parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
+            outputs = self._called(model, self._layout.split(parameters), record[None])
+            return self._losses(outputs, target[None])[0]
+
+        with _global_state(parameters.device):
+            gradients: Tensor = vmap(grad(loss), (None, 0, 0))(parameters.clone(), features.clone(), targets)
+        return gradients
+
+    # --- one after the other --------------------------------------------------------------------------
+
+    def _output(self, parameters: Tensor, record: Tensor) -> Tensor:
+        values = self._layout.split(parameters.clone())
+        with _global_state(parameters.device):
+            return self._called(copy.deepcopy(self._model), values, record.clone())[0]
+
+    def _gradient(self, parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
+        moving = parameters.detach().clone().requires_grad_(True)
+        with _global_state(parameters.device), torch.enable_grad():
+            model = copy.deepcopy(self._model)
+            outputs = self._called(model, self._layout.split(moving), record.clone())
+            loss = self._losses(outputs, target)[0]
+            if not loss.requires_grad:  # the record took a way without parameters
+                return torch.zeros_like(parameters)
+            found = torch.autograd.grad(loss, moving, allow_unused=True)[0]
+        return torch.zeros_like(parameters) if found is None else found
+
+    def _called(self, model: nn.Module, values: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        return self._checked(functional_call(model, dict(values), (features,)), 1)
+
+    def _checked(self, outputs: object, records: int) -> Tensor:
+        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != (records, self._width):
+            raise ModelError(f"it returned something else than one row of {self._width} for each record")
+        return outputs
+
+
+def own_rules() -> bool:
+    """Whether an autograd function or operator of a user says itself how it is mapped.
+
+    Such a rule is handed all records at once. Others are mapped by what they do with one record.
+    """
+    rules: list[Callable[..., object]] = []
+    kinds = torch.autograd.Function.__subclasses__()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.vmap is not torch.autograd.Function.vmap:
+            rules.append(kind.vmap)
+    operators = list(torch._library.custom_ops.OPDEFS.values())
+    rules += [operator._vmap_fn for operator in operators if operator._vmap_fn is not None]
+    return not all(rule.__module__.startswith("torch.") for rule in rules)
+
+
+@contextmanager
+def _global_state(device: torch.device) -> Iterator[None]:
+    """Undo what a call does to the modes and random numbers that torch keeps for all."""
+    kind, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    cuda = [device] if device.type == "cuda" else []
+    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        finally:
+            if torch.get_default_dtype() != kind:
+                torch.set_default_dtype(kind)
+            if torch.are_deterministic_algorithms_enabled() != deterministic:
+                torch.use_deterministic_algorithms(deterministic)
