@@ -33,6 +33,7 @@ MISTAKES = [
     (["join", "--data", "d", "--server", "h", "--epsilon", "8", "--plaintext"], "HOST:PORT"),
     (["join", "--data", "d", *HERE], "data.path"),
     (["join", "--data", "d", *HERE, "--trust-server"], "--delta"),
+    (["join", "--data", "d", *HERE, "--adjacency", "replace-one"], "data.path"),
     (["keys", "k2", "--site", "a/b"], "site"),
     (["keys", "k2", "--site", "a", "--sites", "b"], "--site"),
 ]

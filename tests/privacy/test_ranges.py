@@ -35,9 +35,14 @@ from coterie.privacy.mechanisms import mechanism_from_json
 from coterie.privacy.randomness import RandomStream
 from coterie.privacy.ranges import (
     CLIP,
+    EPOCHS,
     NOISE,
+    PULL,
+    RATE,
     RATIO,
     RECORDS,
+    ROUNDS,
+    SELECTION_EPSILON,
     STEP_SIZE,
     Range,
     check_noise,
@@ -184,3 +189,25 @@ def test_nothing_draws_noise_past_the_check() -> None:
             if node.func.attr in ("normal", "gumbel") and not public:
                 found.append(path.relative_to(root).as_posix())
     assert found == ["privacy/ranges.py", "privacy/ranges.py"]
+
+
+def test_the_documented_ranges_are_those_that_are_enforced() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    section = text.split("## Numbers of ordinary size")[1].split("##")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    stated = {name.split(",")[0].split(" (")[0]: (least, most) for name, least, most in rows[1:]}
+    enforced = {
+        "clip": CLIP,
+        "noise multiplier": NOISE,
+        "noise of histogram": RATIO,
+        "sampling rate": RATE,
+        "epsilon of a selection": SELECTION_EPSILON,
+        "step size": STEP_SIZE,
+        "weight of a pull towards a model": PULL,
+        "records": RECORDS,
+        "epochs in a round": EPOCHS,
+        "rounds": ROUNDS,
+    }
+    assert stated.keys() == enforced.keys()
+    for name, (least, most) in stated.items():
+        assert (float(least), float(most)) == (enforced[name].least, enforced[name].most), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from coterie.errors import InputError
 from coterie.experiment.files import read_experiment
 from coterie.experiment.runner import load_federation
 from coterie.experiment.serving import check_servable
-from coterie.privacy import HeldOut
+from coterie.privacy import Adjacency, HeldOut
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "heart-disease"
 
@@ -110,10 +111,22 @@ def test_a_nodes_configuration_says_what_the_command_line_does(tmp_path: Path) -
         "evaluation-epsilon": 1.0,
         "evaluation-reports": 2,
         "noise-seed": 3,
+        "adjacency": "replace-one",
     }
     models = ("a.b:c", "d:e")
     expected = Joining(tmp_path, 2.0, 1e-4, "va", tmp_path / "books", models, 0.2, (0, 3), 1.0, 2, 3)
+    expected = replace(expected, adjacency=Adjacency.REPLACE_ONE)
     assert Joining.from_config(config) == expected
+    for key, value in (("epsilon", True), ("delta", False), ("noise-seed", False), ("adjacency", "any")):
+        with pytest.raises(InputError, match=f"node config: {key}: {value} is not allowed"):
+            Joining.from_config({**config, key: value})
+
+
+def test_the_neighbours_that_an_operator_names_are_the_sites_limit(tmp_path: Path) -> None:
+    folders = write_sites(tmp_path, records=20)
+    for adjacency in (None, Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE):
+        joining = Joining(folders["amber"], 8.0, state=tmp_path / str(adjacency), adjacency=adjacency)
+        assert open_site(joining).limits.adjacency is adjacency
 
 
 def test_the_example_writes_the_four_hospitals_and_can_be_served(
