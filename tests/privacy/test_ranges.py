@@ -35,6 +35,7 @@ from coterie.privacy.mechanisms import mechanism_from_json
 from coterie.privacy.randomness import RandomStream
 from coterie.privacy.ranges import (
     CLIP,
+    DELTA,
     EPOCHS,
     NOISE,
     PULL,
@@ -202,6 +203,7 @@ def test_the_documented_ranges_are_those_that_are_enforced() -> None:
         "noise of histogram": RATIO,
         "sampling rate": RATE,
         "epsilon of a selection": SELECTION_EPSILON,
+        "delta": DELTA,
         "step size": STEP_SIZE,
         "weight of a pull towards a model": PULL,
         "records": RECORDS,

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from coterie.privacy import Adjacency, Mode, Unit
 from coterie.privacy.ranges import (
     CLIP,
+    DELTA,
     EPOCHS,
     NOISE,
     PULL,
@@ -30,6 +31,7 @@ def _within(allowed: Range, *, or_zero: bool = False) -> AfterValidator:
     return AfterValidator(check)
 
 
+Delta = Annotated[float, _within(DELTA)]
 Clip = Annotated[float, _within(CLIP)]
 NoiseMultiplier = Annotated[float, _within(NOISE, or_zero=True)]
 Rate = Annotated[float, _within(RATE)]
@@ -81,7 +83,7 @@ class ClientBudget(Settings):
     """A budget of one client's own."""
 
     epsilon: float = Field(gt=0, description="epsilon of this client's records")
-    delta: float | None = Field(None, gt=0, lt=1, description="delta; null: as for everyone")
+    delta: Delta | None = Field(None, lt=1, description="delta; null: as for everyone")
 
 
 class PrivacySettings(Settings):
@@ -89,8 +91,8 @@ class PrivacySettings(Settings):
 
     unit: Unit = Field(Unit.RECORD, description="what one individual is: record | client | worker")
     epsilon: float = Field(8.0, gt=0, description="budget of every unit; .inf trains without privacy")
-    delta: float | None = Field(
-        None, gt=0, lt=1, description="null: a tenth of one over the number of units, rounded down"
+    delta: Delta | None = Field(
+        None, lt=1, description="null: a tenth of one over the number of units, rounded down"
     )
     adjacency: Adjacency = Field(
         Adjacency.ZERO_OUT, description="zero-out | replace-one | add-remove (default for clients)"

@@ -14,6 +14,7 @@ from coterie.errors import InputError
 from coterie.experiment.explain import explain
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
+from coterie.privacy.ranges import SEED
 from coterie.settings import Settings
 
 
@@ -37,11 +38,13 @@ class EngineSettings(Settings):
 class Seeds(Settings):
     """What repeats and what stays secret."""
 
-    simulation: int = Field(0, ge=0, lt=2**63, description="data split, initialisation, the server's draws")
+    simulation: int = Field(
+        0, ge=0, le=SEED.most, description="data split, initialisation, the server's draws"
+    )
     noise: int | None = Field(
         None,
         ge=0,
-        lt=2**63,
+        le=SEED.most,
         description="null: secret, from the operating system; a number makes it a simulation",
     )
 

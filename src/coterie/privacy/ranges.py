@@ -11,6 +11,7 @@ import math
 import sys
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import cast
 
 from coterie.privacy.errors import NoiseError, RangeError
 from coterie.privacy.randomness import Floats, RandomStream, Shape
@@ -28,7 +29,7 @@ class Range:
         kind = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        return self.least <= float(value) <= self.most
+        return bool(self.least <= cast(float, value) <= self.most)
 
     def __str__(self) -> str:
         if self.whole:
@@ -64,7 +65,7 @@ RATE = Range(1e-9, 1.0)
 SELECTION_EPSILON = Range(1e-9, 1e9)
 """Range of the log-probabilities of a private selection, where it is private at all."""
 DELTA = Range(1e-30, 1.0)
-"""Of a contract: below it, logarithms of accountants are not trusted."""
+"""Of a guarantee, below 1: far less than one over the number of units anywhere."""
 STEP_SIZE = Range(1e-9, 1e6)
 """Of clients, servers and masters."""
 PULL = Range(1e-9, 1e6)
@@ -78,6 +79,8 @@ STEPS = Range(1, 10**7, whole=True)
 ROUNDS = Range(1, 10**6, whole=True)
 DIMENSIONS = Range(1, 10**9, whole=True)
 """Of a sketch."""
+SEED = Range(0, 2**63 - 1, whole=True)
+"""Of public randomness and of simulations."""
 
 EQUAL = 1e-12
 """By how much noise may differ from what was planned, relative: some thousand roundings."""

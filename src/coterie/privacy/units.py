@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from coterie.privacy.errors import PrivacyInputError
+from coterie.privacy.errors import PrivacyInputError, RangeError
+from coterie.privacy.ranges import DELTA
 
 Json = dict[str, object]
 
@@ -96,9 +97,9 @@ class Budget:
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta that is not a probability strictly between 0 and 1."""
-    if not 0 < delta < 1:
-        raise PrivacyInputError(f"delta: {delta} is not allowed, a number strictly between 0 and 1 is")
+    """Refuse a delta that is not a probability strictly between 0 and 1, or smaller than makes sense."""
+    if delta not in DELTA or delta == 1:
+        raise RangeError(f"delta: {delta} is not allowed, {DELTA} (but not 1) is")
 
 
 def short_number(value: float) -> str:

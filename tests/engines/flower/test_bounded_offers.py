@@ -87,6 +87,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "endless rounds": {"rounds": 10**9},
     "no round": {"rounds": 0},
     "a delta of nothing": {"delta": 5e-324},
+    "a delta of everything": {"delta": 1.0},
+    "a seed that no generator takes": {"public_seed": 2**64},
+    "a seed below zero": {"public_seed": -1},
 }
 
 

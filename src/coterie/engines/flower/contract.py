@@ -52,7 +52,7 @@ from coterie.privacy import (
 )
 from coterie.privacy.errors import RangeError
 from coterie.privacy.plan import canonical_json
-from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, STEP_SIZE, STEPS, Range
+from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
 from coterie.training.augmentation import Augmentation
 
 _COUNTED = (PoissonSteps, FullBatchSteps, FullBatchSketch)
@@ -314,7 +314,7 @@ def approve(
             raise RefusedError("other data")
     if not _in_range(contract):
         raise RefusedError("out of range")
-    if not (contract.public_seed >= 0 and _sound_views(contract) and _sound_work(contract)):
+    if not (_sound_views(contract) and _sound_work(contract)):
         raise RefusedError("garbage")
     try:
         spends = cost(contract, limits.budget.delta, limits.adjacency)
@@ -326,16 +326,17 @@ def approve(
 
 def _in_range(contract: Contract) -> bool:
     """Whether the numbers beside the mechanisms, which check their own, are sane ones."""
-    found = contract.lr in STEP_SIZE and contract.rounds in ROUNDS
+    found = contract.lr in STEP_SIZE and contract.rounds in ROUNDS and contract.public_seed in SEED
     found = found and contract.delta in DELTA and contract.delta < 1
     for release in contract.own.releases:
         if isinstance(release.mechanism, PoissonSteps | FullBatchSteps):
             found = found and release.mechanism.steps in STEPS
     if contract.trusted is None:
         return found
-    training = contract.trusted.training
+    training, watched = contract.trusted.training, contract.trusted.watched
     return (
         found
+        and (watched is None or watched.epochs in ROUNDS)
         and training.epochs in EPOCHS
         and training.batch in RECORDS
         and (training.iterations is None or training.iterations in STEPS)
