@@ -104,7 +104,7 @@ def test_more_steps_than_a_site_should_take_are_not_signed() -> None:
         offer = contract(plan=plan_of((PlannedRelease("training", steps, 1),)), records=2000)
         said = None
         try:
-            approve(offer, LIMITS, name="a", records=2000, task=offer.task)
+            approve(offer, LIMITS, name="a", records=2000, held_out=offer.held_out, task=offer.task)
         except messages.RefusedError as mistake:
             said = mistake.reason
         assert said == reason

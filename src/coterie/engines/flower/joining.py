@@ -63,7 +63,8 @@ class Joining:
         """From a Flower node's configuration, where names have dashes and everything is a plain value."""
         if "data" not in config or "epsilon" not in config:
             raise InputError("node config: data and epsilon are needed")
-        for key in ("epsilon", "delta", "noise-seed"):
+        numbers = "epsilon", "delta", "held-out", "evaluation-epsilon", "evaluation-reports", "noise-seed"
+        for key in numbers:
             if isinstance(config.get(key), bool):
                 raise InputError(f"node config: {key}: {config[key]} is not allowed, a number is")
         models = str(config.get("models", ""))
