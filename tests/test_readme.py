@@ -18,8 +18,8 @@ README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding=
 
 
 def test_the_guarantee_beside_the_demo_is_recomputed() -> None:
-    promise = str(prepare(Experiment()).guarantee)
-    assert promise.replace("|", "\\|") in README
+    promise = prepare(Experiment()).guarantee
+    assert f"> {promise.line}\n" in README
 
 
 def test_the_printed_plan_is_what_the_command_prints(

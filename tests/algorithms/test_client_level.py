@@ -199,9 +199,9 @@ def test_only_the_published_rule_has_a_publication_to_account_by() -> None:
     budget = Budget(20.0, 1e-3)
     published = build("dp-ifca", "paper", rebalance={"rule": "rebalance", "minimum": 5})
     plan = calibrate(published.plan(facts_of()), budget, mode=Mode.PAPER)
-    sentence = str(guarantee(plan, delta=1e-3, mode=Mode.PAPER))
-    assert "published eps=" in sentence
-    assert "as published" in sentence
+    promise = guarantee(plan, delta=1e-3, mode=Mode.PAPER)
+    assert "published eps=" in promise.line
+    assert "As published" in promise.text
     with pytest.raises(PlanError, match="mode paper"):
         calibrate(build("dp-ifca", "paper").plan(facts_of()), budget, mode=Mode.PAPER)
 

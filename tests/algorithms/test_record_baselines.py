@@ -285,9 +285,9 @@ def test_rc_dpfl_s_guarantee_says_that_its_choice_is_not_private() -> None:
     calibrated = calibrate(plan, Budget(8.0, 1e-3), mode=Mode.PAPER)
     promise = guarantee(calibrated, delta=1e-3, mode=Mode.PAPER)
     assert promise.epsilon == float("inf")
-    assert "published eps=8.00" in str(promise)
-    assert "sound: no privacy (eps=inf)" in str(promise)
-    assert "lowest loss, which is not private" in str(promise)
+    assert "published eps=8.00" in promise.line
+    assert "sound: no privacy (eps=inf)" in promise.line
+    assert "lowest loss, which is not private" in promise.text
     assert PrivacyPlan.from_json(calibrated.to_json()) == calibrated
 
 

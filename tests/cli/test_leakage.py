@@ -45,7 +45,7 @@ def test_json_has_the_promised_keys_by_target_and_observer():
     by_counts = max(value for row in found["epsilon_counts"] for value in row if value is not None)
     assert by_counts == pytest.approx(57.09, abs=0.02)
     assert max(found["per_worker"]) == pytest.approx(43.43, abs=0.02)
-    assert found["guarantee"].startswith("(eps=43.43, delta=1e-5)-DP | unit=worker")
+    assert found["guarantee"].startswith("(eps=43.43, delta=1e-5)-DP for worker 0 of 100")
 
 
 def test_one_group_is_the_baseline():
@@ -63,7 +63,7 @@ def test_three_workers(three):
     published = facts(*plus, "--mode", "paper")
     assert published["counts"][0] == [None, None, 1]
     assert published["published_counts"][0] == [None, None, 0]
-    assert "members exchange models without noise" in published["guarantee"]
+    assert "members exchange models without noise" in published["guarantee_text"]
 
 
 def test_targets_come_first_and_observers_second(tmp_path):
@@ -79,7 +79,7 @@ def test_text_answers_in_plain_words():
     text = run(*RING)
     for words in ("most exposed: worker 0", "holds 389 releases", "sees most: worker", "57.09", "43.43"):
         assert words in text
-    assert "(eps=43.43, delta=1e-5)-DP | unit=worker of" in text
+    assert "(eps=43.43, delta=1e-5)-DP for worker 0 of 100" in text
 
 
 def test_target_pair_is_solved_for_noise_and_period():
@@ -91,7 +91,7 @@ def test_target_pair_is_solved_for_noise_and_period():
     text = run(*SMALL, "--target-pair", "1,8", "--epsilon", 4)
     assert "epsilon at most 4: noise " in text
     assert "a merge every" in text
-    assert "| vs worker 8 seeing" in text
+    assert "against worker 8, trusting the group masters" in text
 
 
 def test_pair_without_a_target_is_described():
@@ -151,7 +151,7 @@ def test_label_structure_says_that_it_tells_labels():
     found = facts(
         "--structure", "label", "--workers", 12, "--groups", 5, "--period", 3, "--epochs", 9, *NOISE
     )
-    assert "the groups were formed from labels" in found["guarantee"]
+    assert "The groups were formed from labels" in found["guarantee_text"]
 
 
 def test_groups_may_have_their_own_rate_and_noise(three):

@@ -31,6 +31,7 @@ def test_json_has_the_promised_keys_and_nothing_else_on_stdout():
         "accountant",
         "mode",
         "guarantee",
+        "guarantee_text",
     }
     assert promised <= found.keys()
     assert found["accountant"] == "rdp"
@@ -84,8 +85,8 @@ def test_paper_mode_labels_its_number_and_prints_the_true_one():
     found = facts(*SAMPLE, "--epsilon", 5, "--selections", 21, "--mode", "paper")
     assert found["published_epsilon"] == pytest.approx(5, rel=1e-6)
     assert found["epsilon"] < 5 < found["epsilon_replace_one"]
-    assert "published eps=5.00 (replace-one claimed) -> sound: (eps=" in found["guarantee"]
-    assert "as published" in found["guarantee"]
+    assert "paper: published eps=5.00 (replace-one claimed), sound: (eps=" in found["guarantee"]
+    assert "As published" in found["guarantee_text"]
 
 
 def test_alternatives_stand_beside_the_answer():
@@ -95,11 +96,11 @@ def test_alternatives_stand_beside_the_answer():
     assert found["replace_one_noise_multiplier"] > found["noise_multiplier"]
 
 
-def test_table_shows_each_part_and_the_sentence():
+def test_table_shows_each_part_and_the_guarantee():
     text = run(*SAMPLE, "--epsilon", 5, "--selections", 21)
     for word in ("first-round", "training", "selection", "together", "publication", "replace-one"):
         assert word in text
-    assert "(eps=5.00, delta=1e-4)-DP | unit=record of one client" in text
+    assert "(eps=5.00, delta=1e-4)-DP for one record of one client" in text
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_published_rule_counts_its_noise_in_halves_of_the_sum():
 
 
 def test_budget_below_the_published_floor_exits_3_and_names_the_floor():
-    assert "2.226" in run(*CLIENT, "--epsilon", 2, "--mechanism", "paper", fails=3)
+    assert "2.23" in run(*CLIENT, "--epsilon", 2, "--mechanism", "paper", fails=3)
 
 
 def test_selections_beyond_the_budget_exit_3_and_name_their_cost():
@@ -135,8 +136,8 @@ def test_selections_beyond_the_budget_exit_3_and_name_their_cost():
 
 
 def test_large_delta_is_a_caveat():
-    assert "delta is not below 1/1000" in facts(*CLIENT, "--epsilon", 4)["guarantee"]
-    assert "delta is not below" not in facts(*SAMPLE, "--epsilon", 4)["guarantee"]
+    assert "Delta is not below 1/1000" in facts(*CLIENT, "--epsilon", 4)["guarantee_text"]
+    assert "Delta is not below" not in facts(*SAMPLE, "--epsilon", 4)["guarantee_text"]
 
 
 def test_no_noise_is_no_privacy():

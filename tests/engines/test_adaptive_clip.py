@@ -289,7 +289,7 @@ def test_every_algorithm_follows_the_count_and_spends_what_it_planned(name: str,
         }
     )
     result = run(experiment, tmp_path / "run")
-    assert "the clip follows a noisy count" in result.guarantee
+    assert "The clip follows a noisy count" in result.guarantee_text
     ledger = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()
     assert len(ledger) == 1 + 4
     assert result.epsilon == pytest.approx(8, rel=1e-6)

@@ -53,10 +53,11 @@ def test_a_run_says_what_it_protects_charges_once_a_round_and_knows_its_clusters
     finished: dict[str, RunResult],
 ) -> None:
     result = finished["routed"]
-    assert "unit=client of the population | adjacency=add-remove" in result.guarantee
-    assert "trusting the server" in result.guarantee
-    assert "hyper-parameters chosen by trying them on private data" in result.guarantee
-    assert "the number of clients is public" in result.guarantee
+    assert "for one client of the population, add-remove" in result.guarantee
+    assert "trusting the server; simulation; one process held all records" in result.guarantee
+    assert "Hyper-parameters chosen by trying them on private data" in result.guarantee_text
+    assert "The number of clients is public" in result.guarantee_text
+    assert list(result.per_client) == ["the population"]
     assert result.epsilon <= 8
     lines = (result.folder / "ledger.jsonl").read_text().splitlines()
     assert len(lines) == 1 + ROUNDS

@@ -55,7 +55,7 @@ def test_a_run_promises_what_the_leakage_of_its_structure_says(whole: RunResult)
     assert np.array(content["epsilon"], dtype=float) == pytest.approx(found.epsilon, nan_ok=True)
     assert content["workers"] == [f"worker-{number}" for number in range(8)]
     stored = Guarantee.from_json(json.loads(RunFolder(whole.folder).guarantee.read_text()))
-    assert str(stored) == whole.guarantee
+    assert (stored.line, stored.text) == (whole.guarantee, whole.guarantee_text)
     assert stored.epsilon == whole.epsilon
 
 
@@ -142,7 +142,7 @@ def test_a_strict_worker_makes_everybody_louder() -> None:
 
 def test_no_privacy_says_so() -> None:
     prepared = runner.prepare(experiment(algorithm={"noise": None}, privacy={"epsilon": float("inf")}))
-    assert str(prepared.guarantee).startswith("no privacy (eps=inf)")
+    assert prepared.guarantee.line.startswith("no privacy (eps=inf)")
     assert runner.training_noise(prepared.plan) == 0.0
     assert prepared.promise.per_worker() is None
 
@@ -150,7 +150,7 @@ def test_no_privacy_says_so() -> None:
 def test_groups_formed_from_labels_are_a_caveat() -> None:
     federation = {"structure": "label", "groups": 2}
     prepared = runner.prepare(experiment(federation=federation))
-    assert "the groups were formed from labels" in str(prepared.guarantee)
+    assert "The groups were formed from labels" in prepared.guarantee.text
 
 
 @pytest.mark.parametrize(

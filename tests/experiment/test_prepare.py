@@ -94,5 +94,5 @@ def test_windows_that_share_characters_are_a_caveat_of_records(
         "privacy": {"unit": unit, "epsilon": 100},
         "schedule": {"rounds": 2, "batch": 4},
     }
-    sentence = str(prepare(Experiment.model_validate(content)).guarantee)
-    assert ("a character is in up to 3 of them" in sentence) is said
+    promise = prepare(Experiment.model_validate(content)).guarantee
+    assert ("a character is in up to 3 of them" in promise.text) is said

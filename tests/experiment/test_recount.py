@@ -16,7 +16,7 @@ from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder, read_json, write_json
 from coterie.experiment.recount import recount
 from coterie.experiment.schema import Experiment
-from coterie.privacy import Books, Guarantee, Ledger, PrivacyPlan
+from coterie.privacy import Books, Custody, Guarantee, Ledger, Meaning, PrivacyPlan
 
 RECORDS = {
     "federation": {"sizes": [2, 2], "records_per_client": 40},
@@ -69,7 +69,14 @@ def restate(files: RunFolder, **changes: Any) -> None:
     """Another guarantee that agrees with itself, in all the places that repeat it."""
     stored = dataclasses.replace(Guarantee.from_json(read_json(files.guarantee)), **changes)
     write_json(files.guarantee, stored.to_json())
-    edit(files.result, guarantee=str(stored), epsilon=stored.epsilon, delta=stored.delta)
+    edit(
+        files.result,
+        guarantee=stored.line,
+        guarantee_text=stored.text,
+        epsilon=stored.epsilon,
+        delta=stored.delta,
+        per_client=stored.per_client_json(),
+    )
 
 
 @pytest.mark.parametrize("name", ["records", "workers"])
@@ -104,10 +111,33 @@ def _fewer_rounds(files: RunFolder) -> None:
     restate(files, event=dp.SelfComposedDpEvent(stored.event.event, stored.event.count - 1))
 
 
-def _sentence(files: RunFolder) -> None:
-    sentence = read_json(files.guarantee)["sentence"].replace("eps=4", "eps=1")
-    edit(files.guarantee, sentence=sentence)
-    edit(files.result, guarantee=sentence)
+def _line(files: RunFolder) -> None:
+    line = read_json(files.guarantee)["line"].replace("eps=4", "eps=1")
+    edit(files.guarantee, line=line)
+    edit(files.result, guarantee=line)
+
+
+def _text(files: RunFolder) -> None:
+    text = read_json(files.guarantee)["text"].replace("One process", "Nobody")
+    edit(files.guarantee, text=text)
+    edit(files.result, guarantee_text=text)
+
+
+def _smaller_for_one(files: RunFolder) -> None:
+    stored = Guarantee.from_json(read_json(files.guarantee))
+    first, *others = stored.per_client
+    restate(files, per_client=(dataclasses.replace(first, epsilon=0.1), *others))
+
+
+def _smaller_in_the_result(files: RunFolder) -> None:
+    told = read_json(files.result)["per_client"]
+    name = next(iter(told))
+    edit(files.result, per_client={**told, name: {**told[name], "epsilon": 0.1}})
+
+
+def _cheaper_release(files: RunFolder) -> None:
+    stored = Guarantee.from_json(read_json(files.guarantee))
+    restate(files, releases=tuple(dataclasses.replace(row, epsilon=0.1) for row in stored.releases))
 
 
 def _louder_plan(files: RunFolder) -> None:
@@ -146,7 +176,19 @@ FORGERIES: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     "a smaller replace-one": (lambda files: restate(files, epsilon_replace_one=4.5), "epsilon_replace_one"),
     "another accountant": (lambda files: restate(files, accountant="PLD"), "accountant is PLD"),
     "fewer rounds in the event": (_fewer_rounds, "event is"),
-    "another sentence": (_sentence, "guarantee.json: its sentence"),
+    "another line": (_line, "guarantee.json: its line"),
+    "another text": (_text, "guarantee.json: its text"),
+    "a smaller epsilon for one": (_smaller_for_one, "guarantee.json: per_client is"),
+    "a smaller epsilon for one in the result": (_smaller_in_the_result, "result.json: per_client"),
+    "a cheaper release": (_cheaper_release, "guarantee.json: releases is"),
+    "less for an attacker": (
+        lambda files: restate(files, meaning=Meaning(0.51, 0.02)),
+        "guarantee.json: meaning is",
+    ),
+    "records that sites held": (
+        lambda files: restate(files, held_by=Custody.EACH_SITE),
+        "guarantee.json: held_by is each-site; .* one-process",
+    ),
     "a seed that is not said": (_unsaid_seed, "guarantee.json: the noise had a seed"),
     "a noisier plan": (_louder_plan, "belongs to another plan"),
     "a line less": (_lost_line, "the checkpoint has seen"),

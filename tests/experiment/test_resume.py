@@ -18,6 +18,7 @@ from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.recount import recount
 from coterie.experiment.runner import RoundReport, RunResult
+from coterie.privacy.wording import sentence
 
 ROUNDS = 7
 EXPERIMENT = f"""
@@ -268,19 +269,21 @@ def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, t
 def test_noise_of_a_gpu_stays_said_wherever_the_run_goes_on(
     before: bool, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds on a machine with a GPU and rounds on one without, in either order: the sentence says Philox."""
+    """Rounds on a machine with a GPU and rounds on one without, in any order: the guarantee says so."""
     monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: before)
     with pytest.raises(KeyboardInterrupt):
         runner.run(experiment, tmp_path / "run", watch=interrupt)
     monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: not before)
     result = runner.run(experiment, tmp_path / "run", resume=True)
-    assert FAST_RANDOMNESS in result.guarantee
-    assert FAST_RANDOMNESS in json.loads(RunFolder(result.folder).guarantee.read_text())["sentence"]
+    assert "; simulation; " in result.guarantee
+    said = sentence(FAST_RANDOMNESS)
+    assert said in result.guarantee_text
+    assert said in json.loads(RunFolder(result.folder).guarantee.read_text())["text"]
     assert recount(result.folder) is not None
 
 
 def test_without_a_gpu_nothing_is_said_of_one(uninterrupted: RunResult) -> None:
-    assert FAST_RANDOMNESS not in uninterrupted.guarantee
+    assert sentence(FAST_RANDOMNESS) not in uninterrupted.guarantee_text
 
 
 def interrupt(report: RoundReport) -> None:

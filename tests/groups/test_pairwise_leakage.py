@@ -180,21 +180,17 @@ def test_one_group_has_no_outsiders():
     assert found.sees_most() is None
 
 
-def test_sentence_names_unit_adjacency_observer_and_accountant():
+def test_the_guarantee_of_a_pair_names_unit_adjacency_observer_and_accountant():
     structure = ring(100, 4)
     found = leakage(structure, schedule_of(4), **PAPER_RUN)
-    text = str(found.guarantee(0, 1))
-    assert text.startswith("(eps=43.02, delta=1e-5)-DP | unit=worker of")
-    for part in (
-        "number 0",
-        "adjacency=zero-out (replace-one: ",
-        "worker 1 seeing every model of group 0 up to index 200",
-        "trusting the group masters",
-        "RDP, cut at group 3, 199+17 events",
-        "sound",
-    ):
-        assert part in text
-    together = str(found.guarantee(0, 1, 30))
+    promise = found.guarantee(0, 1)
+    assert promise.line.startswith("(eps=43.02, delta=1e-5)-DP for worker 0 of 100, zero-out (replace-one ")
+    assert promise.line.endswith("; against worker 1, trusting the group masters")
+    for part in ("worker 1, seeing every model of group 0 up to index 200", "RDP, cut at group 3"):
+        assert part in promise.text
+    assert [row.times for row in promise.releases] == [199, 17]
+    assert all(0 < row.epsilon < promise.epsilon for row in promise.releases)
+    together = found.guarantee(0, 1, 30).line
     assert "workers 1 and 30 (2 colluding)" in together
 
 
@@ -216,11 +212,11 @@ def test_a_guarantee_behind_a_cut_survives_a_file_and_costs_what_its_events_cost
         assert promise.epsilon_replace_one <= replaced * (1 + 1e-12)
 
 
-def test_paper_mode_sentence_says_what_was_published_and_what_holds():
+def test_paper_mode_says_what_was_published_and_what_holds():
     schedule = schedule_of(4, mode=Mode.PAPER)
-    text = str(pair_guarantee(ring(100, 4), schedule, 5, [30], 200, 1e-5))
-    assert text.startswith("published eps=33.50 (add-remove claimed) -> sound: (eps=26.54")
-    assert "as published: counts blocks that have ended" in text
+    promise = pair_guarantee(ring(100, 4), schedule, 5, [30], 200, 1e-5)
+    assert promise.line.startswith("paper: published eps=33.50 (add-remove claimed), sound: (eps=26.54")
+    assert "As published: counts blocks that have ended" in promise.text
 
 
 def test_replace_one_costs_more_than_zero_out_only_where_the_target_itself_is_charged():

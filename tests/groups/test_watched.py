@@ -30,14 +30,23 @@ def watched(structure, epochs=199, threat=Threat.ANYONE, **more):
     return Watched(structure, schedule, threat, epochs)
 
 
-def test_the_sentence_of_a_ring_names_its_worst_pair_and_what_pooling_would_give():
-    promise = watched(ring(100, 4)).guarantee(delta=DELTA, caveats=("simulated",))
-    assert str(promise) == (
-        "(eps=43.43, delta=1e-5)-DP | unit=worker of a population of 100 (most exposed: 0) | "
-        "adjacency=zero-out (replace-one: 96.46) | "
-        "vs any other worker on its own (most: 25) seeing every model of its groups up to index 200 | "
-        "trusting the group masters | RDP, cut at group 3, 199+18 events, z=2.0000 | sound | "
-        "all observers of a worker pooling what they see: eps=58.04 | simulated"
+def test_the_guarantee_of_a_ring_names_its_worst_pair_and_what_pooling_would_give():
+    promise = watched(ring(100, 4)).guarantee(delta=DELTA, caveats=("on made-up data",))
+    assert promise.line == (
+        "(eps=43.43, delta=1e-5)-DP for any of 100 workers, zero-out (replace-one 96.46); "
+        "against any other worker on its own, trusting the group masters; 2 caveats"
+    )
+    for part in (
+        "most for 0 to 25",
+        "seeing every model of its groups up to index 200",
+        "RDP, cut at group 3",
+        "All observers of a worker pooling what they see: eps=58.04.",
+        "On made-up data.",
+    ):
+        assert part in promise.text
+    assert [(row.times, row.noise) for row in promise.releases] == [(199, "2 x clip"), (18, "2 x clip")]
+    assert [cost.epsilon for cost in promise.per_client] == list(
+        watched(ring(100, 4)).leakage(delta=DELTA).per_worker
     )
     assert Guarantee.from_json(json.loads(json.dumps(promise.to_json()))) == promise
     assert epsilon_of(promise.event, DELTA, "rdp", Adjacency.ZERO_OUT) == pytest.approx(promise.epsilon)
@@ -66,6 +75,11 @@ def test_what_is_promised_covers_every_pair_and_pooling_costs_no_less(structure,
     assert promise.epsilon_replace_one >= np.nanmax(replaced.epsilon) * (1 - 1e-12)
     assert np.nanmax(found.epsilon - replaced.epsilon) <= 1e-9
     assert run.pooled(DELTA) >= promise.epsilon * (1 - 1e-12)
+    # The two figures hold for every pair, so they are no smaller than those of any one.
+    for target, observer in np.argwhere(found.defined)[:: max(1, int(found.defined.sum()) // 5)].tolist():
+        pair = found.guarantee(target, observer)
+        assert pair.meaning.guess <= promise.meaning.guess
+        assert pair.meaning.found <= promise.meaning.found
 
 
 def test_pooling_all_others_is_a_coalition_of_them():

@@ -113,4 +113,5 @@ def test_replacement_accounted_with_the_sensitivity_of_zeroing_is_caught():
 def test_a_published_plan_is_not_sold_as_sound():
     published = guarantee(HONEST, delta=1e-4, mode=Mode.PAPER)
     assert published.mode is Mode.PAPER
-    assert "| paper |" in str(published)
+    assert published.line.startswith("paper: published eps=")
+    assert "which is not proven" in published.text

@@ -42,5 +42,5 @@ def test_everything_promised_is_there():
 def test_example_of_the_documentation_runs():
     page = (HERE.parents[1] / "docs" / "privacy.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0]
-    sentence = run(code).stdout
-    assert sentence.startswith("(eps=3.00, delta=1e-4)-DP | unit=record of hospital A")
+    printed = run(code).stdout
+    assert printed.startswith("(eps=3.00, delta=1e-4)-DP for one record of hospital A")

@@ -272,4 +272,4 @@ def test_a_replace_one_line_that_the_grid_cannot_prove_is_infinite():
     promise = guarantee(plan, delta=1e-5, accountant="pld")
     assert promise.epsilon < 100
     assert math.isinf(promise.epsilon_replace_one)
-    assert "replace-one: inf" in str(promise)
+    assert "replace-one inf" in promise.line

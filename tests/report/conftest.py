@@ -24,6 +24,7 @@ from coterie.experiment.sweep import Row, Sweep, table_csv, table_markdown
 from coterie.privacy import (
     Adjacency,
     Budget,
+    Custody,
     Guarantee,
     Ledger,
     PlannedRelease,
@@ -65,7 +66,12 @@ def write_run(path: Path, story: Story) -> Path:
     folder.write_json(files.federation, _federation(story))
     plan = _plan(story)
     budget = Budget(experiment.privacy.epsilon, DELTA)
-    promise = guarantee(plan, budget=budget, caveats=("measured outside the guarantee",))
+    promise = guarantee(
+        plan,
+        budget=budget,
+        caveats=("measured outside the guarantee",),
+        held_by=Custody.ONE_PROCESS,
+    )
     folder.write_json(files.plan, plan.to_json())
     folder.write_json(files.guarantee, promise.to_json())
     with Ledger.open(files.ledger, plan, budget=budget, accountant="rdp"):
@@ -163,7 +169,8 @@ def _result(path: Path, story: Story, experiment: Experiment, promise: Guarantee
         fairness=Fairness(disparity=accuracy.max - accuracy.min, f_acc=0.11, f_loss=0.25),
         clusters=dict(zip(story.clients, story.found, strict=True)),
         clusters_found=True if story.truth else None,
-        guarantee=str(promise),
+        guarantee=promise.line,
+        guarantee_text=promise.text,
         epsilon=promise.epsilon,
         delta=DELTA,
         noise_multiplier=1.2,
@@ -171,6 +178,7 @@ def _result(path: Path, story: Story, experiment: Experiment, promise: Guarantee
         seconds=1.8,
         sample_gradients_per_second=31000.0,
         warnings=story.warnings,
+        per_client=promise.per_client_json(),
     )
 
 
@@ -193,7 +201,7 @@ def write_comparison(path: Path, sweep: Sweep, failed: Mapping[str, str], **stor
         groups.setdefault(repr(values), []).append((values, RunResult.load(target)))
     rows = [_row(members) for members in groups.values()]
     folder.write_text(path / "table.csv", table_csv(rows))
-    folder.write_text(path / "table.md", table_markdown(rows))
+    folder.write_text(path / "table.md", table_markdown(rows, None))
     return path
 
 
@@ -215,6 +223,7 @@ def _row(members: Sequence[tuple[Mapping[str, Any], RunResult]]) -> Row:
         noise_multiplier=first.noise_multiplier,
         seconds=first.seconds,
         guarantee=first.guarantee,
+        guarantee_text=first.guarantee_text,
     )
 
 

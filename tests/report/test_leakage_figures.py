@@ -11,7 +11,7 @@ import pytest
 from coterie.errors import InputError
 from coterie.experiment.sweep import LABEL
 from coterie.groups import Schedule, Structure, Threat, clustered, leakage, ring
-from coterie.privacy.guarantee import round_up
+from coterie.privacy.units import round_up
 from coterie.report.figures import Figure
 from coterie.report.leakage import LEVELS, SIDE, LeakageRecord, growth, growths, matrix, read_leakage
 from coterie.report.reproduction_figures import OF_ROWS

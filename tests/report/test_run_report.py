@@ -31,8 +31,9 @@ def test_the_guarantee_is_printed_as_it_stands_with_its_caveats(run_folder: Call
     folder = run_folder()
     stored = read_json(RunFolder(folder).guarantee)
     html = report(folder)
-    assert escape(stored["sentence"]) in html
-    assert html.count("measured outside the guarantee") == 2
+    assert escape(stored["line"]) in html
+    assert escape(stored["text"]) in html
+    assert "Measured outside the guarantee." in html
 
 
 def test_all_sections_are_there_for_a_run_that_found_clusters(run_folder: Callable[..., Path]) -> None:

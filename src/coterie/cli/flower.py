@@ -22,7 +22,7 @@ from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
 from coterie.experiment.serving import ServedResult, ServedRound, Watcher
 from coterie.experiment.simulation import simulate as simulate_on_ray
-from coterie.privacy.guarantee import round_up
+from coterie.privacy.units import round_up
 from coterie.report import write_run_report
 
 

@@ -30,7 +30,7 @@ from coterie.groups import (
 )
 from coterie.groups import leakage as leakage_of
 from coterie.privacy import Guarantee, Mode
-from coterie.privacy.guarantee import round_up
+from coterie.privacy.units import round_up
 
 _MOST_ROWS = 12
 _MOST_EPOCHS_DRAWN = 40
@@ -172,7 +172,8 @@ def _facts(found: Leakage, promise: Guarantee | None) -> dict[str, Any]:
         "accountant": "rdp",
         "mode": schedule.mode.value,
         "threat_model": int(found.threat),
-        "guarantee": None if promise is None else str(promise),
+        "guarantee": None if promise is None else promise.line,
+        "guarantee_text": None if promise is None else promise.text,
     }
     if found.published_counts is not None and found.published_epsilon is not None:
         facts["published_counts"] = _whole(found.published_counts)
@@ -210,16 +211,17 @@ def _coalition(found: Leakage, text: str) -> dict[str, Any]:
     counts, by_counts, best = coalition_leakage(
         found.structure, found.schedule, members, epoch=found.epoch, delta=found.delta, threat=found.threat
     )
-    sentence = None
+    promise = None
     if np.isfinite(best).any():
         target = int(np.nanargmax(best))
-        sentence = str(found.guarantee(target, *members))
+        promise = found.guarantee(target, *members)
     return {
         "members": members,
         "counts": _whole(counts),
         "epsilon_counts": _real(by_counts),
         "epsilon": _real(best),
-        "guarantee": sentence,
+        "guarantee": None if promise is None else promise.line,
+        "guarantee_text": None if promise is None else promise.text,
     }
 
 
@@ -237,7 +239,8 @@ def _pair(found: Leakage, text: str, wanted: float | None) -> dict[str, Any]:
         "counts": int(found.counts[target, observer]),
         "epsilon": promise.epsilon,
         "first_epoch": int(first) if np.isfinite(first) else None,
-        "guarantee": str(promise),
+        "guarantee": promise.line,
+        "guarantee_text": promise.text,
     }
     if wanted is None:
         return facts
@@ -304,7 +307,7 @@ def _draw(path: Path, found: Leakage, promise: Guarantee | None) -> None:
 
     epochs = np.unique(np.linspace(1, found.epoch, min(found.epoch, _MOST_EPOCHS_DRAWN)).astype(int)).tolist()
     past = history(found.structure, found.schedule, epochs, found.delta, found.threat)
-    draw(path, found, past, str(promise) if promise is not None else "")
+    draw(path, found, past, promise.line if promise is not None else "")
     err.print(f"plot: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -329,7 +332,7 @@ def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -
         _print_workers(found)
         _print_distances(found)
         _say_most(found)
-        _say(str(promise))
+        _say(promise.line)
     if "coalition" in content:
         _say_coalition(structure, content["coalition"])
     if "target_pair" in content:

@@ -38,10 +38,9 @@ from coterie.privacy import (
     paper,
 )
 from coterie.privacy.calibration import FIRST_ROUND_SHARE
-from coterie.privacy.guarantee import round_up
 from coterie.privacy.mechanisms import NoisySum
 from coterie.privacy.rdp import shares
-from coterie.privacy.units import number_to_json
+from coterie.privacy.units import number_to_json, round_up
 
 plan_app = typer.Typer(
     name="plan",
@@ -54,7 +53,7 @@ FIRST_ROUND, TRAINING, SELECTION, SUMS = "first-round", "training", "selection",
 SELECTION_SHARE = 0.03
 HISTOGRAM_RATIO = 4.0
 
-SERVER = ThreatModel("server", "all updates and selections")
+SERVER = ThreatModel("the server", "all updates and selections")
 MODELS = ThreatModel("whoever sees the models", "every model of every round", trusted="the server")
 
 
@@ -336,23 +335,31 @@ def _facts(plan: PrivacyPlan, promise: Guarantee, accountant: str) -> dict[str, 
         "accountant": accountant,
         "adjacency": promise.adjacency.value,
         "mode": promise.mode.value,
-        "guarantee": str(promise),
-        "parts": _parts(plan, promise.delta),
+        "guarantee": promise.line,
+        "guarantee_text": promise.text,
+        "parts": _parts(plan, promise),
     }
     if promise.published_epsilon is not None:
         facts["published_epsilon"] = promise.published_epsilon
     return facts
 
 
-def _parts(plan: PrivacyPlan, delta: float) -> list[dict[str, Any]]:
-    """What each release costs: alone, and as a share of the divergence of all (both by RDP)."""
+def _parts(plan: PrivacyPlan, promise: Guarantee) -> list[dict[str, Any]]:
+    """What each release is and costs: alone, and as a share of the divergence of all (both by RDP)."""
     unit = plan.units[0]
-    portions = shares([release.event for release in unit.releases], delta=delta, adjacency=plan.adjacency)
+    portions = shares(
+        [release.event for release in unit.releases], delta=promise.delta, adjacency=plan.adjacency
+    )
     parts = []
-    for release, portion in zip(unit.releases, portions, strict=True):
-        alone = dataclasses.replace(plan, units=(UnitPlan(release.name, (release,)),))
-        part = {"release": release.name, "times": release.times, "share": portion}
-        part["epsilon_alone"] = guarantee(alone, delta=delta).epsilon
+    for release, cost, portion in zip(unit.releases, promise.releases, portions, strict=True):
+        part: dict[str, Any] = {
+            "release": release.name,
+            "what": cost.what,
+            "times": release.times,
+            "noise": cost.noise,
+            "share": portion,
+            "epsilon_alone": cost.epsilon,
+        }
         if isinstance(release.mechanism, NoisySum):
             part["noise_multiplier"] = release.mechanism.multiplier
         parts.append(part)
@@ -413,7 +420,7 @@ def _draw(path: Path, schedule: SampleSchedule, promise: Guarantee) -> None:
         epsilon=promise.epsilon,
         records=schedule.records,
         batch=schedule.batch,
-        caption=str(promise),
+        caption=promise.line,
     )
     err.print(f"plot: {path}", markup=False, highlight=False, soft_wrap=True)
 
@@ -460,5 +467,8 @@ def _print(content: dict[str, Any], plan: PrivacyPlan, promise: Guarantee, json:
         if key in content:
             value = content[key]
             shown = "no noise would do" if value is None else f"{value:.4f}"
+            if value is not None and "epsilon" in key:
+                shown = round_up(value)
             out.print(f"{words}: {shown}", markup=False, highlight=False)
-    out.print(str(promise), markup=False, highlight=False, soft_wrap=True)
+    out.print(promise.line, markup=False, highlight=False, soft_wrap=True)
+    out.print(promise.text, markup=False, highlight=False, soft_wrap=True)

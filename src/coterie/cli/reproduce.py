@@ -8,12 +8,13 @@ import typer
 from coterie import api
 from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.errors import InputError
+from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import finite
 from coterie.experiment.reproductions import ScaleName, Selection, find, names, sweep_of
 from coterie.experiment.reproductions.docs import write_into
 from coterie.experiment.reproductions.running import Reproduced
 from coterie.experiment.reproductions.table import Line, notes, setting_text
-from coterie.experiment.sweep import ALONE, Progress
+from coterie.experiment.sweep import Progress
 
 
 def show_names() -> None:

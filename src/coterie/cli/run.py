@@ -8,6 +8,7 @@ from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
 from coterie.experiment.metrics import Spread
 from coterie.experiment.runner import RoundReport, RunResult
+from coterie.privacy.units import round_up
 
 
 def print_default() -> None:
@@ -22,7 +23,7 @@ def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Pat
 
         def watch(report: RoundReport) -> None:
             accuracy = f"accuracy {report.accuracy:.1%}, " if report.accuracy is not None else ""
-            status = f"{accuracy}epsilon spent {report.epsilon:.2f}"
+            status = f"{accuracy}epsilon spent {round_up(report.epsilon)}"
             progress.update(report.round, status)
 
         result = api.run(chosen, out, resume=resume, watch=watch)

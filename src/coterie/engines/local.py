@@ -60,6 +60,7 @@ from coterie.privacy import (
     SecretKey,
 )
 from coterie.privacy.released import Released
+from coterie.privacy.wording import SIMULATION
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
@@ -69,7 +70,8 @@ from coterie.training.stacked import StackedJob, StackedTrainer
 log = logging.getLogger(__name__)
 
 FAST_RANDOMNESS = (
-    "noise and coins are drawn on the GPU by Philox from the noise key: fast, not cryptographic, a simulation"
+    f"{SIMULATION}: noise and coins are drawn on the GPU by Philox from the noise key, which is fast and not "
+    "cryptographic"
 )
 COMPILE_FROM = 3_000_000
 """Sample gradients in a plan from which compiling the step on a GPU pays."""

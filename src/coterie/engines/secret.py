@@ -8,8 +8,9 @@ from pathlib import Path
 from coterie.errors import InputError
 from coterie.files import read_json
 from coterie.privacy import SecretKey
+from coterie.privacy.wording import SIMULATION
 
-SEEDED = "noise comes from a seed: a simulation, private against nobody who knows it"
+SEEDED = f"{SIMULATION}: noise comes from a seed, private against nobody who knows it"
 """What a guarantee must add where the key comes from a seed."""
 
 

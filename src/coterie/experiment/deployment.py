@@ -36,6 +36,7 @@ class Serving:
         wait: seconds until all sites must be there.
         truth: the true clusters, for `oracle`; its guarantee says that it was told.
         opened: is told the port that sites can come to.
+        simulated: whether all sites are virtual, on this machine.
     """
 
     out: Path
@@ -48,6 +49,7 @@ class Serving:
     truth: Mapping[str, int] | None = None
     resume: bool = False
     opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
+    simulated: bool = False
 
 
 def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedResult:
@@ -95,7 +97,8 @@ def on_grid(
     post = Post(grid, nodes, serving.patience, sent)
     files = RunFolder(serving.out)
     wait_for(post, serving.wait, everyone=not files.exists)
-    return ServedRun(experiment, files, post, truth=serving.truth, watch=watch).finish()
+    run = ServedRun(experiment, files, post, truth=serving.truth, watch=watch, simulated=serving.simulated)
+    return run.finish()
 
 
 def wait_for(post: Post, seconds: float, *, everyone: bool) -> None:

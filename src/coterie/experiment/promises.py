@@ -1,4 +1,4 @@
-"""From an algorithm's draft of a plan to the noise that keeps the promise, and the sentence that says it.
+"""From an algorithm's draft of a plan to the noise that keeps the promise, and the guarantee that states it.
 
 Where an observer sees every release, each unit's own plan is all there is to account for. Where workers see
 the models of their own groups only, what one leaks depends on who watches, and epsilon is the largest over
@@ -21,6 +21,7 @@ from coterie.privacy import (
     Adjacency,
     Books,
     Budget,
+    Custody,
     Guarantee,
     Ledger,
     Mode,
@@ -112,6 +113,7 @@ def make_promise(
     budgets: Mapping[str, Budget],
     privacy: PrivacySettings,
     caveats: Sequence[str],
+    held_by: Custody,
 ) -> Promise:
     """Find the noise that keeps every unit within its budget.
 
@@ -125,15 +127,25 @@ def make_promise(
         # Without noise nothing is promised to anyone, and no publication claims it.
         mode = privacy.mode if alone else Mode.SOUND
         plan = calibrate(draft, budgets, accountant=privacy.accountant, mode=mode)
-        sentence = guarantee(plan, budget=budgets, caveats=caveats, accountant=privacy.accountant, mode=mode)
-        return Promise(plan, budgets, sentence)
+        alike = guarantee(
+            plan,
+            budget=budgets,
+            caveats=caveats,
+            accountant=privacy.accountant,
+            mode=mode,
+            held_by=held_by,
+        )
+        return Promise(plan, budgets, alike)
     plan = _quiet_enough(algorithm, facts, draft, budgets)
     watched = algorithm.watched(facts, plan)
     assert watched is not None
-    sentence = watched.guarantee(
-        delta=_one_delta(budgets), adjacency=plan.adjacency, caveats=(*plan.caveats, *caveats)
+    between = watched.guarantee(
+        delta=_one_delta(budgets),
+        adjacency=plan.adjacency,
+        caveats=(*plan.caveats, *caveats),
+        held_by=held_by,
     )
-    return Promise(plan, budgets, sentence, watched)
+    return Promise(plan, budgets, between, watched)
 
 
 def _quiet_enough(

@@ -22,7 +22,7 @@ from coterie.experiment.promises import Promise, make_promise
 from coterie.experiment.schema import Experiment
 from coterie.groups import Structure
 from coterie.models import build_model
-from coterie.privacy import Adjacency, Budget, HeldOut, PrivacyPlan, Unit
+from coterie.privacy import Adjacency, Budget, Custody, HeldOut, PrivacyPlan, Unit
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
@@ -93,9 +93,17 @@ Caveats = Callable[[Learner, Mapping[str, Budget]], Iterable[str]]
 
 
 def propose(
-    experiment: Experiment, population: Population, device: torch.device, caveats: Caveats
+    experiment: Experiment,
+    population: Population,
+    device: torch.device,
+    caveats: Caveats,
+    held_by: Custody,
 ) -> Proposal:
-    """Let the algorithm declare its plan, and find the noise that keeps the promise."""
+    """Let the algorithm declare its plan, and find the noise that keeps the promise.
+
+    Args:
+        held_by: who will hold the records and the noise key.
+    """
     additive = find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive
     learner = build_learner(
         experiment.model,
@@ -124,7 +132,7 @@ def propose(
         draft, _budgets(experiment, draft, facts), population.reported, accountant
     )
     said = list(caveats(learner, budgets))
-    promise = make_promise(algorithm, facts, draft, budgets, experiment.privacy, said)
+    promise = make_promise(algorithm, facts, draft, budgets, experiment.privacy, said, held_by)
     views = augmentation_of(experiment, population.task)
     return Proposal(population, learner, algorithm, facts, promise, views)
 

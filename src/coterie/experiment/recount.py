@@ -4,6 +4,7 @@ A run folder states its epsilon several times: in the guarantee, in the result, 
 them follow from the plan and from the ledger, so they are computed again from these two and compared.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,19 @@ from coterie.experiment.folder import Json, RunFolder, read_json, read_lines
 from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import build_algorithm
 from coterie.groups import Structure, Watched
-from coterie.privacy import Books, Guarantee, PlannedRelease, PrivacyPlan, guarantee
-from coterie.privacy.guarantee import round_up
-from coterie.privacy.units import number_from_json
+from coterie.privacy import (
+    Books,
+    ClientCost,
+    Custody,
+    Guarantee,
+    Meaning,
+    PlannedRelease,
+    PrivacyPlan,
+    ReleaseCost,
+    Unit,
+    guarantee,
+)
+from coterie.privacy.units import number_from_json, round_up
 
 TOLERANCE = 1e-6
 """Relative; other versions of the numerical libraries differ by less, a rounded or edited figure by more."""
@@ -54,15 +65,16 @@ def recount(path: Path) -> Recount | None:
     books = Books.read(files.ledger, plan, anchor=checkpoint.ledger_head(files.checkpoint))
     stored = _read_guarantee(files)
     watched = _watched(files, plan)
-    promise = Promise(plan, books.budgets, _proven(plan, books, stored, watched), watched)
+    proven = _proven(plan, books, stored, watched, _held_by(files, plan, stored))
+    promise = Promise(plan, books.budgets, proven, watched)
     _check_guarantee(files.guarantee, stored, promise.guarantee)
     _check_leakage(files.leakage, promise)
     _check_seed(files, stored)
     spent = promise.spent(books)
     if not _within(spent, stored.epsilon):
         raise LedgerError(
-            f"{files.ledger}: what was charged costs epsilon {spent:.6g}, {files.guarantee.name} promises "
-            f"{stored.epsilon:.6g}"
+            f"{files.ledger}: what was charged costs epsilon {spent}, {files.guarantee.name} promises "
+            f"{stored.epsilon}"
         )
     _check_rounds(files, spent)
     if files.finished:
@@ -84,8 +96,11 @@ def _read_guarantee(files: RunFolder) -> Guarantee:
         stored = Guarantee.from_json(content)
     except PlanError as mistake:
         raise LedgerError(f"{files.guarantee}: {mistake}") from None
-    if content.get("sentence") != str(stored):
-        raise LedgerError(f"{files.guarantee}: its sentence does not say what its figures do: {stored}")
+    for form in ("line", "text"):
+        if content.get(form) != getattr(stored, form):
+            raise LedgerError(
+                f"{files.guarantee}: its {form} does not say what its figures do: {stored.line}"
+            )
     return stored
 
 
@@ -118,7 +133,16 @@ def _no_model(seed: int) -> Vector:
     raise AssertionError("a recount starts no model")
 
 
-def _proven(plan: PrivacyPlan, books: Books, stored: Guarantee, watched: Watched | None) -> Guarantee:
+def _held_by(files: RunFolder, plan: PrivacyPlan, stored: Guarantee) -> Custody:
+    """Who held records and noise key; sites may have been simulated, which claims less than real ones do."""
+    if not files.sites.exists() or stored.held_by is Custody.ONE_PROCESS:
+        return Custody.ONE_PROCESS
+    return Custody.EACH_SITE if plan.unit is Unit.RECORD else Custody.TRUSTED_SERVER
+
+
+def _proven(
+    plan: PrivacyPlan, books: Books, stored: Guarantee, watched: Watched | None, held_by: Custody
+) -> Guarantee:
     """The guarantee as the plan proves it; caveats of the run itself are taken as they are."""
     if watched is None:
         return guarantee(
@@ -127,17 +151,33 @@ def _proven(plan: PrivacyPlan, books: Books, stored: Guarantee, watched: Watched
             accountant=books.accountant,
             mode=stored.mode,
             caveats=stored.caveats,
+            held_by=held_by,
         )
     delta = max(budget.delta for budget in books.budgets.values())
-    return watched.guarantee(delta=delta, adjacency=plan.adjacency, caveats=(*plan.caveats, *stored.caveats))
+    return watched.guarantee(
+        delta=delta,
+        adjacency=plan.adjacency,
+        caveats=(*plan.caveats, *stored.caveats),
+        held_by=held_by,
+    )
 
 
 def _check_guarantee(path: Path, stored: Guarantee, proven: Guarantee) -> None:
     figures = ("epsilon", "epsilon_replace_one", "published_epsilon", "delta")
-    for name in (*figures, "unit", "subject", "adjacency", "threat", "accountant", "mode", "event"):
+    words = (
+        "unit",
+        "subject",
+        "adjacency",
+        "threat",
+        "held_by",
+        "accountant",
+        "mode",
+        "event",
+        "most_exposed",
+    )
+    for name in (*figures, *words, "meaning", "releases", "per_client"):
         says, follows = getattr(stored, name), getattr(proven, name)
-        same = _close(says, follows) if name in figures else says == follows
-        if not same:
+        if not _alike(says, follows):
             raise LedgerError(
                 f"{path}: {name} is {_shown(says)}; counted again from the plan and the ledger it is "
                 f"{_shown(follows)}"
@@ -173,29 +213,53 @@ def _check_rounds(files: RunFolder, spent: float) -> None:
         stated = number_from_json(line["epsilon"])
         if not (_within(before, stated) and _within(stated, spent)):
             raise LedgerError(
-                f"{files.metrics}: round {line['round']} states epsilon {stated:.6g}; counted again, "
-                f"{before:.6g} to {spent:.6g} was spent by then"
+                f"{files.metrics}: round {line['round']} states epsilon {stated}; counted again, "
+                f"{before} to {spent} was spent by then"
             )
         before = stated
     if files.finished and not _close(before, spent):
         raise LedgerError(
-            f"{files.metrics}: the last round states epsilon {before:.6g}; counted again it is {spent:.6g}"
+            f"{files.metrics}: the last round states epsilon {before}; counted again it is {spent}"
         )
 
 
 def _check_result(path: Path, result: Json, stored: Guarantee) -> None:
-    if result.get("guarantee") != str(stored):
-        raise LedgerError(f"{path}: its guarantee is not the one of the run's plan: {stored}")
+    for key, follows in (("guarantee", stored.line), ("guarantee_text", stored.text)):
+        if result.get(key) != follows:
+            raise LedgerError(f"{path}: its {key} is not the one of the run's plan: {stored.line}")
+    if not _alike(_clients(result.get("per_client")), stored.per_client):
+        raise LedgerError(f"{path}: per_client is not what every client spends by the run's plan")
     for name in ("epsilon", "delta"):
         says, follows = result.get(name), getattr(stored, name)
         if says is None or not _close(number_from_json(says), follows):
             raise LedgerError(f"{path}: {name} is {says!r}; the guarantee says {follows!r}")
 
 
+def _clients(content: object) -> tuple[ClientCost, ...] | None:
+    try:
+        assert isinstance(content, dict)
+        return tuple(ClientCost.from_json(name, cost) for name, cost in content.items())
+    except (AssertionError, KeyError, TypeError, ValueError):
+        return None
+
+
 def _close(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return one == other or math.isclose(one, other, rel_tol=TOLERANCE)
+
+
+def _alike(one: object, other: object) -> bool:
+    """Equal, but for figures inside, which may differ in the last digits."""
+    if isinstance(one, float) and isinstance(other, float):
+        return _close(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, Meaning | ReleaseCost | ClientCost) and type(one) is type(other):
+        return all(
+            _alike(getattr(one, part.name), getattr(other, part.name)) for part in dataclasses.fields(one)
+        )
+    return one == other
 
 
 def _within(less: float, more: float) -> bool:

@@ -3,14 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from coterie.algorithms import AnyAlgorithm
+from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Assignment, PublicFacts, State
 from coterie.data import (
     ClustersFederation,
@@ -51,6 +51,7 @@ from coterie.models import code_caveats
 from coterie.privacy import (
     POPULATION,
     Budget,
+    Custody,
     FullBatchSketch,
     FullBatchSteps,
     Guarantee,
@@ -68,6 +69,10 @@ from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import evaluate
 
+PERSONAL = (
+    "the run folder keeps the personal part of every client's model as it was learnt, without noise "
+    "(checkpoint/*/personal.safetensors): it is not covered, and must not be given away"
+)
 SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
 
 
@@ -99,6 +104,9 @@ class RunResult:
     """Empty where which model a client uses is known to itself alone."""
     clusters_found: bool | None
     guarantee: str
+    """The line."""
+    guarantee_text: str
+    """The paragraph."""
     epsilon: float
     delta: float
     noise_multiplier: float
@@ -120,6 +128,8 @@ class RunResult:
     """Accuracy, on the whole test set under each true cluster's shift, of the model that most of it uses."""
     per_worker: Mapping[str, float | None] | None = None
     """Epsilon of each worker against the one that learns most about it, where workers watch each other."""
+    per_client: Mapping[str, object] = field(default_factory=dict)
+    """Epsilon, delta and records of every client, or of the population."""
 
     @property
     def report(self) -> Path:
@@ -222,7 +232,7 @@ def prepare(experiment: Experiment, federation: Federation | None = None) -> Pre
     def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
         return _caveats(experiment, federation, population, learner, budgets)
 
-    found = propose(experiment, population, _device(experiment), caveats)
+    found = propose(experiment, population, _device(experiment), caveats, Custody.ONE_PROCESS)
     return Prepared(experiment, federation, found)
 
 
@@ -246,7 +256,7 @@ def _caveats(
     learner: Learner,
     budgets: Mapping[str, Budget],
 ) -> Iterator[str]:
-    """What the sentence must add because of how this run is set up."""
+    """What the guarantee must add because of how this run is set up."""
     references = _wants_references(experiment, federation, learner.layout.size)
     yield from evaluation.caveats_of(experiment, experiment.evaluation_kind, references)
     if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
@@ -254,6 +264,8 @@ def _caveats(
     yield from delta_caveats(experiment, population, budgets)
     if experiment.seeds.noise is not None:
         yield SEEDED
+    if find_algorithm(experiment.privacy.unit, experiment.algorithm.name).personal:
+        yield PERSONAL
     yield from count_caveats(experiment)
     yield from code_caveats(experiment.model)
     windows = experiment.data.windows_per_character
@@ -473,7 +485,8 @@ class Run:
             fairness=None,
             clusters=dict(clusters),
             clusters_found=None,
-            guarantee=str(prepared.guarantee),
+            guarantee=prepared.guarantee.line,
+            guarantee_text=prepared.guarantee.text,
             epsilon=prepared.guarantee.epsilon,
             delta=prepared.guarantee.delta,
             noise_multiplier=training_noise(prepared.plan),
@@ -483,6 +496,7 @@ class Run:
             warnings=findings.warnings if findings else (),
             live_clusters=live_clusters(clusters),
             per_worker=prepared.promise.per_worker(),
+            per_client=prepared.guarantee.per_client_json(),
         )
         if truth and clusters:
             result = replace(

@@ -12,7 +12,7 @@ nothing that stays in the folder tells who answered.
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from coterie.experiment.proposal import Population, Proposal, count_caveats, del
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
-from coterie.privacy import Budget, HeldOut, Ledger, Mode, Released, SecretKey, Unit
+from coterie.privacy import Budget, Custody, HeldOut, Ledger, Mode, Released, SecretKey, Unit
 from coterie.privacy.units import number_to_json
 from coterie.training.learner import Learner
 
@@ -91,6 +91,9 @@ class ServedResult:
     """As the sites reported it, where they were asked."""
     loss: Spread | None
     guarantee: str
+    """The line."""
+    guarantee_text: str
+    """The paragraph."""
     epsilon: float
     delta: float
     rounds: int
@@ -100,6 +103,8 @@ class ServedResult:
     asked: Mapping[str, float]
     """Epsilon of what each client was asked for."""
     warnings: tuple[str, ...] = ()
+    per_client: Mapping[str, object] = field(default_factory=dict)
+    """Epsilon, delta and records of every client, or of the population."""
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
@@ -205,8 +210,14 @@ class ServedRun:
         *,
         truth: Mapping[str, int] | None = None,
         watch: Watcher | None = None,
+        simulated: bool = False,
     ) -> None:
+        """Args beside the obvious:
+
+        simulated: whether all sites are virtual, their records and noise keys on this machine.
+        """
         check_servable(experiment)
+        self._simulated = simulated
         self.experiment = experiment
         self.files = files
         self.post = post
@@ -283,10 +294,15 @@ class ServedRun:
         def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
             return self._caveats(population, budgets)
 
-        return propose(self.experiment, population, torch.device("cpu"), caveats)
+        return propose(self.experiment, population, torch.device("cpu"), caveats, self._held_by())
+
+    def _held_by(self) -> Custody:
+        if self._simulated:
+            return Custody.ONE_PROCESS
+        return Custody.TRUSTED_SERVER if self._trusted else Custody.EACH_SITE
 
     def _caveats(self, population: Population, budgets: Mapping[str, Budget]) -> Iterator[str]:
-        """What the sentence must add because of how this run is set up."""
+        """What the guarantee must add because of how this run is set up."""
         yield from delta_caveats(self.experiment, population, budgets)
         yield from count_caveats(self.experiment)
         yield from code_caveats(self.experiment.model)
@@ -356,7 +372,7 @@ class ServedRun:
         """Propose the contracts; before the first release everybody must have agreed."""
         there = set(self.post.present(list(self.contracts))) if resumed else set(self.contracts)
         wanted = {name: contract for name, contract in self.contracts.items() if name in there}
-        answers, promised = server.offer(self.post, wanted), str(self.proposal.promise.guarantee)
+        answers, promised = server.offer(self.post, wanted), self.proposal.promise.guarantee.line
         if answers.missing and not resumed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in answers.missing.items())
             raise InputError(
@@ -556,7 +572,8 @@ class ServedRun:
             clusters_found=found,
             accuracy=Spread.from_json(last["accuracy"]) if last.get("accuracy") else None,
             loss=None,
-            guarantee=str(promise.guarantee),
+            guarantee=promise.guarantee.line,
+            guarantee_text=promise.guarantee.text,
             epsilon=promise.guarantee.epsilon,
             delta=promise.guarantee.delta,
             rounds=state.round,
@@ -564,4 +581,5 @@ class ServedRun:
             participation=dict(self._tally),
             asked=dict.fromkeys(self.contracts, spent[EVERYONE]) if self._trusted else spent,
             warnings=findings.warnings if findings else (),
+            per_client=promise.guarantee.per_client_json(),
         )

@@ -100,7 +100,7 @@ def simulate(experiment: Experiment, out: Path, watch: Watcher) -> ServedResult:
         patience = Patience(poll=0.05)
         try:
             nodes = discover(grid, len(federation.clients), 600.0, patience)
-            serving = Serving(out, None, patience=patience, truth=truth_of(federation))
+            serving = Serving(out, None, patience=patience, truth=truth_of(federation), simulated=True)
             results.append(on_grid(experiment, grid, nodes, serving, watch))
         except BaseException as mistake:
             failures.append(mistake)

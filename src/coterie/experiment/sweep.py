@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment import folder
+from coterie.experiment.composition import Total, total_of
 from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness
@@ -32,7 +34,7 @@ from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.together import beside, fit_together
 from coterie.privacy import Unit
-from coterie.privacy.units import number_to_json
+from coterie.privacy.units import number_to_json, round_up
 
 POLL_SECONDS = 0.2
 CELLS_AT_ONCE = 16
@@ -223,6 +225,9 @@ class Row:
     noise_multiplier: float
     seconds: float
     guarantee: str
+    """The line of the run that spent most."""
+    guarantee_text: str
+    """Its paragraph."""
 
     def to_json(self) -> dict[str, Any]:
         content = {key: value for key, value in self.__dict__.items() if key != "values"}
@@ -265,6 +270,11 @@ class SweepResult:
     def report(self) -> Path:
         return self.folder / "report.html"
 
+    @cached_property
+    def total(self) -> Total | None:
+        """What all cells that have begun spend together, finished or not."""
+        return total_of(_cell_path(self.folder, cell) for cell in self.sweep.cells())
+
     def to_json(self) -> dict[str, Any]:
         return {
             "folder": str(self.folder),
@@ -272,6 +282,7 @@ class SweepResult:
             "table": [row.to_json() for row in self.rows],
             "cells": {name: str(path) for name, path in self.cells.items()},
             "failed": dict(self.failed),
+            "total": None if self.total is None else self.total.to_json(),
         }
 
 
@@ -300,7 +311,7 @@ def compare(
     _run_cells(cells, out, workers or _default_workers(cells), watch or (lambda progress: None))
     result = SweepResult.load(out)
     folder.write_text(out / "table.csv", table_csv(result.rows))
-    folder.write_text(out / "table.md", table_markdown(result.rows))
+    folder.write_text(out / "table.md", table_markdown(result.rows, result.total))
     return result
 
 
@@ -449,6 +460,7 @@ def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
         noise_multiplier=max(result.noise_multiplier for result in results),
         seconds=_mean([result.seconds for result in results]),
         guarantee=worst.guarantee,
+        guarantee_text=worst.guarantee_text,
     )
 
 
@@ -473,15 +485,11 @@ FIGURES: Mapping[str, Callable[[Row], str]] = {
     "clusters found": lambda row: (
         "–" if row.clusters_found is None else f"{row.clusters_found} of {row.runs}"
     ),
-    "epsilon": lambda row: f"{row.epsilon:.4g}",
+    "epsilon": lambda row: round_up(row.epsilon),
     "noise": lambda row: f"{row.noise_multiplier:.3f}",
     "seconds": lambda row: f"{row.seconds:.1f}",
 }
 """Columns of the table as a person reads it: accuracies in per cent."""
-
-ALONE = (
-    "Each guarantee is that of one run alone; whoever sees several runs on the same records composes them."
-)
 
 BRIEF = ("accuracy", "worst client", "worst cluster", "clusters found", "noise", "seconds")
 """Those that fit a terminal."""
@@ -513,12 +521,12 @@ def _percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
-def table_markdown(rows: Sequence[Row]) -> str:
-    """The table with the guarantee of every row beneath it."""
+def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
+    """The table with what all runs spend together and the guarantee of every row beneath it."""
     headings, body = table_columns(rows)
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    lines += ["", ALONE, ""]
+    lines += ["", *([total.text, ""] if total else [])]
     for row in rows:
         label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"
         lines.append(f"- {label}: {row.guarantee}")
@@ -529,7 +537,7 @@ def table_csv(rows: Sequence[Row]) -> str:
     """Full precision, one row per setting, for machines."""
     text = io.StringIO()
     keys = list(rows[0].values) if rows else []
-    figures = [name for name in Row.__dataclass_fields__ if name != "values"]
+    figures = [name for name in Row.__dataclass_fields__ if name not in ("values", "guarantee_text")]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*keys, *figures])
     for row in rows:

@@ -16,8 +16,9 @@ from coterie.groups.events import composed_shifts
 from coterie.groups.propagation import contained
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import Bools, Floats, Ints, Structure
-from coterie.privacy import Adjacency, Guarantee, Mode, ThreatModel, Unit
-from coterie.privacy.units import check_delta
+from coterie.privacy import Adjacency, ClientCost, Guarantee, Mode, ReleaseCost, ThreatModel, Unit, rdp
+from coterie.privacy.meaning import from_bound, sharpest
+from coterie.privacy.units import check_delta, round_up
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -60,9 +61,10 @@ class Leakage:
     adjacency: Adjacency = Adjacency.ZERO_OUT
 
     def __repr__(self) -> str:
+        largest = round_up(float(np.nanmax(self.per_worker, initial=0.0)))
         return (
             f"Leakage({self.structure.workers} workers at epoch {self.epoch}, "
-            f"largest epsilon {np.nanmax(self.per_worker, initial=0.0):.3g} at delta {self.delta:g})"
+            f"largest epsilon {largest} at delta {self.delta:g})"
         )
 
     @cached_property
@@ -176,7 +178,7 @@ def leakage(
     Example:
         >>> from coterie.groups import ring
         >>> leakage(ring(100, 4), Schedule.of(4, period=10, rate=0.7, noise=2.0), epoch=200, delta=1e-5)
-        Leakage(100 workers at epoch 200, largest epsilon 43.4 at delta 1e-05)
+        Leakage(100 workers at epoch 200, largest epsilon 43.43 at delta 1e-05)
     """
     return history(structure, schedule, [epoch], delta, threat, adjacency)[0]
 
@@ -219,7 +221,7 @@ def pair_guarantee(
     threat: Threat | None = None,
     adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> Guarantee:
-    """The sentence for one worker against one other, or a coalition that tells each other everything."""
+    """What holds for one worker against one other, or a coalition that tells each other everything."""
     threat = _checked(structure, schedule, delta, threat)
     shared = structure.groups_of(target) & structure.groups_of(*observers)
     if threat is Threat.OUTSIDERS and shared:
@@ -236,9 +238,11 @@ def pair_guarantee(
     sees = f"every model of group{'s' if groups[1:] else ''} {_listed(structure, groups)} up to index {epoch}"
     names = " and ".join(structure.name(observer) for observer in sorted(observers))
     hidden = f", cut at group{'s' if len(cut.hidden) > 1 else ''} {_listed(structure, sorted(cut.hidden))}"
+    name = structure.name(target)
+    event = composed_shifts({kind: int(times[0]) for kind, times in charges.items()})
     return Guarantee(
         unit=Unit.WORKER,
-        subject=f"the population ({'' if structure.names else 'number '}{structure.name(target)})",
+        subject=f"worker {name} of {structure.workers}",
         adjacency=adjacency,
         threat=ThreatModel(
             f"worker{'s' if len(observers) > 1 else ''} {names}", sees, MASTERS, len(observers)
@@ -248,10 +252,29 @@ def pair_guarantee(
         epsilon_replace_one=replaced,
         accountant=f"RDP{hidden if cut.hidden else ''}",
         mode=schedule.mode,
-        event=composed_shifts({kind: int(times[0]) for kind, times in charges.items()}),
+        event=event,
+        meaning=sharpest(rdp.meaning(event, adjacency), from_bound(epsilon, delta)),
+        releases=_releases(charges, delta, adjacency),
+        per_client=(ClientCost(name, epsilon, delta),),
         caveats=caveats_of(structure, schedule),
         published_epsilon=published,
     )
+
+
+def _releases(charges: Charges, delta: float, adjacency: Adjacency) -> tuple[ReleaseCost, ...]:
+    """What is charged for one pair, a row for each kind of noisy sum that the observers' view contains."""
+    rows = []
+    for kind, times in charges.items():
+        if not times[0]:
+            continue
+        moved = "to which the target adds"
+        if (kind.up, kind.down) != (1, 0):
+            moved = f"in which {kind.up} at the edge of a hidden group may change"
+        what = f"a noisy sum of a group's sampled updates, rate {kind.noise.rate:g}, {moved}"
+        alone = float(epsilons({kind: times[:1]}, delta, adjacency)[0])
+        noise = f"{kind.noise.multiplier:.4g} x clip"
+        rows.append(ReleaseCost("sum", what, int(times[0]), noise, alone))
+    return tuple(rows)
 
 
 def caveats_of(structure: Structure, schedule: Schedule) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from coterie.errors import InputError
 from coterie.groups.leakage import MASTERS, Leakage, Threat, caveats_of, leakage, pair_epsilon
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import Structure
-from coterie.privacy import Adjacency, Guarantee, Mode, ThreatModel
-from coterie.privacy.guarantee import round_up
-from coterie.privacy.units import Json
+from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
+from coterie.privacy.meaning import from_bound
+from coterie.privacy.units import Json, round_up
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,17 @@ class Watched:
         return float(np.nanmax(claimed / allowed, initial=0.0))
 
     def guarantee(
-        self, *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT, caveats: tuple[str, ...] = ()
+        self,
+        *,
+        delta: float,
+        adjacency: Adjacency = Adjacency.ZERO_OUT,
+        caveats: tuple[str, ...] = (),
+        held_by: Custody = Custody.PLAN,
     ) -> Guarantee:
         """What the whole run promises to every worker against any one other worker.
 
-        The proof named is the one of the pair with the largest epsilon.
+        The proof and the releases named are those of the pair with the largest epsilon. What an attacker
+        gains follows from epsilon and delta alone: they hold for every pair, the divergences of one do not.
         """
         found = self.leakage(delta=delta, adjacency=adjacency)
         worst = found.most_exposed()
@@ -102,16 +108,24 @@ class Watched:
         published = found.published_epsilon
         pooled = round_up(self.pooled(delta, adjacency))
         together = f"all observers of a worker pooling what they see: eps={pooled}"
+        # Both are proven; the search for one pair alone may stop at a cut that the other one improves on.
+        epsilon = max(pair.epsilon, float(np.nanmax(found.per_worker)))
         return replace(
             pair,
-            subject=f"a population of {self.structure.workers} (most exposed: {name(target)})",
+            subject=f"any of {self.structure.workers} workers",
+            most_exposed=f"{name(target)} to {name(observer)}",
+            held_by=held_by,
             threat=ThreatModel(
-                f"{others} on its own (most: {name(observer)})",
+                f"{others} on its own",
                 f"every model of its groups up to index {found.epoch}",
                 MASTERS,
             ),
-            # Both are proven; the search for one pair alone may stop at a cut that the other one improves on.
-            epsilon=max(pair.epsilon, float(np.nanmax(found.per_worker))),
+            epsilon=epsilon,
+            meaning=from_bound(epsilon, delta),
+            per_client=tuple(
+                ClientCost(name(worker), None if np.isnan(own) else float(own), delta)
+                for worker, own in enumerate(found.per_worker)
+            ),
             epsilon_replace_one=max(pair.epsilon_replace_one, float(np.nanmax(replaced.per_worker))),
             published_epsilon=None if published is None else float(np.nanmax(published)),
             caveats=tuple(dict.fromkeys((*caveats_of(self.structure, self.schedule), together, *caveats))),

@@ -7,8 +7,9 @@ from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.evaluation import EVALUATION, HeldOut
-from coterie.privacy.guarantee import Guarantee, guarantee
+from coterie.privacy.guarantee import ClientCost, Guarantee, ReleaseCost, guarantee
 from coterie.privacy.ledger import Books, Charge, Ledger, LedgerHead
+from coterie.privacy.meaning import Meaning
 from coterie.privacy.mechanisms import (
     AccuracySelection,
     DraftedSum,
@@ -32,7 +33,7 @@ from coterie.privacy.mechanisms import (
 from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan, held_out
 from coterie.privacy.randomness import RandomStream, SecretKey
 from coterie.privacy.released import Released
-from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
+from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit
 
 __all__ = [
     "EVALUATION",
@@ -43,7 +44,9 @@ __all__ = [
     "Budget",
     "BudgetError",
     "Charge",
+    "ClientCost",
     "CoterieError",
+    "Custody",
     "DraftedSum",
     "FullBatchSketch",
     "FullBatchSteps",
@@ -53,6 +56,7 @@ __all__ = [
     "LedgerError",
     "LedgerHead",
     "LowestLoss",
+    "Meaning",
     "Mechanism",
     "Mode",
     "Multiplier",
@@ -66,6 +70,7 @@ __all__ = [
     "PrivateSelection",
     "RandomStream",
     "RebalancedSums",
+    "ReleaseCost",
     "Released",
     "RoutedSums",
     "SampledSum",

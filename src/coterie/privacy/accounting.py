@@ -7,6 +7,7 @@ from dp_accounting import DpEvent
 
 from coterie.privacy import pld, rdp
 from coterie.privacy.errors import PrivacyInputError
+from coterie.privacy.meaning import Meaning
 from coterie.privacy.units import Adjacency, short_number
 
 
@@ -19,13 +20,16 @@ class Accountant:
     """How a guarantee names it."""
     epsilon: Callable[..., float]
     delta: Callable[..., float]
+    meaning: Callable[[DpEvent, Adjacency], Meaning]
     tolerance: float
     """How closely calibration with it searches the noise, relative."""
 
 
 ACCOUNTANTS = {
-    "rdp": Accountant("rdp", "RDP", rdp.epsilon, rdp.delta, tolerance=1e-7),
-    "pld": Accountant("pld", f"PLD vdi={short_number(pld.STEP)}", pld.epsilon, pld.delta, tolerance=2e-5),
+    "rdp": Accountant("rdp", "RDP", rdp.epsilon, rdp.delta, rdp.meaning, tolerance=1e-7),
+    "pld": Accountant(
+        "pld", f"PLD vdi={short_number(pld.STEP)}", pld.epsilon, pld.delta, pld.meaning, tolerance=2e-5
+    ),
 }
 
 

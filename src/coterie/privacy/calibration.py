@@ -10,7 +10,7 @@ from coterie.privacy import accounting, paper
 from coterie.privacy.errors import BudgetError, PrivacyInputError
 from coterie.privacy.mechanisms import FullBatchSketch, NoiseRule
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
-from coterie.privacy.units import Adjacency, Budget, Mode, short_number
+from coterie.privacy.units import Adjacency, Budget, Mode, round_up, short_number
 
 FIRST_ROUND_SHARE = 0.02
 """`AUTO` lets the first round raise the training noise by this much over a plan without it."""
@@ -179,12 +179,14 @@ def _explain(
 ) -> str:
     """Which part costs what, for a budget that cannot be met."""
     known = [release for release in unit.releases if release.name not in free]
-    parts = [f"{release.name} alone {cost(replace(unit, releases=(release,))):.4g}" for release in known]
+    parts = [
+        f"{release.name} alone {round_up(cost(replace(unit, releases=(release,))))}" for release in known
+    ]
     if free:
         limit = cost(_with_noise(unit, free, _MOST_NOISE))
-        parts.append(f"all with unlimited noise in {' and '.join(free)} {limit:.4g}")
+        parts.append(f"all with unlimited noise in {' and '.join(free)} {round_up(limit)}")
     else:
-        parts.append(f"all together {cost(unit):.4g}")
+        parts.append(f"all together {round_up(cost(unit))}")
     asked = f"epsilon: {budget.epsilon:g} at delta {short_number(budget.delta)}"
     by = " by the published bound" if mode is Mode.PAPER else ""
     return f"{asked} cannot be met for {unit.subject}{by}; the parts cost: {', '.join(parts)}"

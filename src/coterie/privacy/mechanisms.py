@@ -60,6 +60,16 @@ class Mechanism(ABC):
         """What one use of the mechanism costs."""
 
     @property
+    def summary(self) -> str:
+        """What one use of it lets out, in plain words."""
+        return self.name
+
+    @property
+    def noise_summary(self) -> str:
+        """How much noise hides one unit."""
+        return "none"
+
+    @property
     def rule(self) -> NoiseRule | None:
         """The rule by which calibration must find the noise, or None when the noise is known."""
         return None
@@ -122,6 +132,13 @@ def _read_field(kind: object, value: object) -> object:
     return number_from_json(value)
 
 
+_FOLLOWED = "and how many are within the clip, which follows it"
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number:,} steps"
+
+
 @dataclass(frozen=True)
 class NoisySum(Mechanism):
     """Contributions clipped to `clip` are summed and Gaussian noise is added to the sum."""
@@ -156,6 +173,10 @@ class NoisySum(Mechanism):
     def sensitivity(self) -> float:
         """How far the sum can move between neighbours."""
         return self.adjacency.reach * self.clip
+
+    @property
+    def noise_summary(self) -> str:
+        return f"{self.multiplier:.4g} x clip {self.clip:g}"
 
     def with_noise(self, noise_multiplier: float) -> Self:
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)
@@ -198,6 +219,11 @@ class PoissonSteps(BatchedSteps):
         return self.batch / self.records
 
     @property
+    def summary(self) -> str:
+        batches = f"{self.batch:,} of {self.records:,} records in expectation"
+        return f"{_steps(self.steps)} on Poisson batches, {batches}"
+
+    @property
     def event(self) -> DpEvent:
         return events.repeated(events.poisson_gaussian(self.rate, self.multiplier), self.steps)
 
@@ -206,6 +232,10 @@ class PoissonSteps(BatchedSteps):
 @dataclass(frozen=True)
 class ShuffledSteps(BatchedSteps):
     """Disjoint batches of a shuffled order: every record once an epoch, nothing amplified."""
+
+    @property
+    def summary(self) -> str:
+        return f"{_steps(self.steps)} on shuffled batches, {self.batch:,} of {self.records:,} records"
 
     @property
     def event(self) -> DpEvent:
@@ -239,6 +269,10 @@ class FullBatchSteps(NoisySum):
         return self.records
 
     @property
+    def summary(self) -> str:
+        return f"{_steps(self.steps)} on all {self.records:,} records"
+
+    @property
     def event(self) -> DpEvent:
         return events.repeated(events.gaussian(self.multiplier), self.steps)
 
@@ -265,6 +299,13 @@ class FullBatchSketch(NoisySum):
     def multiplier_for(self, length: float) -> float:
         """The multiplier whose noise is so long on the mean sketch, in clips."""
         return float(length * self.records / math.sqrt(self.dimensions))
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"the sum of the gradients of all {self.records:,} records, each projected to "
+            f"{self.dimensions} numbers and clipped"
+        )
 
     @property
     def event(self) -> DpEvent:
@@ -296,6 +337,10 @@ class NoisyScores(NoisySum):
         return self.units
 
     @property
+    def summary(self) -> str:
+        return f"how well the models do: the sum of {self.units:,} held-out scores between 0 and 1"
+
+    @property
     def event(self) -> DpEvent:
         return events.gaussian(self.multiplier)
 
@@ -310,6 +355,10 @@ class NoisySelection(Mechanism):
     def __post_init__(self) -> None:
         if not (math.isinf(self.epsilon) and self.epsilon > 0):  # an infinite one asks for no privacy
             SELECTION_EPSILON.check("selection epsilon", self.epsilon)
+
+    @property
+    def noise_summary(self) -> str:
+        return f"Gumbel, scale {self.gumbel_scale:.3g}"
 
     @property
     @abstractmethod
@@ -336,6 +385,10 @@ class PrivateSelection(NoisySelection):
         return self.adjacency.reach
 
     @property
+    def summary(self) -> str:
+        return "the model that fits best, by the exponential mechanism on counts of records it gets right"
+
+    @property
     def event(self) -> DpEvent:
         return events.selection(self.gumbel_scale)
 
@@ -354,6 +407,10 @@ class AccuracySelection(NoisySelection):
         return 2.0
 
     @property
+    def summary(self) -> str:
+        return "the model that fits best, by the exponential mechanism on train accuracy, as published"
+
+    @property
     def event(self) -> DpEvent:
         return events.selection(self.gumbel_scale, monotone=False)
 
@@ -364,6 +421,10 @@ class LowestLoss(Mechanism):
     """The model with the lowest loss, told as it is: not private, whatever else is done."""
 
     adjacency: Adjacency
+
+    @property
+    def summary(self) -> str:
+        return "the model with the lowest loss, as it is"
 
     @property
     def event(self) -> DpEvent:
@@ -387,6 +448,10 @@ class SampledSum(NoisySum):
         RATE.check("rate", self.rate)
 
     @property
+    def summary(self) -> str:
+        return f"the sum of the updates of a Poisson sample, rate {self.rate:.3g}"
+
+    @property
     def event(self) -> DpEvent:
         return events.poisson_gaussian(self.rate, self.multiplier)
 
@@ -399,6 +464,10 @@ class DraftedSum(SampledSum):
     Each may then react to one unit's presence, so the sum moves by far more than its clip, and whoever shares
     the drafts sees updates without noise: nothing bounds what that tells.
     """
+
+    @property
+    def summary(self) -> str:
+        return f"the sum of updates that a Poisson sample, rate {self.rate:.3g}, has shown each other"
 
     @property
     def event(self) -> DpEvent:
@@ -427,6 +496,10 @@ class RoutedSums(NoisySum):
     def histogram_multiplier(self) -> float:
         """Standard deviation of the noise on each count."""
         return self.histogram_ratio * self.multiplier
+
+    @property
+    def summary(self) -> str:
+        return f"counts and sums by cluster of a Poisson sample, rate {self.rate:.3g}"
 
     @property
     def event(self) -> DpEvent:
@@ -476,6 +549,10 @@ class TrackedSum(SampledSum, Tracked):
     tracking_ratio: float
 
     @property
+    def summary(self) -> str:
+        return f"{super().summary}, {_FOLLOWED}"
+
+    @property
     def event(self) -> DpEvent:
         return events.poisson_gaussians(self.rate, [self.tracking_multiplier, self.multiplier])
 
@@ -486,6 +563,10 @@ class TrackedRoutedSums(RoutedSums, Tracked):
     """Histogram and routed sums of a Poisson cohort, and the count that the next clip follows."""
 
     tracking_ratio: float
+
+    @property
+    def summary(self) -> str:
+        return f"{super().summary}, {_FOLLOWED}"
 
     @property
     def event(self) -> DpEvent:
@@ -526,6 +607,10 @@ class RebalancedSums(NoisySum):
     def identifier_multiplier(self) -> float:
         """Standard deviation of the noise on each entry of a one-hot identifier."""
         return self.identifier_ratio * self.multiplier / 2
+
+    @property
+    def summary(self) -> str:
+        return f"identifiers and sums by cluster of {self.cohort:,} of {self.clients:,} clients"
 
     @property
     def event(self) -> DpEvent:

@@ -74,6 +74,13 @@ class UnitPlan:
         return self.subject.endswith(_HELD_OUT)
 
     @property
+    def records(self) -> int | None:
+        """How many records the releases are computed from, where the plan counts them."""
+        field = "units" if self.is_held_out else "records"  # a held-out record is a unit that is scored
+        counts = [getattr(release.mechanism, field, None) for release in self.releases]
+        return max((count for count in counts if isinstance(count, int)), default=None)
+
+    @property
     def event(self) -> DpEvent:
         """The cost of the whole plan."""
         return self.executed({release.name: release.times for release in self.releases})

@@ -22,6 +22,7 @@ from scipy.special import ndtr
 
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.events import SelectionDpEvent, atoms
+from coterie.privacy.meaning import NOTHING_HIDDEN, Meaning, from_profile
 from coterie.privacy.units import Adjacency, check_delta
 
 Floats = npt.NDArray[np.float64]
@@ -55,6 +56,33 @@ def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
     if found is None:
         return 1.0
     return min(1.0, max(float(direction.get_delta_for_epsilon(epsilon)) for direction in found))
+
+
+def meaning(event: DpEvent, adjacency: Adjacency) -> Meaning:
+    """What an attacker gains at best, by the profile of both directions."""
+    found = _directions(event, adjacency)
+    if found is None:
+        return NOTHING_HIDDEN
+
+    def delta_at(epsilons: Floats) -> Floats:
+        both: Floats = np.maximum.reduce([_deltas(direction, epsilons) for direction in found])
+        return np.minimum(both, 1.0)
+
+    return from_profile(delta_at)
+
+
+def _deltas(distribution: pld_pmf.DensePLDPmf, epsilons: Floats) -> Floats:
+    """delta(e) = lost + sum over losses l above e of p(l) (1 - exp(e - l)), for many e from 0 at once."""
+    losses = STEP * (distribution._lower_loss + np.arange(distribution.size, dtype=np.float64))
+    positive = losses > 0
+    masses, losses = distribution._probs[positive], losses[positive]
+    # Sums over the losses from each piece on; beyond the last one there is nothing but what was lost.
+    upper = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+    lower = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)
+    first = np.searchsorted(losses, epsilons, side="right")
+    # The difference of two sums of like size loses digits: what it can lose is added.
+    found: Floats = upper[first] - np.exp(epsilons) * lower[first] + 1e-12 * upper[first]
+    return np.maximum(found, 0.0) + float(distribution._infinity_mass)
 
 
 def _epsilon(distribution: pld_pmf.DensePLDPmf, delta: float) -> float:

@@ -19,6 +19,7 @@ from coterie.privacy.divergences import (
 )
 from coterie.privacy.errors import PlanError
 from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent, atoms
+from coterie.privacy.meaning import Meaning, from_divergences, from_profile, sharpest
 from coterie.privacy.shifts import shift_rdp
 from coterie.privacy.units import Adjacency, check_delta
 
@@ -39,6 +40,16 @@ def epsilon(event: DpEvent, *, delta: float, adjacency: Adjacency) -> float:
 def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
     """The smallest delta that the divergences prove at this epsilon."""
     return delta_from_rdp(ORDERS, rdp(event, adjacency), epsilon)
+
+
+def meaning(event: DpEvent, adjacency: Adjacency) -> Meaning:
+    """What an attacker gains at best: by the divergences themselves, and by the profile that follows."""
+    curve = rdp(event, adjacency)
+
+    def delta_at(epsilons: Floats) -> Floats:
+        return np.array([delta_from_rdp(ORDERS, curve, value) for value in epsilons.tolist()])
+
+    return sharpest(from_divergences(ORDERS, curve), from_profile(delta_at))
 
 
 def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> list[float]:

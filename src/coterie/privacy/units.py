@@ -44,6 +44,19 @@ class Mode(StrEnum):
     PAPER = "paper"
 
 
+class Custody(StrEnum):
+    """Who held the records and the key of the noise: what is promised against others leaves them out."""
+
+    PLAN = "plan"
+    """Nobody yet: nothing has been run."""
+    ONE_PROCESS = "one-process"
+    """A simulation, or a run on a folder: one process read all records and drew all noise."""
+    EACH_SITE = "each-site"
+    """A deployment: each site keeps its records and its own noise key."""
+    TRUSTED_SERVER = "trusted-server"
+    """A deployment in which sites send clipped updates to one that adds the noise."""
+
+
 @dataclass(frozen=True)
 class ThreatModel:
     """Who watches, what they see, and whom the promise has to trust."""
@@ -103,9 +116,23 @@ def check_delta(delta: float) -> None:
 
 
 def short_number(value: float) -> str:
-    """A small number the way people write it: 1e-4, not 0.0001."""
+    """A small number the way people write it: 1e-4, not 0.0001; rounded up where six digits are too few."""
     digits, exponent = f"{value:.5e}".split("e")
+    if float(f"{digits}e{exponent}") < value * (1 - 1e-9):  # what binary fractions miss is no digit
+        digits = f"{float(digits) + 1e-5:.5f}"
     return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def round_up(epsilon: float) -> str:
+    """Two decimals, or three digits when it is small; never less than the value."""
+    if math.isinf(epsilon):
+        return "inf"
+    if epsilon == 0:
+        return "0"
+    digits = 2 if epsilon >= 1 else 2 - math.floor(math.log10(epsilon))
+    scale = 10.0**digits
+    text = f"{epsilon:.{digits}f}"
+    return text if float(text) >= epsilon else f"{math.ceil(epsilon * scale) / scale:.{digits}f}"
 
 
 def number_to_json(value: float) -> float | str:

@@ -200,6 +200,7 @@ def _guarantees(comparison: Comparison) -> Markup | None:
     return tag(
         "section",
         tag("h2", "Guarantee of every row"),
+        tag("p", comparison.total.text) if comparison.total else None,
         tag("ul", promises, class_="sentences"),
         class_="promise",
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.algorithms import find_algorithm
+from coterie.experiment.composition import Total
 from coterie.experiment.folder import RunFolder, read_json
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import Cell, Row, Sweep, SweepResult
@@ -72,6 +73,8 @@ class Comparison:
     cells: int
     settings: tuple[Setting, ...]
     failures: tuple[Failure, ...]
+    total: Total | None
+    """What all runs that have begun spend together."""
     example: RunRecord | None
     """One finished run, for what all of them have in common."""
 
@@ -120,6 +123,7 @@ def read_comparison(path: Path) -> Comparison:
         cells=len(cells),
         settings=tuple(settings),
         failures=tuple(failures),
+        total=loaded.total,
         example=read_run(settings[0].runs[0].result.folder) if settings else None,
     )
 

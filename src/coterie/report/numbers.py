@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coterie.privacy.guarantee import round_up
+from coterie.privacy.units import round_up, short_number
 
 NONE = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -33,8 +33,12 @@ def scientific(value: float, digits: int = 2) -> str:
 
 
 def delta(value: float) -> str:
-    """A probability: by its power of ten where it is small."""
-    return f"{value:g}" if value >= 0.01 else scientific(value)
+    """A probability: by its power of ten where it is small; never less than it is."""
+    mantissa, _, exponent = short_number(value).partition("e")
+    if int(exponent) >= -2:
+        return f"{value:g}"
+    power = f"10{exponent.translate(_SUPERSCRIPT)}"
+    return power if mantissa == "1" else f"{mantissa} × {power}"
 
 
 def fixed(value: float | None, digits: int = 3) -> str:

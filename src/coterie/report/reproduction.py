@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coterie import __version__
+from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import write_text
 from coterie.experiment.reproductions.running import Reproduced
 from coterie.experiment.reproductions.table import (
@@ -14,7 +15,6 @@ from coterie.experiment.reproductions.table import (
     notes,
     setting_text,
 )
-from coterie.experiment.sweep import ALONE
 from coterie.report import words
 from coterie.report.figures import Figure
 from coterie.report.grid import Comparison as RunsSideBySide

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from coterie.experiment.folder import RunFolder, write_text
 from coterie.experiment.metrics import Spread
-from coterie.privacy import Mode, Unit, UnitPlan, epsilon_of
-from coterie.privacy.errors import PrivacyInputError
+from coterie.privacy import Mode, Unit
 from coterie.privacy.mechanisms import NoisySum
 from coterie.report import chart, figures, words
 from coterie.report.clusters import Clusters
@@ -127,32 +126,38 @@ def _notices(run: RunRecord) -> Iterator[Markup]:
 
 def _guarantee(run: RunRecord) -> Markup:
     promise = run.guarantee
-    threat = promise.threat
-    colluding = f", {threat.collusion} of them colluding" if threat.collusion > 1 else ""
-    neighbours = {
-        "zero-out": "one record contributes nothing instead (zero-out)",
-        "add-remove": "one is there or not (add-remove)",
-        "replace-one": "one is replaced by any other (replace-one)",
-    }[promise.adjacency.value].replace("one record", f"one {promise.unit}")
-    if promise.epsilon_replace_one != promise.epsilon:
-        neighbours += (
-            f"; if one may be replaced by any other, epsilon is {epsilon(promise.epsilon_replace_one)}"
-        )
-    items: list[tuple[str, Child]] = [
-        ("Protected", f"one {promise.unit} of {promise.subject}"),
-        ("Compared", neighbours),
-        ("Against", f"{threat.observers}{colluding}, seeing {threat.sees}"),
-        ("Trusting", threat.trusted),
-        ("Proof", f"{promise.accountant}, mode {promise.mode}, delta {delta(promise.delta)}"),
-    ]
-    if promise.caveats:
-        items.append(("Caveats", [tag("div", caveat) for caveat in promise.caveats]))
     return tag(
         "section",
         tag("h2", "Guarantee"),
-        tag("p", str(promise), class_="sentence"),
-        facts(items),
+        tag("p", promise.line, class_="sentence"),
+        tag("p", promise.text),
+        _per_client(run),
         class_="promise",
+    )
+
+
+def _per_client(run: RunRecord) -> Markup:
+    """Epsilon, delta and records of everyone: budgets and sizes differ."""
+    rows = [
+        [
+            cost.name,
+            NONE if cost.epsilon is None else epsilon(cost.epsilon),
+            delta(cost.delta),
+            NONE if cost.records is None else f"{cost.records:,}",
+        ]
+        for cost in run.guarantee.per_client
+    ]
+    noun = {Unit.RECORD: "client", Unit.CLIENT: "population", Unit.WORKER: "worker"}[run.plan.unit]
+    columns = [
+        Column(noun.capitalize()),
+        Column("Epsilon", figures=True),
+        Column("Delta", figures=True),
+        Column("Records", figures=True),
+    ]
+    return folded(
+        f"Epsilon and delta of {count(len(rows), noun)}",
+        table("What the whole plan costs at most", columns, rows),
+        is_open=len(rows) <= FEW_WORKERS,
     )
 
 
@@ -440,27 +445,21 @@ def _percent(value: float | None) -> str:
 
 
 def _budget(run: RunRecord) -> Markup:
-    unit = _costliest(run)
+    promise = run.guarantee
     rows = [
         [
-            release.name,
-            tag("span", words.released(release.mechanism), class_="wide-text"),
+            f"{release.name}, on held-out records" if release.held_out else release.name,
+            tag("span", release.what, class_="wide-text"),
             f"{release.times:,}",
-            words.noise(release.mechanism),
-            _alone(run, unit, release.name),
+            release.noise,
+            epsilon(release.epsilon),
         ]
-        for release in unit.releases
+        for release in promise.releases
     ]
-    plans = {each.releases for each in run.plan.units}
-    everyone = (
-        f"Every {'client' if run.plan.unit == 'record' else run.plan.unit} has this plan."
-        if len(plans) == 1
-        else f"This is the plan of {unit.subject}, who spends most; {_otherwise(run)}"
-    )
     return section(
         "Where the budget goes",
         table(
-            "Every release that the plan allows",
+            "Every kind of release",
             [
                 Column("Part"),
                 Column("What is released"),
@@ -469,36 +468,21 @@ def _budget(run: RunRecord) -> Markup:
                 Column("Epsilon alone", figures=True),
             ],
             rows,
-            ["together", "", "", "", epsilon(run.guarantee.epsilon)],
+            ["together", "", "", "", epsilon(promise.epsilon)],
         ),
-        intro=f"{everyone} The last column is what a part would cost by itself; composed, parts cost less "
+        intro=f"{_whose(run)} The last column is what a part would cost by itself; composed, parts cost less "
         "than their sum.",
     )
 
 
-def _otherwise(run: RunRecord) -> str:
+def _whose(run: RunRecord) -> str:
+    """Whose releases the table lists."""
+    most = run.guarantee.most_exposed
     if run.plan.unit is Unit.WORKER:
-        return "others are in other groups. No worker sees all of it: together is the most that one learns."
-    return "with other numbers of records the noise is another."
-
-
-def _costliest(run: RunRecord) -> UnitPlan:
-    """The unit whose event the guarantee states; of workers, one that is in most groups."""
-    if run.plan.unit is Unit.WORKER:
-        return max(run.plan.units, key=lambda unit: len(unit.releases))
-    return next((unit for unit in run.plan.units if unit.event == run.guarantee.event), run.plan.units[0])
-
-
-def _alone(run: RunRecord, unit: UnitPlan, name: str) -> str:
-    budget = run.budgets.get(unit.subject)
-    if budget is None:
-        return NONE
-    release = unit.release(name)
-    privacy = run.experiment.privacy
-    try:
-        return epsilon(epsilon_of(release.event, budget.delta, privacy.accountant, run.plan.adjacency))
-    except PrivacyInputError:
-        return NONE
+        return f"This is what tells most about one worker: {most}. No worker sees every release."
+    if most is None:
+        return f"Every {'client' if run.plan.unit is Unit.RECORD else run.plan.unit} has this plan."
+    return f"This is the plan of {most}, who spends most; with other numbers of records the noise is another."
 
 
 def _footer(run: RunRecord) -> str:

@@ -3,23 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from coterie.data import ClustersFederation, DirichletFederation, GroupsFederation, NaturalFederation
-from coterie.privacy import (
-    AccuracySelection,
-    FullBatchSketch,
-    FullBatchSteps,
-    Mechanism,
-    PoissonSteps,
-    PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
-    ShuffledSteps,
-    TrackedRoutedSums,
-    TrackedSum,
-    Unit,
-)
-from coterie.privacy.mechanisms import NoisySum
-from coterie.report.numbers import count, listed, significant, span
+from coterie.privacy import Unit
+from coterie.report.numbers import count, listed, span
 from coterie.report.record import RunRecord
 
 _SHIFTS = {
@@ -27,9 +12,6 @@ _SHIFTS = {
     "label": "each cluster calls the classes by names moved by one more",
     "none": "all clusters see the same data",
 }
-
-
-_FOLLOWED = "and how many are within the clip, which follows it"
 
 
 def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -102,53 +84,6 @@ def _plain(value: object) -> str:
             return f"{numbers[0]} to {numbers[-1]}"
         return listed([str(item) for item in value])
     return str(value)
-
-
-def released(mechanism: Mechanism) -> str:
-    """What one use of a mechanism lets out."""
-    match mechanism:
-        case FullBatchSketch():
-            return (
-                f"the sum of the gradients of all {mechanism.records:,} records, each projected to "
-                f"{mechanism.dimensions} numbers and clipped"
-            )
-        case FullBatchSteps():
-            return f"{count(mechanism.steps, 'step')} on all {mechanism.records:,} records"
-        case PoissonSteps():
-            return (
-                f"{count(mechanism.steps, 'step')} on Poisson batches, {mechanism.batch:,} of "
-                f"{mechanism.records:,} records in expectation"
-            )
-        case ShuffledSteps():
-            return (
-                f"{count(mechanism.steps, 'step')} on shuffled batches, {mechanism.batch:,} of "
-                f"{mechanism.records:,} records"
-            )
-        case PrivateSelection():
-            return "the model that fits best, by the exponential mechanism on counts of records it gets right"
-        case AccuracySelection():
-            return "the model that fits best, by the exponential mechanism on train accuracy, as published"
-        case TrackedSum():
-            return f"the sum of the updates of a Poisson sample, rate {mechanism.rate:.3g}, {_FOLLOWED}"
-        case TrackedRoutedSums():
-            return f"counts and sums by cluster of a Poisson sample, rate {mechanism.rate:.3g}, {_FOLLOWED}"
-        case SampledSum():
-            return f"the sum of the updates of a Poisson sample, rate {mechanism.rate:.3g}"
-        case RoutedSums():
-            return f"counts and sums by cluster of a Poisson sample, rate {mechanism.rate:.3g}"
-        case RebalancedSums():
-            return f"identifiers and sums by cluster of {mechanism.cohort:,} of {mechanism.clients:,} clients"
-        case _:
-            return mechanism.name
-
-
-def noise(mechanism: Mechanism) -> str:
-    """How much noise hides one unit."""
-    if isinstance(mechanism, NoisySum):
-        return f"{mechanism.multiplier:.4g} × clip {mechanism.clip:g}"
-    if isinstance(mechanism, PrivateSelection | AccuracySelection):
-        return f"Gumbel, scale {significant(mechanism.gumbel_scale)}"
-    return ""
 
 
 def setting(values: Mapping[str, object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def test_accuracies_that_some_sites_told_are_shown_and_the_others_stay_out(
     assert result.accuracy is not None
     assert set(result.accuracy.per_client) == set(federation.sites) - {silent}
     html = page(tmp_path / "run", capsys)
-    assert result.guarantee.split(" | ")[0] in html
+    assert escape(result.guarantee) in html
+    assert "Each site held its own records and its own noise key" in html
     assert "global between 4 sites" in html
     assert "sites&#x27; own" in html or "sites' own" in html
     for name in federation.sites:

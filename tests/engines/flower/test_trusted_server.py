@@ -460,9 +460,13 @@ def test_a_site_takes_part_only_if_its_operator_trusts_the_server(
         result = federation.serve(tmp_path / "run")
     federation.close()
     [approved] = [line for line in caplog.messages if line.startswith("approved")]
-    for said in ("unit=client", "trusting the server", "in the clear", "eps=30.00", "2 events"):
+    for said in ("one client of", "trusting the server", "eps=30.00"):
         assert said in approved
         assert said in result.guarantee
+    assert "in the clear" in result.guarantee_text
+    assert "the server held the noise key" in result.guarantee_text
+    [told] = [line for line in caplog.messages if line.startswith("Protected is")]
+    assert "in the clear" in told
     agreed = f"in 2 rounds it may see up to 2 updates of this client in the clear, clipped to {CLIP:g}; "
     assert agreed in caplog.text
     assert f"sent to the trusted server in the clear, clipped to {CLIP:g}" in caplog.text

@@ -165,9 +165,10 @@ def test_trust_is_said_by_the_operator_and_by_nobody_else(offered: Contract, tmp
     assert refused(deliver(careful, messages.OFFER, offered.to_content())) == "not trusted"
     made = joined(tmp_path / "trusting", offered, limits=LIMITS)
     assert made.books is not None
-    promised = str(made.books.guarantee)
-    assert "trusting the" in promised
-    assert "in the clear" in promised
+    promised = made.books.guarantee
+    assert "trusting the" in promised.line
+    assert "is trusted with both" in promised.text
+    assert "in the clear" in promised.text
     assert Contract.from_json(json.loads(json.dumps(offered.to_json()))) == offered
     made.close()
 

@@ -32,6 +32,7 @@ from coterie.privacy import (
     EVALUATION,
     Adjacency,
     Budget,
+    Custody,
     DraftedSum,
     FullBatchSketch,
     FullBatchSteps,
@@ -276,13 +277,28 @@ def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     plan, caveats = contract.plan, (*code_caveats(contract.model), *caveats)
     if contract.trusted is None:
         return guarantee(
-            contract.own_plan, delta=contract.delta, accountant=contract.accountant, caveats=caveats
+            contract.own_plan,
+            delta=contract.delta,
+            accountant=contract.accountant,
+            caveats=caveats,
+            held_by=Custody.EACH_SITE,
         )
     said = (IN_THE_CLEAR, WHO_IS_ASKED, *caveats)
     watched = contract.trusted.watched
     if watched is None:
-        return guarantee(plan, delta=contract.delta, accountant=contract.accountant, caveats=said)
-    return watched.guarantee(delta=contract.delta, adjacency=plan.adjacency, caveats=(*plan.caveats, *said))
+        return guarantee(
+            plan,
+            delta=contract.delta,
+            accountant=contract.accountant,
+            caveats=said,
+            held_by=Custody.TRUSTED_SERVER,
+        )
+    return watched.guarantee(
+        delta=contract.delta,
+        adjacency=plan.adjacency,
+        caveats=(*plan.caveats, *said),
+        held_by=Custody.TRUSTED_SERVER,
+    )
 
 
 def approve(

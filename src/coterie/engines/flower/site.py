@@ -63,9 +63,8 @@ from coterie.privacy import (
     SampledSum,
     SecretKey,
 )
-from coterie.privacy.guarantee import round_up
 from coterie.privacy.randomness import encode_fields
-from coterie.privacy.units import number_from_json, number_to_json
+from coterie.privacy.units import number_from_json, number_to_json, round_up
 from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch
 from coterie.training.scoring import total_score
@@ -239,7 +238,8 @@ class Site:
             },
         )
         books = self._reopen()
-        log.info("approved %s", books.guarantee)
+        log.info("approved %s", books.guarantee.line)
+        log.info("%s", books.guarantee.text)
         if contract.trusted is not None:
             log.info("the server is trusted: %s", books.consent)
         return books

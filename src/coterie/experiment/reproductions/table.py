@@ -13,15 +13,15 @@ import numpy as np
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.errors import InputError
 from coterie.experiment import published
+from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import RunFolder, read_json, read_lines
 from coterie.experiment.metrics import Fairness, Scores, Spread, fairness
 from coterie.experiment.published import Printed, Publication
 from coterie.experiment.reproductions import ALGORITHM, SEED, Reproduction, Source, central
 from coterie.experiment.runner import RunResult
-from coterie.experiment.sweep import ALONE, LABEL, Cell, Sweep
+from coterie.experiment.sweep import LABEL, Cell, Sweep
 from coterie.privacy import Books, PrivacyPlan, Unit
-from coterie.privacy.guarantee import round_up
-from coterie.privacy.units import number_from_json
+from coterie.privacy.units import number_from_json, round_up
 from coterie.training.scoring import Score
 
 NONE = "–"

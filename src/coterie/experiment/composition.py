@@ -1,0 +1,158 @@
+"""What several runs on the same records spend together.
+
+Whoever sees two runs learns what both tell, also of the one that is thrown away afterwards. Renyi divergences
+of adaptive releases add up, so a record that is in the same client in all runs spends the sum of that
+client's divergences, run by run. Where runs deal records otherwise (another seed, another federation), a
+record may be with anybody in each of them: of every such group of runs the largest divergence of all clients
+counts at each order, and these add up. Runs on other data touch other records; of several data the largest
+total counts.
+
+The whole plan of a run counts as soon as it has begun. Workers are charged as if everybody saw every release,
+which is more than one other worker learns. Where units or neighbours differ between runs, the total is that
+of the smallest unit replaced by any other: every coarser promise covers it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import Json, RunFolder, read_json
+from coterie.experiment.schema import Experiment
+from coterie.privacy import Adjacency, Guarantee, PlannedRelease, PrivacyPlan, Unit
+from coterie.privacy.divergences import ORDERS, Floats
+from coterie.privacy.events import composed
+from coterie.privacy.rdp import epsilon_from_rdp, rdp
+from coterie.privacy.units import number_to_json, round_up, short_number
+from coterie.privacy.wording import weaknesses
+
+ALONE = (
+    "Each guarantee is that of one run alone; whoever sees several runs on the same records composes them."
+)
+
+_SIZES = (Unit.RECORD, Unit.WORKER, Unit.CLIENT)
+"""From the smallest: a record is one of a worker's or client's."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """What holds of several runs at once.
+
+    Args:
+        delta: the largest of theirs.
+        weak: what voids or weakens the promise of one of them.
+    """
+
+    runs: int
+    epsilon: float
+    delta: float
+    unit: Unit
+    adjacency: Adjacency
+    weak: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What all of them spend together."""
+        spent = f"(eps={round_up(self.epsilon)}, delta={short_number(self.delta)})-DP"
+        if np.isinf(self.epsilon):
+            spent = "no privacy (eps=inf)"
+        weak = "".join(f"; {label}" for label in self.weak)
+        return f"all {self.runs} runs together: {spent} for one {self.unit}, {self.adjacency}{weak}"
+
+    @property
+    def text(self) -> str:
+        """The line, and what it means."""
+        if self.runs == 1:
+            return "This is one run; others on the same data would add to it."
+        return f"Runs on the same data add up, also those whose models nobody uses; {self.line}. {ALONE}"
+
+    def to_json(self) -> Json:
+        return {
+            "runs": self.runs,
+            "epsilon": number_to_json(self.epsilon),
+            "delta": self.delta,
+            "unit": self.unit.value,
+            "adjacency": self.adjacency.value,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True)
+class BegunRun:
+    """A run that has released something, or may have."""
+
+    experiment: Experiment
+    plan: PrivacyPlan
+    guarantee: Guarantee
+
+    @classmethod
+    def read(cls, path: Path) -> "BegunRun | None":
+        """The run in a folder; None before its ledger was opened."""
+        files = RunFolder(path)
+        if not files.ledger.exists():
+            return None
+        return cls(
+            read_experiment(files.experiment),
+            PrivacyPlan.from_json(read_json(files.plan)),
+            Guarantee.from_json(read_json(files.guarantee)),
+        )
+
+    @property
+    def source(self) -> str:
+        """Where its records come from; a record is whatever each run calls one."""
+        data = self.experiment.data
+        return f"{data.name} {getattr(data, 'path', None)}"
+
+    @property
+    def dealt(self) -> str:
+        """What decides which of them each client has, trained on and held out."""
+        chosen = self.experiment
+        return repr((chosen.data, chosen.federation, chosen.seeds.simulation))
+
+
+def total_of(paths: Iterable[Path]) -> Total | None:
+    """What the runs in these folders spend together on any record; None where none has begun."""
+    begun = [run for run in map(BegunRun.read, paths) if run is not None]
+    if not begun:
+        return None
+    weak = tuple(dict.fromkeys(label for run in begun for label in weaknesses(run.guarantee.caveats)))
+    delta = max(run.guarantee.delta for run in begun)
+    if len(begun) == 1:
+        only = begun[0].guarantee
+        return Total(1, only.epsilon, delta, only.unit, only.adjacency, weak)
+    unit = min((run.plan.unit for run in begun), key=_SIZES.index)
+    kinds = {(run.plan.unit, run.plan.adjacency) for run in begun}
+    adjacency = begun[0].plan.adjacency if len(kinds) == 1 else Adjacency.REPLACE_ONE
+    by_data: dict[str, dict[str, list[BegunRun]]] = {}
+    for run in begun:
+        by_data.setdefault(run.source, {}).setdefault(run.dealt, []).append(run)
+    curves = [
+        np.sum([_largest(runs, adjacency) for runs in groups.values()], axis=0) for groups in by_data.values()
+    ]
+    # Never less than one of them alone, whose own proof may be the better one.
+    epsilon = max(
+        *(epsilon_from_rdp(ORDERS, curve, delta) for curve in curves),
+        *(run.guarantee.epsilon for run in begun),
+    )
+    return Total(len(begun), epsilon, delta, unit, adjacency, weak)
+
+
+def _largest(runs: Sequence[BegunRun], adjacency: Adjacency) -> Floats:
+    """Divergence of runs that deal records alike: at each order that of the client with the most."""
+    releases: dict[str, list[tuple[PlannedRelease, ...]]] = {}
+    everyone: list[tuple[PlannedRelease, ...]] = []
+    for run in runs:
+        if len(run.plan.units) == 1 and run.plan.unit is not Unit.RECORD:
+            everyone.append(run.plan.units[0].releases)  # a population: each of its clients
+            continue
+        for unit in run.plan.units:
+            releases.setdefault(unit.subject, []).append(unit.releases)
+    kinds = {tuple(own) for own in releases.values()} or {()}
+    curves = [
+        rdp(composed([release.event for part in (*everyone, *own) for release in part]), adjacency)
+        for own in kinds
+    ]
+    largest: Floats = np.max(curves, axis=0)
+    return largest

@@ -1,0 +1,197 @@
+"""A guarantee in words: one line for terminals and tables, and whole sentences for whoever has to rely on it.
+
+What voids or weakens a promise is spelled out in the line; everything else is counted there and said in the
+paragraph. A caveat that begins with one of `WEAKNESSES` and a colon is of the first kind.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from coterie.privacy.meaning import FALSE_POSITIVES
+from coterie.privacy.plan import POPULATION
+from coterie.privacy.units import Adjacency, Custody, Mode, Unit, round_up, short_number
+
+if TYPE_CHECKING:
+    from coterie.privacy.guarantee import Guarantee
+
+SIMULATION = "simulation"
+WEAKNESSES = (SIMULATION,)
+"""Labels of caveats that stand in the line itself."""
+
+_NEIGHBOURS = {
+    Adjacency.ZERO_OUT: "Whether it counts or contributes nothing, all public numbers kept (zero-out),",
+    Adjacency.ADD_REMOVE: "Whether it takes part or not (add-remove)",
+    Adjacency.REPLACE_ONE: "Whether it or any other in its place takes part (replace-one)",
+}
+_UNITS = {
+    Unit.RECORD: "a record is one row of data, a visit say, and not a person, who may have several",
+    Unit.CLIENT: "all records of a client together",
+    Unit.WORKER: "all records of a worker together",
+}
+HISTORY = (
+    "Other runs and releases on the same data are not counted here: what they spend is unknown, and adds up."
+)
+
+
+def line(promise: "Guarantee") -> str:
+    """What holds, for whom and against whom, in about 160 characters."""
+    parts = [f"{_figures(promise)} for {promise.protected}"]
+    if math.isfinite(promise.epsilon):
+        parts[0] += f", {promise.adjacency}"
+        if promise.adjacency is not Adjacency.REPLACE_ONE:
+            parts[0] += f" (replace-one {round_up(promise.epsilon_replace_one)})"
+        trusting = "" if promise.threat.trusted == "nobody" else f", trusting {promise.threat.trusted}"
+        parts.append(f"against {_observers(promise)}{trusting}")
+    parts += weaknesses(promise.caveats)
+    if promise.held_by is Custody.ONE_PROCESS:
+        parts.append("one process held all records")
+    counted = sum(weakness(caveat) is None for caveat in promise.caveats)
+    if counted:
+        parts.append(f"{counted} caveat{'s' if counted > 1 else ''}")
+    return "; ".join(parts)
+
+
+def weakness(caveat: str) -> str | None:
+    """The label of a caveat that voids or weakens the promise."""
+    label = caveat.partition(":")[0]
+    return label if label in WEAKNESSES else None
+
+
+def weaknesses(caveats: Sequence[str]) -> list[str]:
+    """The labels among the caveats, each once."""
+    found = (weakness(caveat) for caveat in caveats)
+    return list(dict.fromkeys(label for label in found if label is not None))
+
+
+def _figures(promise: "Guarantee") -> str:
+    figures = f"(eps={round_up(promise.epsilon)}, delta={short_number(promise.delta)})-DP"
+    if math.isinf(promise.epsilon):
+        figures = "no privacy (eps=inf)"
+    if promise.published_epsilon is None:
+        return figures
+    claimed = Adjacency.REPLACE_ONE if promise.unit is Unit.RECORD else Adjacency.ADD_REMOVE
+    return f"paper: published eps={round_up(promise.published_epsilon)} ({claimed} claimed), sound: {figures}"
+
+
+def _observers(promise: "Guarantee") -> str:
+    threat = promise.threat
+    several = f" ({threat.collusion} colluding)" if threat.collusion > 1 else ""
+    return f"{threat.observers}{several}"
+
+
+def paragraph(promise: "Guarantee") -> str:
+    """Whole sentences: who is protected, from whom, trusting whom, what an attacker gains, what is not."""
+    said = [*_weak(promise), _protected(promise)]
+    if math.isfinite(promise.epsilon):
+        threat = promise.threat
+        said += [f"This holds against {_observers(promise)}, seeing {threat.sees}.", _custody(promise)]
+        said.append(_gain(promise))
+    elif promise.held_by is not Custody.PLAN:
+        said.append(_custody(promise))
+    said += [_proof(promise), *_spread(promise)]
+    counted = [caveat for caveat in promise.caveats if weakness(caveat) is None]
+    if counted:
+        said.append("Beside the guarantee, or not covered by it:")
+        said += [sentence(caveat) for caveat in counted]
+    return " ".join([*said, HISTORY])
+
+
+def _weak(promise: "Guarantee") -> list[str]:
+    found = [sentence(caveat) for caveat in promise.caveats if weakness(caveat) is not None]
+    if promise.mode is Mode.PAPER:
+        claim = ""
+        if promise.published_epsilon is not None:
+            claim = f" It claims epsilon {round_up(promise.published_epsilon)}; what is proven follows."
+        found.append(f"The noise follows a publication's own arithmetic, which is not proven.{claim}")
+    return found
+
+
+def _protected(promise: "Guarantee") -> str:
+    if math.isinf(promise.epsilon):
+        return f"There is no privacy: nothing bounds what is told about {promise.protected}."
+    whom = f"Protected is {promise.protected}: {_UNITS[promise.unit]}."
+    odds = (
+        f"{_NEIGHBOURS[promise.adjacency]} changes the probability of whatever is released by a factor of at "
+        f"most e^{round_up(promise.epsilon)}, apart from a probability of {short_number(promise.delta)} "
+        f"(epsilon {round_up(promise.epsilon)}, delta {short_number(promise.delta)})"
+    )
+    if promise.adjacency is Adjacency.REPLACE_ONE:
+        return f"{whom} {odds}."
+    return (
+        f"{whom} {odds}; if any other may take its place, epsilon is {round_up(promise.epsilon_replace_one)}."
+    )
+
+
+def _custody(promise: "Guarantee") -> str:
+    trusted = promise.threat.trusted
+    match promise.held_by:
+        case Custody.ONE_PROCESS:
+            place = "" if trusted == "nobody" else f", in the place of {trusted}"
+            return (
+                f"One process held all records and the noise key{place}: whoever ran it or could read its "
+                "memory is trusted with all of them."
+            )
+        case Custody.EACH_SITE:
+            return (
+                "Each site held its own records and its own noise key and added its noise before anything "
+                "left it, so no other party is trusted."
+            )
+        case Custody.TRUSTED_SERVER:
+            place = "" if trusted in ("nobody", "the server") else f" in the place of {trusted}"
+            return (
+                f"Each site held its own records and sent clipped updates without noise; the server{place} "
+                "held the noise key and added the noise, and is trusted with both."
+            )
+        case Custody.PLAN:
+            plan = "This is a plan: whoever will hold the records and the noise key is trusted with them"
+            return f"{plan}." if trusted == "nobody" else f"{plan}, beside {trusted}."
+
+
+def _gain(promise: "Guarantee") -> str:
+    used, others, these = "took part", "that did not", "that did"
+    if promise.unit is Unit.RECORD:
+        used, others, these = "was used", "that were not", "that were"
+    return (
+        f"Someone who sees all of that and guesses at even odds whether a given {promise.unit} {used} is "
+        f"right at most {promise.meaning.guess_text} of the time (blind guessing: 50 %); someone who accuses "
+        f"{100 * FALSE_POSITIVES:g} % of the {promise.unit}s {others} finds at most "
+        f"{promise.meaning.found_text} of those {these}."
+    )
+
+
+def _proof(promise: "Guarantee") -> str:
+    releases = "all planned releases composed" if promise.releases else "no release at all"
+    return f"Computed by {promise.accountant}, {releases}."
+
+
+def _spread(promise: "Guarantee") -> list[str]:
+    """One epsilon and one delta stand for all; where clients differ, their own are in the table."""
+    rows = [row for row in promise.per_client if row.epsilon is not None]
+    if len(rows) < 2:
+        return []
+    least = min(row.epsilon for row in rows if row.epsilon is not None)
+    if round_up(least) == round_up(promise.epsilon) and len({row.delta for row in rows}) == 1:
+        return []
+    deltas = sorted({row.delta for row in rows})
+    span = short_number(deltas[0])
+    if deltas[1:]:
+        span += f" to {short_number(deltas[-1])}"
+    most = "" if promise.most_exposed is None else f", most for {promise.most_exposed}"
+    return [
+        f"Not all are alike: epsilon is {round_up(least)} to {round_up(promise.epsilon)}{most}, delta "
+        f"{span}; each one's own stands in the table."
+    ]
+
+
+def sentence(text: str) -> str:
+    """A caveat as a sentence of its own."""
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def protected(unit: Unit, subject: str) -> str:
+    """Who or what is protected, as a guarantee calls it."""
+    if unit is Unit.WORKER and subject != POPULATION:
+        return subject
+    return f"one {unit} of {subject}"
