@@ -14,6 +14,7 @@ from coterie.privacy import (
     Custody,
     Guarantee,
     Mode,
+    NoisyScores,
     PlanError,
     PlannedRelease,
     PrivacyInputError,
@@ -140,21 +141,24 @@ def test_every_client_has_a_row_with_its_own_epsilon_delta_and_records():
     assert "delta 1e-4 to 1e-3" in promise.text
 
 
-def test_held_out_records_are_no_client_and_cost_a_client_the_larger_of_both():
-    quiet, loud = (record_plan(noise=z, first=z).units[0].releases for z in (3.0, 1.0))
-    for trained, scored in ((quiet, loud), (loud, quiet)):
-        units = (UnitPlan("a", trained), UnitPlan("b", trained), UnitPlan(held_out("a"), scored))
-        plan = PrivacyPlan(Unit.RECORD, Adjacency.ZERO_OUT, SERVER, units)
-        promise = guarantee(plan, delta=1e-4)
-        alone = {z: epsilon_of(UnitPlan("x", z).event, 1e-4, "rdp", ZERO_OUT) for z in (trained, scored)}
-        assert "one record of any of 2 clients" in promise.line
-        assert {cost.name: cost.epsilon for cost in promise.per_client} == {
-            "a": max(alone.values()),
-            "b": alone[trained],
-        }
-        assert promise.epsilon == max(alone.values())
-        assert promise.most_exposed == "a"
-        assert [row.held_out for row in promise.releases] == [False] * 3 + [True] * 3
+@pytest.mark.parametrize("noise", [0.5, 40.0])
+def test_held_out_records_are_no_client_and_cost_a_client_the_larger_of_both(noise):
+    trained = record_plan(noise=2.0, first=2.0).units[0].releases
+    scored = (PlannedRelease("evaluation", NoisyScores(0.5, noise, 50, ZERO_OUT), 2),)
+    units = (UnitPlan("a", trained), UnitPlan("b", trained), UnitPlan(held_out("a"), scored))
+    promise = guarantee(PrivacyPlan(Unit.RECORD, ZERO_OUT, SERVER, units), delta=1e-4)
+    training, scores = (
+        epsilon_of(UnitPlan("x", own).event, 1e-4, "rdp", ZERO_OUT) for own in (trained, scored)
+    )
+    assert (scores > training) == (noise < 1)
+    assert "one record of any of 2 clients" in promise.line
+    assert {cost.name: (cost.epsilon, cost.records) for cost in promise.per_client} == {
+        "a": (max(training, scores), 8050),
+        "b": (training, 8000),
+    }
+    assert promise.epsilon == max(training, scores)
+    assert promise.most_exposed == "a"
+    assert [row.held_out for row in promise.releases] == [False] * 3 + [True]
 
 
 def test_many_equal_units_share_one_line():
