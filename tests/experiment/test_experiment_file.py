@@ -85,6 +85,8 @@ MISTAKES = {
     "privacy: {unit: client}\nalgorithm: {name: dp-fedavg, adaptive_clip: {count_ratio: 1.0e-300}}": (
         r"algorithm.adaptive_clip.count_ratio: 1e-300"
     ),
+    "model: {name: lstm, hidden: 1000000000}": r"model.hidden: 1000000000 is not allowed",
+    "model: {name: lstm, layers: 1000000000}": r"model.layers: 1000000000 is not allowed",
     "privacy: {adjacency: add-remove}": r"privacy.adjacency: add-remove would make",
     "privacy: {adjacency: swap}": r"privacy.adjacency: 'swap' is not allowed",
     "schedule: {rounds: 0}": r"schedule.rounds: 0 is not allowed",

@@ -128,8 +128,10 @@ def _read_truth(path: Path | None) -> dict[str, int] | None:
         return None
     try:
         content = jsonlib.loads(path.read_text(encoding="utf-8"))
-        return {str(name): int(cluster) for name, cluster in content.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+        if all(type(cluster) is int for cluster in content.values()):
+            return dict(content)
+        raise ValueError
+    except (OSError, ValueError, AttributeError):
         raise InputError(f"--truth: {path} is not a JSON object of cluster numbers by client") from None
 
 

@@ -36,6 +36,10 @@ _checked: dict[tuple[str, int, Task], object] = {}
 OWN_CODE = "the model is the user's own code, which is trusted to keep nothing between records"
 
 
+WIDEST = 2**16
+"""Width of a layer beyond which a model, which a server may name to a site, is a way to fill its memory."""
+
+
 class ModelSettings(Settings):
     """Which model, and the options that are its own.
 
@@ -45,10 +49,12 @@ class ModelSettings(Settings):
 
     name: str = Field("softmax", description=" | ".join([*_NETWORKS, "package.module:function"]))
     hidden: PositiveInt | None = Field(
-        None, description="mcmahan-cnn, lstm: width of a hidden layer (512, 256)"
+        None, le=WIDEST, description="mcmahan-cnn, lstm: width of a hidden layer (512, 256)"
     )
-    embedding: PositiveInt | None = Field(None, description="lstm: width of the character embedding (8)")
-    layers: PositiveInt | None = Field(None, description="lstm: number of LSTM layers (2)")
+    embedding: PositiveInt | None = Field(
+        None, le=WIDEST, description="lstm: width of the character embedding (8)"
+    )
+    layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
 
     @model_validator(mode="after")
     def _known(self) -> ModelSettings:

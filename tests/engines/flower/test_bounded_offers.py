@@ -17,6 +17,7 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits, approve, cost
 from coterie.errors import InputError
 from coterie.privacy import Adjacency, Budget, PlannedRelease, PoissonSteps
+from coterie.privacy.mechanisms import NoisySum
 
 REPLACE_ONE = Adjacency.REPLACE_ONE
 
@@ -178,3 +179,19 @@ def test_no_name_of_a_release_is_a_path(tmp_path: Path) -> None:
     made.close()
     assert {path.name for path in tmp_path.iterdir()} == {"site"}
     assert len(list((tmp_path / "site" / "answers").iterdir())) == 1
+
+
+# --- noise that is not the planned one --------------------------------------------------------------
+
+
+def test_a_site_whose_engine_would_draw_less_noise_releases_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = joined(tmp_path)
+    monkeypatch.setattr(NoisySum, "noise_std", property(lambda self: 0.9 * self.clip * self.multiplier))
+    for release in ("training", "sketch"):
+        answer = deliver(made, messages.TRAIN, training(release=release))
+        assert refused(answer) == "failed"
+        assert not answer.array_records
+    assert not list(made.files.answers.iterdir())
+    made.close()

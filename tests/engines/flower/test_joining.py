@@ -117,7 +117,13 @@ def test_a_nodes_configuration_says_what_the_command_line_does(tmp_path: Path) -
     expected = Joining(tmp_path, 2.0, 1e-4, "va", tmp_path / "books", models, 0.2, (0, 3), 1.0, 2, 3)
     expected = replace(expected, adjacency=Adjacency.REPLACE_ONE)
     assert Joining.from_config(config) == expected
-    for key, value in (("epsilon", True), ("held-out", True), ("noise-seed", False), ("adjacency", "any")):
+    for key, value in (
+        ("epsilon", True),
+        ("held-out", True),
+        ("noise-seed", False),
+        ("adjacency", "any"),
+        ("trust-server", "false"),
+    ):
         with pytest.raises(InputError, match=f"node config: {key}: {value} is not allowed"):
             Joining.from_config({**config, key: value})
 

@@ -67,6 +67,9 @@ class Joining:
         for key in numbers:
             if isinstance(config.get(key), bool):
                 raise InputError(f"node config: {key}: {config[key]} is not allowed, a number is")
+        trusts = config.get("trust-server", False)
+        if not isinstance(trusts, bool):  # the text "false" would be true
+            raise InputError(f"node config: trust-server: {trusts} is not allowed, true or false is")
         models = str(config.get("models", ""))
         return cls(
             data=Path(str(config["data"])),
@@ -82,7 +85,7 @@ class Joining:
             else None,
             evaluation_reports=int(config.get("evaluation-reports", 1)),
             noise_seed=int(config["noise-seed"]) if "noise-seed" in config else None,
-            trust_server=bool(config.get("trust-server", False)),
+            trust_server=trusts,
             adjacency=_adjacency(str(config["adjacency"])) if "adjacency" in config else None,
         )
 
