@@ -32,7 +32,6 @@ from coterie.engines.flower.messages import (
     EvaluateMessage,
     SelectMessage,
     SiteFacts,
-    Split,
     TrainMessage,
 )
 from coterie.engines.flower.post import Patience
@@ -43,6 +42,7 @@ from coterie.experiment.deployment import APP, Serving, on_grid
 from coterie.experiment.files import read_experiment
 from coterie.experiment.serving import ServedRound, Watcher
 from coterie.models import ModelSettings, build_model
+from coterie.privacy import HeldOut
 from coterie.training.parameters import flatten
 
 NAMES = ("amber", "birch", "cedar", "dune")
@@ -178,9 +178,10 @@ def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
     model = np.zeros(parameters, np.float32)
     several = np.tile(model, (clusters, 1))
     asked = Asked("0" * 64, 10, "training")
-    facts = SiteFacts("hospital", 240, Task("classification", (1, 8, 8), 10), False)
+    task = Task("classification", (1, 8, 8), 10)
+    facts = SiteFacts("hospital", 240, 60, HeldOut(60, 1.0, 1), task, False)
     contents = [
-        ("query.facts", "to a site", Split(0, 0, 0.2, 0.0).to_content()),
+        ("query.facts", "to a site", messages.pack({})),
         ("query.facts", "back", facts.to_content()),
         ("train", "to a site", TrainMessage(asked, model, None, 0.0).to_content()),
         ("train", "back", messages.answer_with_vector(asked, model)),
@@ -190,7 +191,7 @@ def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
         ("train.contribute", "k models", ContributeMessage(asked, 1, several).to_content()),
         ("train.contribute", "back", messages.answer_with_contribution(asked, 1, model.astype(np.float64))),
         ("evaluate", "one model", EvaluateMessage(asked, model[None]).to_content()),
-        ("evaluate", "back", messages.answer_with_score(asked, 0.9, 0.3)),
+        ("evaluate", "back", messages.answer_with_score(asked, 57.3)),
         ("query.finished", "both ways", messages.pack({"contract": "0" * 64})),
         ("refusal", "back", messages.refusal("over budget")),
     ]

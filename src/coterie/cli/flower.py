@@ -144,7 +144,8 @@ def show(result: ServedResult) -> None:
         "answered": lambda name: _tally(result, name, "answered"),
         "missed": lambda name: _tally(result, name, "missed"),
         "epsilon asked": lambda name: round_up(result.asked[name]),
-        "accuracy (95 % interval of its noise)": lambda name: _accuracy(result, name),
+        "accuracy": lambda name: _accuracy(result, name),
+        "in 95 of 100": lambda name: _interval(result, name),
     }
     cells = {heading: [value(name) for name in result.asked] for heading, value in columns.items()}
     shown = {heading: column for heading, column in cells.items() if any(cell is not None for cell in column)}
@@ -165,9 +166,13 @@ def _tally(result: ServedResult, name: str, what: str) -> str | None:
 def _accuracy(result: ServedResult, name: str) -> str | None:
     if result.accuracy is None or name not in result.accuracy.per_client:
         return None
-    interval = result.accuracy.intervals.get(name)
-    noise = "" if interval is None else " ({:.1%} to {:.1%})".format(*interval)
-    return f"{result.accuracy.per_client[name]:.1%}{noise}"
+    return f"{result.accuracy.per_client[name]:.1%}"
+
+
+def _interval(result: ServedResult, name: str) -> str | None:
+    """Where the exact accuracy is in 95 of 100 cases, given the noise."""
+    interval = result.accuracy.intervals.get(name) if result.accuracy else None
+    return None if interval is None else "{:.0%} to {:.0%}".format(*interval)
 
 
 # --- join -------------------------------------------------------------------------------------------
