@@ -1,5 +1,6 @@
 """Text, JSON and YAML on disk: replaced in one step or appended line by line, and read without surprises."""
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from coterie.errors import InputError
@@ -29,7 +30,38 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Json) -> None:
-    write_text(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+    write_text(path, json_text(content))
+
+
+def json_text(content: Json) -> str:
+    """How an object is written into a file of its own."""
+    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def hashed_text(content: Json) -> str:
+    """An object as text, with a hash of all the rest as its last entry; numbers stay as they are."""
+    digest = digest_bytes(json.dumps(content, indent=1).encode())
+    return json.dumps({**content, "hash": digest}, indent=1) + "\n"
+
+
+def read_hashed(path: Path) -> dict[str, Any]:
+    """What `hashed_text` wrote, byte for byte; an error where a byte was changed."""
+    content = read_json(path)
+    rest = {key: value for key, value in content.items() if key != "hash"}
+    if path.read_bytes() != hashed_text(rest).encode():
+        raise InputError(
+            f"{path}: changed since it was written, or of another version: its hash does not fit"
+        )
+    return rest
+
+
+def digest_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def finite(value: Any) -> Any:
@@ -62,22 +94,33 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """JSON lines of a file; a last line torn by a crash is not one."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            return
+    # By newlines alone: a text has other line ends, which JSON allows inside.
+    *lines, _torn = path.read_bytes().split(b"\n")
+    for line in lines:
         try:
             yield json.loads(line)
         except ValueError:
             raise InputError(f"{path}: not readable as JSON lines") from None
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Replace a file of named arrays in one step."""
+def write_arrays(
+    path: Path, arrays: Mapping[str, NDArray[Any]], notes: Mapping[str, str] | None = None
+) -> None:
+    """Replace a file of named arrays, and of texts that are kept with them, in one step."""
+    kept = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
     scratch = path.with_name(f".{path.name}")
-    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, scratch)
+    save_file(kept, scratch, {**(notes or {}), "hash": _arrays_hash(kept, notes or {})})
     sync(scratch)
     os.replace(scratch, path)
     sync(path.parent)
+
+
+def _arrays_hash(arrays: Mapping[str, NDArray[Any]], notes: Mapping[str, str]) -> str:
+    found = hashlib.sha256(json.dumps(notes, sort_keys=True).encode())
+    for name, value in sorted(arrays.items()):
+        found.update(f"{name} {value.dtype.str} {value.shape} ".encode())
+        found.update(value.tobytes())
+    return found.hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -90,11 +133,25 @@ def sync(path: Path) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
-    """What `write_arrays` wrote; None where it never did, or the file is damaged."""
+    """What `write_arrays` wrote; None where it never did, or a bit of the file was changed."""
+    found = _read_arrays(path)
+    return None if found is None else found[0]
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """The texts kept with arrays; none where the file is missing or damaged."""
+    found = _read_arrays(path)
+    return {} if found is None else found[1]
+
+
+def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]] | None:
     try:
-        return dict(load_file(path))
+        with safe_open(path, framework="numpy") as file:
+            notes = dict(file.metadata() or {})
+        arrays = dict(load_file(path))
     except (OSError, SafetensorError):
         return None
+    return (arrays, notes) if notes.pop("hash", None) == _arrays_hash(arrays, notes) else None
 
 
 def forget_rounds(folder: Path, before: int) -> None:

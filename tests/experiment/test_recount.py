@@ -1,7 +1,6 @@
 """Counting the books again: what follows from plan and ledger passes, every edited figure does not."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder, read_json, write_json
 from coterie.experiment.recount import recount
 from coterie.experiment.schema import Experiment
+from coterie.experiment.seal import ChainedLines, Seal
 from coterie.privacy import Books, Custody, Guarantee, Ledger, Meaning, PrivacyPlan
 
 RECORDS = {
@@ -91,14 +91,17 @@ def test_the_books_of_a_run_add_up(originals: dict[str, Path], name: str) -> Non
     assert "unbroken chain" in str(counted)
 
 
-def test_a_run_that_was_stopped_adds_up_and_one_never_begun_has_no_books(files: RunFolder) -> None:
+def test_a_run_that_was_stopped_adds_up_and_one_never_begun_has_no_books(
+    files: RunFolder, tmp_path: Path
+) -> None:
     files.result.unlink()
-    lines = files.metrics.read_text().splitlines(keepends=True)
-    files.metrics.write_text("".join(lines[:1]))  # charged for round 2, but died before its line
+    ChainedLines(files.metrics, "file of metrics").cut(1)  # charged for round 2, but died before its line
     assert recount(files.path) is not None
-    for path in (files.metrics, files.ledger):
-        path.unlink()
-    assert recount(files.path) is None
+    files.ledger.unlink()
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl: the ledger cannot be used"):
+        recount(files.path)
+    runner.Run(runner.prepare(Experiment.model_validate(RECORDS)), RunFolder(tmp_path / "new"))._open_folder()
+    assert recount(tmp_path / "new") is None
 
 
 def _halve(files: RunFolder) -> None:
@@ -156,18 +159,21 @@ def _lost_line(files: RunFolder) -> None:
 
 
 def _new_chain(files: RunFolder) -> None:
-    """A ledger that holds together, with less in it, and no checkpoint that remembers the other."""
+    """A ledger that holds together, with less in it, and nothing that remembers the other."""
     plan = PrivacyPlan.from_json(read_json(files.plan))
     books = Books.read(files.ledger, plan)
     files.ledger.unlink()
     shutil.rmtree(files.checkpoint)
+    (files.path / "seal.jsonl").unlink()
+    Seal.create(files.path)
     Ledger.open(files.ledger, plan, budget=books.budgets, accountant=books.accountant).close()
 
 
 def _cheap_round(files: RunFolder) -> None:
-    lines = [json.loads(line) for line in files.metrics.read_text().splitlines()]
-    lines[-1]["epsilon"] = 0.1
-    files.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = ChainedLines(files.metrics, "file of metrics")
+    last = dict(lines.bodies[-1])
+    lines.cut(len(lines.bodies) - 1)
+    lines.append({**last, "epsilon": 0.1})
 
 
 FORGERIES: dict[str, tuple[Callable[[RunFolder], None], str]] = {

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coterie.engines.local import FAST_RANDOMNESS
+from coterie.engines.secret import RunSecret
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
@@ -234,13 +236,12 @@ def test_resuming_on_changed_data_is_refused(experiment: Path, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         runner.run(experiment, out, watch=stop)
     secret = RunFolder(out).secret
-    content = json.loads(secret.read_text())
-    secret.write_text(json.dumps({**content, "data": "0" * 64}))
-    with pytest.raises(InputError, match="data changed"):
-        runner.run(experiment, out, resume=True)
-    secret.write_text(json.dumps({**content, "plan": "0" * 64}))
-    with pytest.raises(InputError, match="plan changed"):
-        runner.run(experiment, out, resume=True)
+    kept = RunSecret.load(secret)
+    for change, complaint in (({"data": "0" * 64}, "data changed"), ({"plan": "0" * 64}, "plan changed")):
+        secret.unlink()
+        replace(kept, **change).save(secret)
+        with pytest.raises(InputError, match=complaint):
+            runner.run(experiment, out, resume=True)
     secret.unlink()
     with pytest.raises(InputError, match="noise key is gone"):
         runner.run(experiment, out, resume=True)

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from coterie.privacy import ledger as ledger_module
 from coterie.privacy.accounting import ACCOUNTANTS, epsilon_of
+from coterie.privacy.chain import ChainHead, link
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
-from coterie.privacy.ledger import Books, Charge, Ledger, LedgerHead
+from coterie.privacy.ledger import Books, Charge, Ledger
 from coterie.privacy.mechanisms import FullBatchSteps, NoiseRule, PoissonSteps, PrivateSelection
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.units import Adjacency, Budget, ThreatModel, Unit
@@ -50,7 +51,7 @@ def training(subject: str, number: int, digest: str = "00") -> Charge:
     return Charge(subject, number, "training", digest)
 
 
-def play(path: Path, rounds: int = ROUNDS, **options) -> LedgerHead:
+def play(path: Path, rounds: int = ROUNDS, **options) -> ChainHead:
     """A run: each round charges every subject at once."""
     with open_ledger(path, **options) as ledger:
         for number in range(1, rounds + 1):
@@ -556,7 +557,7 @@ def chained(*bodies: dict) -> bytes:
     """A file whose hash chain is in order, whatever it says."""
     data, previous = b"", "0" * 64
     for body in bodies:
-        line, previous = ledger_module._line(body, previous)
+        line, previous = link(body, previous)
         data += line
     return data
 
@@ -618,7 +619,7 @@ def test_no_change_of_bytes_before_the_last_newline_goes_unnoticed(path, finishe
     removed = data.draw(st.integers(0, 3), label="removed")
     added = data.draw(st.binary(max_size=3), label="added")
     changed = finished[:position] + added + finished[position + removed :]
-    head = LedgerHead(len(lines_of(finished)), json.loads(lines_of(finished)[-1])["hash"])
+    head = ChainHead(len(lines_of(finished)), json.loads(lines_of(finished)[-1])["hash"])
     if not changed.startswith(finished):
         refused(path, changed, anchor=head)
 
@@ -654,7 +655,7 @@ def test_every_head_on_the_way_is_an_anchor_of_the_finished_file(path):
             heads.append(ledger.head)
     assert [head.count for head in heads] == list(range(1, ROUNDS + 2))
     for head in heads:
-        open_ledger(path, anchor=LedgerHead.from_json(json.loads(json.dumps(head.to_json())))).close()
+        open_ledger(path, anchor=ChainHead.from_json(json.loads(json.dumps(head.to_json())))).close()
 
 
 def test_lines_dropped_from_the_end_are_found_by_the_anchor(path, finished):
@@ -680,21 +681,21 @@ def test_a_chain_rewritten_from_some_line_on_is_found_by_the_anchor(path, finish
 
 def test_a_ledger_that_is_gone_is_not_started_again_when_a_checkpoint_has_seen_one(path):
     with pytest.raises(LedgerError, match="missing"):
-        open_ledger(path, anchor=LedgerHead(3, "00" * 32))
+        open_ledger(path, anchor=ChainHead(3, "00" * 32))
     assert not path.exists()
 
 
 @pytest.mark.parametrize("count", [0, -1, 1, ROUNDS + 1])
 def test_an_anchor_that_never_was_is_refused(path, finished, count):
-    refused(path, finished, anchor=LedgerHead(count, "00" * 32))
+    refused(path, finished, anchor=ChainHead(count, "00" * 32))
     if count < 1:
-        refused(path, finished, anchor=LedgerHead(count, json.loads(lines_of(finished)[count - 1])["hash"]))
+        refused(path, finished, anchor=ChainHead(count, json.loads(lines_of(finished)[count - 1])["hash"]))
 
 
 @pytest.mark.parametrize("data", [{}, {"count": 1}, {"count": "x", "hash": "00"}])
 def test_a_head_that_cannot_be_read_is_a_ledger_error(data):
     with pytest.raises(LedgerError):
-        LedgerHead.from_json(data)
+        ChainHead.from_json(data)
 
 
 # --- what was spent --------------------------------------------------------------------------------

@@ -164,6 +164,17 @@ def report(
 
 
 @app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="A run folder, the folder of a comparison, or a report.html.")],
+    json: Json = False,
+) -> None:
+    """Check that every file is as it was written and that epsilon follows from what was charged."""
+    from coterie.cli import verify as command
+
+    command.show(path, json=json)
+
+
+@app.command()
 def serve(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (YAML); data are the sites' own.")],
     overrides: Annotated[

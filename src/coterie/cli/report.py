@@ -7,14 +7,17 @@ from coterie import api
 from coterie.cli.console import out
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.integrity import check_folder
 from coterie.experiment.recount import recount
 from coterie.experiment.reproductions.running import RECORD
+from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
 
 
 def report(folder: Path, *, show: bool) -> None:
     if RunFolder(folder).exists:
+        check_folder(RunFolder(folder))
         counted = recount(folder)
         written = write_run_report(folder)
         said = "nothing was charged yet" if counted is None else str(counted)
@@ -34,6 +37,11 @@ def report(folder: Path, *, show: bool) -> None:
 
 def _recount_all(folder: Path) -> str:
     """The books of every finished run of a comparison."""
-    counted = [recount(path) for path in SweepResult.load(folder).cells.values()]
+    for check in Seal(folder).checks():
+        check()
+    cells = SweepResult.load(folder).cells.values()
+    for path in cells:
+        check_folder(RunFolder(path))
+    counted = [recount(path) for path in cells]
     releases = sum(each.releases for each in counted if each is not None)
     return f"{releases:,} releases of {len(counted):,} finished runs, counted again: no figure differs"

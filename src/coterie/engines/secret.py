@@ -1,12 +1,11 @@
 """The noise key of a run, and what it is for."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import InputError
-from coterie.files import read_json
+from coterie.files import hashed_text, read_hashed
 from coterie.privacy import SecretKey
 from coterie.privacy.wording import SIMULATION
 
@@ -19,7 +18,8 @@ class RunSecret:
     """What must not leave the machine while a run can still be resumed: its noise key, and what it is for.
 
     The same noise on other data, or at another scale, would cancel in the difference: a run resumes on the
-    same data and under the same plan, or never.
+    same data and under the same plan, or never. The file carries a hash of itself: a changed key would put
+    other noise on what was charged already.
     """
 
     key: SecretKey
@@ -27,7 +27,7 @@ class RunSecret:
     plan: str
 
     def save(self, path: Path) -> None:
-        content = json.dumps({"key": self.key.to_hex(), "data": self.data, "plan": self.plan})
+        content = hashed_text({"key": self.key.to_hex(), "data": self.data, "plan": self.plan})
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(content)
@@ -38,6 +38,6 @@ class RunSecret:
     def load(cls, path: Path) -> "RunSecret":
         if not path.exists():
             raise InputError(f"{path}: the noise key is gone, so the run cannot be resumed; start a new one")
-        content = read_json(path)
+        content = read_hashed(path)
         key = SecretKey.from_hex(str(content.get("key")))
         return cls(key, str(content.get("data")), str(content.get("plan")))

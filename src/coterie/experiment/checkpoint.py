@@ -1,4 +1,8 @@
-"""A run's state on disk: safetensors for arrays, JSON for the rest, swapped in whole or not at all."""
+"""A run's state on disk: safetensors for arrays, JSON for the rest, swapped in whole or not at all.
+
+The JSON holds the digest of every file of arrays, where ledger, metrics and seal stood, and a hash of itself:
+a checkpoint of which one bit was changed is not loaded.
+"""
 
 import dataclasses
 import json
@@ -17,10 +21,11 @@ from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import State
 from coterie.errors import InputError
-from coterie.files import sync
-from coterie.privacy import LedgerHead
+from coterie.files import digest_file, hashed_text, read_hashed, sync
+from coterie.privacy import ChainHead
 
-FORMAT = 1
+FORMAT = 2
+STATE = "state.json"
 PERSONAL = "personal.safetensors"
 
 
@@ -29,9 +34,18 @@ class Checkpoint:
     """What is needed to continue after `state.round` rounds."""
 
     state: State
-    ledger: LedgerHead
+    ledger: ChainHead
     personal: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """What clients keep to themselves, never released: in a file that its owner alone reads."""
+    metrics: ChainHead | None = None
+    """Where the chain of metrics stood."""
+    seal: ChainHead | None = None
+    """Where the seal of the folder stood, and with it the digests of plan and experiment."""
+
+    @property
+    def heads(self) -> dict[str, ChainHead]:
+        found = {"ledger": self.ledger, "metrics": self.metrics, "seal": self.seal}
+        return {name: head for name, head in found.items() if head is not None}
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -49,15 +63,16 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         name: np.ascontiguousarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
     }
     save_file(arrays, scratch / "state.safetensors")
-    content = {
-        "format": FORMAT,
-        "ledger": dataclasses.asdict(checkpoint.ledger),
-        "state": {name: value for name, value in fields.items() if name not in arrays},
-    }
-    (scratch / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     if checkpoint.personal:
         (scratch / PERSONAL).touch(mode=0o600)
         save_file(dict(checkpoint.personal), scratch / PERSONAL)
+    content = {
+        "format": FORMAT,
+        "heads": {name: head.to_json() for name, head in checkpoint.heads.items()},
+        "arrays": _digests(scratch),
+        "state": {name: value for name, value in fields.items() if name not in arrays},
+    }
+    (scratch / STATE).write_text(hashed_text(content), encoding="utf-8")
     for written in scratch.iterdir():
         sync(written)
     if target.exists():
@@ -75,34 +90,64 @@ def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
     if newest is None:
         return None
     with _damage_named(newest):
-        content = _content(newest)
-        if content["format"] != FORMAT:
-            raise InputError(
-                f"{newest}: written by another version (format {content['format']}, ours is {FORMAT})"
-            )
+        content = _checked(newest)
         fields: dict[str, Any] = {
             **_frozen(content["state"]),
             **load_file(newest / "state.safetensors"),
         }
         kept = load_file(newest / PERSONAL) if (newest / PERSONAL).exists() else {}
-        return Checkpoint(state_type(**fields), LedgerHead(**content["ledger"]), kept)
+        heads = {name: ChainHead.from_json(head) for name, head in content["heads"].items()}
+        return Checkpoint(state_type(**fields), personal=kept, **heads)
 
 
-def ledger_head(folder: Path) -> LedgerHead | None:
-    """Where the ledger stood at the newest checkpoint, or None before the first."""
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint says of itself and of the chains beside it, whatever the algorithm."""
+
+    round: int
+    heads: Mapping[str, ChainHead]
+    digest: str
+    """Of the file that holds the digests of all others."""
+
+
+def stored(folder: Path) -> Stored | None:
+    """The newest checkpoint, checked to the last byte, or None before the first."""
     newest = _newest(folder)
     if newest is None:
         return None
     with _damage_named(newest):
-        return LedgerHead.from_json(_content(newest)["ledger"])
+        content = _checked(newest)
+        heads = {name: ChainHead.from_json(head) for name, head in content["heads"].items()}
+        return Stored(int(content["state"]["round"]), heads, digest_file(newest / STATE))
+
+
+def _checked(checkpoint: Path) -> dict[str, Any]:
+    """The content of a checkpoint whose files are all as they were saved."""
+    path = checkpoint / STATE
+    try:
+        version = json.loads(path.read_bytes())["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path}: damaged checkpoint (no JSON object with a format)") from None
+    if version == 1:
+        raise InputError(f"{path}: written by an earlier version (format 1, ours is {FORMAT})")
+    content = read_hashed(path)
+    if version != FORMAT:
+        raise InputError(f"{path}: written by another version (format {version}, ours is {FORMAT})")
+    found = _digests(checkpoint)
+    for name in sorted({*found, *content["arrays"]}):
+        if found.get(name) != content["arrays"].get(name):
+            raise InputError(
+                f"{checkpoint / name}: damaged checkpoint (not the file that was saved with {STATE})"
+            )
+    return content
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    return {path.name: digest_file(path) for path in sorted(checkpoint.glob("*.safetensors"))}
 
 
 def _newest(folder: Path) -> Path | None:
     return max(folder.glob("round-*"), default=None)
-
-
-def _content(checkpoint: Path) -> Any:
-    return json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
 
 
 @contextmanager

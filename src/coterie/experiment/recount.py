@@ -6,24 +6,28 @@ them follow from the plan and from the ledger, so they are computed again from t
 
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from coterie.algorithms.protocol import PublicFacts, Vector
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError, PlanError
-from coterie.experiment import checkpoint
 from coterie.experiment.files import read_experiment
-from coterie.experiment.folder import Json, RunFolder, read_json, read_lines
+from coterie.experiment.folder import Json, RunFolder, read_json
+from coterie.experiment.integrity import Integrity
 from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import build_algorithm
+from coterie.experiment.seal import Check
 from coterie.groups import Structure, Watched
 from coterie.privacy import (
-    Books,
+    Budget,
     ClientCost,
     Custody,
     Guarantee,
     Meaning,
+    Mode,
     PlannedRelease,
     PrivacyPlan,
     ReleaseCost,
@@ -52,59 +56,121 @@ class Recount:
         )
 
 
+@dataclass(frozen=True)
+class Account:
+    """A run folder and what follows from its plan and its ledger, each part computed when it is asked for."""
+
+    files: RunFolder
+    integrity: Integrity
+
+    @classmethod
+    def of(cls, path: Path) -> "Account":
+        files = RunFolder(path)
+        return cls(files, Integrity(files))
+
+    @cached_property
+    def stored(self) -> Guarantee:
+        """The guarantee that the folder states."""
+        content = read_json(self.files.guarantee)
+        try:
+            stored = Guarantee.from_json(content)
+        except PlanError as mistake:
+            raise LedgerError(f"{self.files.guarantee}: {mistake}") from None
+        for form in ("line", "text"):
+            if content.get(form) != getattr(stored, form):
+                raise LedgerError(
+                    f"{self.files.guarantee}: its {form} does not say what its figures do: {stored.line}"
+                )
+        return stored
+
+    @cached_property
+    def watched(self) -> Watched | None:
+        """Who sees what, where workers watch each other."""
+        return watched_in(self.files, self.integrity.plan)
+
+    @cached_property
+    def promise(self) -> Promise:
+        basis = self.basis
+        return Promise(basis.plan, basis.budgets, basis.proven(self.stored.caveats), basis.watched)
+
+    @property
+    def basis(self) -> "Basis":
+        plan, books = self.integrity.plan, self.integrity.books
+        held_by = _held_by(self.files, plan, self.stored)
+        return Basis(plan, books.budgets, books.accountant, self.stored.mode, held_by, self.watched)
+
+    @cached_property
+    def spent(self) -> float:
+        """Epsilon of what was charged."""
+        return self.promise.spent(self.integrity.books)
+
+    def checks(self) -> Iterator[Check]:
+        """Whether every figure of the folder follows from its plan and its ledger."""
+        yield self.integrity.check_ledger
+        yield lambda: _check_guarantee(self.files.guarantee, self.stored, self.promise.guarantee)
+        yield lambda: _check_leakage(self.files.leakage, self.promise)
+        yield lambda: _check_seed(self.files, self.stored)
+        yield self._check_spent
+        yield lambda: _check_rounds(self.files, self.integrity.metrics.bodies, self.spent)
+        if self.files.finished:
+            yield lambda: _check_result(self.files.result, read_json(self.files.result), self.stored)
+
+    def _check_spent(self) -> None:
+        if not _within(self.spent, self.stored.epsilon):
+            raise LedgerError(
+                f"{self.files.ledger}: what was charged costs epsilon {self.spent}, "
+                f"{self.files.guarantee.name} promises {self.stored.epsilon}"
+            )
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Everything from which the epsilon of a run follows: what its page embeds."""
+
+    plan: PrivacyPlan
+    budgets: Mapping[str, Budget]
+    accountant: str
+    mode: Mode
+    held_by: Custody
+    watched: Watched | None
+
+    def proven(self, caveats: Sequence[str] = ()) -> Guarantee:
+        """The guarantee as the plan proves it; caveats of the run itself are taken as they are."""
+        if self.watched is None:
+            return guarantee(
+                self.plan,
+                budget=self.budgets,
+                accountant=self.accountant,
+                mode=self.mode,
+                caveats=caveats,
+                held_by=self.held_by,
+            )
+        delta = max(budget.delta for budget in self.budgets.values())
+        return self.watched.guarantee(
+            delta=delta,
+            adjacency=self.plan.adjacency,
+            caveats=(*self.plan.caveats, *caveats),
+            held_by=self.held_by,
+        )
+
+
 def recount(path: Path) -> Recount | None:
     """Count the books of a run folder again; None where its ledger was never opened.
 
     Raises:
         LedgerError: the chain is broken, or a figure in the folder does not follow from plan and ledger.
     """
-    files = RunFolder(path)
-    if not files.ledger.exists() and not files.metrics.exists() and not files.finished:
+    account = Account.of(path)
+    if not account.integrity.begun:
         return None
-    plan = _read_plan(files)
-    books = Books.read(files.ledger, plan, anchor=checkpoint.ledger_head(files.checkpoint))
-    stored = _read_guarantee(files)
-    watched = _watched(files, plan)
-    proven = _proven(plan, books, stored, watched, _held_by(files, plan, stored))
-    promise = Promise(plan, books.budgets, proven, watched)
-    _check_guarantee(files.guarantee, stored, promise.guarantee)
-    _check_leakage(files.leakage, promise)
-    _check_seed(files, stored)
-    spent = promise.spent(books)
-    if not _within(spent, stored.epsilon):
-        raise LedgerError(
-            f"{files.ledger}: what was charged costs epsilon {spent}, {files.guarantee.name} promises "
-            f"{stored.epsilon}"
-        )
-    _check_rounds(files, spent)
-    if files.finished:
-        _check_result(files.result, read_json(files.result), stored)
+    for check in account.checks():
+        check()
+    books = account.integrity.books
     releases = sum(sum(counts.values()) for counts in books.counts.values())
-    return Recount(releases, books.head.count, spent, stored.epsilon)
+    return Recount(releases, books.head.count, account.spent, account.stored.epsilon)
 
 
-def _read_plan(files: RunFolder) -> PrivacyPlan:
-    try:
-        return PrivacyPlan.from_json(read_json(files.plan))
-    except PlanError as mistake:
-        raise LedgerError(f"{files.plan}: {mistake}") from None
-
-
-def _read_guarantee(files: RunFolder) -> Guarantee:
-    content = read_json(files.guarantee)
-    try:
-        stored = Guarantee.from_json(content)
-    except PlanError as mistake:
-        raise LedgerError(f"{files.guarantee}: {mistake}") from None
-    for form in ("line", "text"):
-        if content.get(form) != getattr(stored, form):
-            raise LedgerError(
-                f"{files.guarantee}: its {form} does not say what its figures do: {stored.line}"
-            )
-    return stored
-
-
-def _watched(files: RunFolder, plan: PrivacyPlan) -> Watched | None:
+def watched_in(files: RunFolder, plan: PrivacyPlan) -> Watched | None:
     """Who sees what, where workers watch each other, from the groups that the folder names."""
     if not files.leakage.exists():
         return None
@@ -138,28 +204,6 @@ def _held_by(files: RunFolder, plan: PrivacyPlan, stored: Guarantee) -> Custody:
     if not files.sites.exists() or stored.held_by is Custody.ONE_PROCESS:
         return Custody.ONE_PROCESS
     return Custody.EACH_SITE if plan.unit is Unit.RECORD else Custody.TRUSTED_SERVER
-
-
-def _proven(
-    plan: PrivacyPlan, books: Books, stored: Guarantee, watched: Watched | None, held_by: Custody
-) -> Guarantee:
-    """The guarantee as the plan proves it; caveats of the run itself are taken as they are."""
-    if watched is None:
-        return guarantee(
-            plan,
-            budget=books.budgets,
-            accountant=books.accountant,
-            mode=stored.mode,
-            caveats=stored.caveats,
-            held_by=held_by,
-        )
-    delta = max(budget.delta for budget in books.budgets.values())
-    return watched.guarantee(
-        delta=delta,
-        adjacency=plan.adjacency,
-        caveats=(*plan.caveats, *stored.caveats),
-        held_by=held_by,
-    )
 
 
 def _check_guarantee(path: Path, stored: Guarantee, proven: Guarantee) -> None:
@@ -202,14 +246,14 @@ def _check_leakage(path: Path, promise: Promise) -> None:
     stored = read_json(path).get("per_worker")
     for worker, follows in counted.items():
         says = stored.get(worker) if isinstance(stored, dict) else None
-        if not _close(says, follows):
+        if not close_to(says, follows):
             raise LedgerError(f"{path}: epsilon of {worker} is {says}; counted again it is {follows}")
 
 
-def _check_rounds(files: RunFolder, spent: float) -> None:
+def _check_rounds(files: RunFolder, lines: Sequence[Json], spent: float) -> None:
     """No round may state more than was charged by now, nor less than the one before it."""
     before = 0.0
-    for line in read_lines(files.metrics):
+    for line in lines:
         stated = number_from_json(line["epsilon"])
         if not (_within(before, stated) and _within(stated, spent)):
             raise LedgerError(
@@ -217,7 +261,7 @@ def _check_rounds(files: RunFolder, spent: float) -> None:
                 f"{before} to {spent} was spent by then"
             )
         before = stated
-    if files.finished and not _close(before, spent):
+    if files.finished and not close_to(before, spent):
         raise LedgerError(
             f"{files.metrics}: the last round states epsilon {before}; counted again it is {spent}"
         )
@@ -231,7 +275,7 @@ def _check_result(path: Path, result: Json, stored: Guarantee) -> None:
         raise LedgerError(f"{path}: per_client is not what every client spends by the run's plan")
     for name in ("epsilon", "delta"):
         says, follows = result.get(name), getattr(stored, name)
-        if says is None or not _close(number_from_json(says), follows):
+        if says is None or not close_to(number_from_json(says), follows):
             raise LedgerError(f"{path}: {name} is {says!r}; the guarantee says {follows!r}")
 
 
@@ -243,7 +287,7 @@ def _clients(content: object) -> tuple[ClientCost, ...] | None:
         return None
 
 
-def _close(one: float | None, other: float | None) -> bool:
+def close_to(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return one == other or math.isclose(one, other, rel_tol=TOLERANCE)
@@ -252,7 +296,7 @@ def _close(one: float | None, other: float | None) -> bool:
 def _alike(one: object, other: object) -> bool:
     """Equal, but for figures inside, which may differ in the last digits."""
     if isinstance(one, float) and isinstance(other, float):
-        return _close(one, other)
+        return close_to(one, other)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     if isinstance(one, Meaning | ReleaseCost | ClientCost) and type(one) is type(other):
@@ -263,7 +307,7 @@ def _alike(one: object, other: object) -> bool:
 
 
 def _within(less: float, more: float) -> bool:
-    return less <= more or _close(less, more)
+    return less <= more or close_to(less, more)
 
 
 def _shown(value: object) -> str:

@@ -25,7 +25,7 @@ from coterie.engines.driver import Work, asks, finish
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, ModelError
-from coterie.experiment import checkpoint, evaluation, folder, references
+from coterie.experiment import checkpoint, evaluation, folder, integrity, references
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.evaluation import Evaluation, Evaluator
 from coterie.experiment.files import read_experiment, to_yaml
@@ -47,6 +47,7 @@ from coterie.experiment.metrics import (
 from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
 from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.seal import ChainedLines, Seal
 from coterie.models import code_caveats
 from coterie.privacy import (
     POPULATION,
@@ -312,8 +313,10 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
             raise InputError(
                 f"{target}: holds a run already; --resume continues it, --out names another folder"
             )
+        integrity.check_experiment(files)
         check_same_experiment(files, experiment)
         if files.finished:
+            integrity.check_folder(files)
             files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
             return RunResult.load(target)
     elif target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -348,10 +351,11 @@ class Run:
             prepared.plan,
             budget=prepared.budgets,
             accountant=prepared.experiment.privacy.accountant,
-            anchor=saved.ledger if saved else None,
+            anchor=saved.ledger if saved else Seal(self.files.path).ledger(),
         ) as ledger:
             # Only now: the ledger's lock says that no other process works in this folder.
-            folder.keep_rounds(self.files.metrics, state.round)
+            seal = self._open_seal(ledger)
+            metrics = integrity.keep_metrics(self.files, state.round)
             folder.keep_rounds(self.files.timing, state.round)
             engine = LocalEngine(
                 prepared.federation,
@@ -378,11 +382,14 @@ class Run:
                 trained = time.perf_counter()
                 began += engine.waited - waited
                 found = evaluator.after(state)
-                self._log(state, found, ledger)
+                self._log(state, found, ledger, metrics, seal)
                 seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
                 folder.append_line(self.files.timing, {"round": state.round, **seconds})
                 checkpoint.save(
-                    self.files.checkpoint, Checkpoint(state, ledger.head, engine.members.personal)
+                    self.files.checkpoint,
+                    Checkpoint(
+                        state, ledger.head, engine.members.personal, metrics=metrics.head, seal=seal.head
+                    ),
                 )
                 if watch is not None:
                     watch(
@@ -395,7 +402,7 @@ class Run:
                         )
                     )
             result = self._result(state, ledger, evaluator.after(state))
-        folder.write_json(self.files.result, result.to_json())
+            integrity.seal_result(self.files, seal, result.to_json(), ledger.head, metrics.head)
         self.files.secret.unlink()
         return result
 
@@ -411,7 +418,7 @@ class Run:
                 raise InputError(f"{self.files.path}: the data changed since this run began; start a new run")
             if (secret.plan, secret.key.simulation) != (plan, seed is not None):
                 raise InputError(f"{self.files.path}: the plan changed since this run began; start a new run")
-            self._keep_caveats()
+            integrity.check_folder(self.files)
             return secret
         key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
         secret, proposal = RunSecret(key, data, plan), self.prepared.proposal
@@ -424,9 +431,18 @@ class Run:
             if (leakage := self.prepared.promise.leakage_facts()) is not None:
                 folder.write_json(files.leakage, leakage)
             folder.write_text(files.experiment, to_yaml(self.prepared.experiment))
+            Seal.create(scratch)
         return secret
 
-    def _keep_caveats(self) -> None:
+    def _open_seal(self, ledger: Ledger) -> Seal:
+        """The seal of the folder, with the ledger and what must be said from now on in it."""
+        seal = Seal(self.files.path)
+        seal.settle()
+        seal.keep_ledger(ledger.head)
+        self._keep_caveats(seal)
+        return seal
+
+    def _keep_caveats(self, seal: Seal) -> None:
         """What was true of the rounds so far (noise of a GPU, say) stays said, wherever the run goes on."""
         promise = self.prepared.promise
         stored = Guarantee.from_json(folder.read_json(self.files.guarantee)).caveats
@@ -434,7 +450,7 @@ class Run:
         promise = replace(promise, guarantee=replace(promise.guarantee, caveats=both))
         self.prepared = replace(self.prepared, proposal=replace(self.prepared.proposal, promise=promise))
         if both != stored:
-            folder.write_json(self.files.guarantee, promise.guarantee.to_json())
+            seal.write_json(self.files.guarantee, promise.guarantee.to_json())
 
     def _context(self) -> str:
         prepared, experiment = self.prepared, self.prepared.experiment
@@ -450,14 +466,21 @@ class Run:
         state: State = self.prepared.algorithm.start(self.prepared.facts, rng)
         return state
 
-    def _log(self, state: State, found: Evaluation | None, ledger: Ledger) -> None:
+    def _log(
+        self,
+        state: State,
+        found: Evaluation | None,
+        ledger: Ledger,
+        metrics: ChainedLines,
+        seal: Seal,
+    ) -> None:
         cluster_of = self._clusters(state, found)
         judged = (found.accuracy, found.loss) if found else None
         line = round_line(state.round, judged, cluster_of, self.prepared.promise.spent(ledger))
-        folder.append_line(self.files.metrics, line)
+        metrics.append(line)
         findings = self.prepared.algorithm.findings(state)
         if findings is not None:
-            folder.write_json(self.files.findings, asdict(findings))
+            seal.write_json(self.files.findings, asdict(findings))
 
     def _clusters(self, state: State, found: Evaluation | None) -> Mapping[str, int]:
         """Who uses which model; nothing where that is known to the clients alone."""

@@ -37,7 +37,7 @@ from coterie.engines.flower.server import FlowerEngine, Participation
 from coterie.engines.local import coin_key
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import InputError
-from coterie.experiment import checkpoint, folder
+from coterie.experiment import checkpoint, folder, integrity
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.evaluation import evaluation_epsilon, private_accuracy, private_mean, rows_of
 from coterie.experiment.files import to_yaml
@@ -45,6 +45,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread, round_line, same_partition
 from coterie.experiment.proposal import Population, Proposal, count_caveats, delta_caveats, propose
 from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.seal import ChainedLines, Seal
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Ledger, Mode, Released, SecretKey, Unit
@@ -229,6 +230,8 @@ class ServedRun:
             [NDArray[np.float32], Mapping[str, NDArray[np.float32]], int], Released[float]
         ]
         self._journal = Journal(files.path / "journal")
+        if files.exists:
+            integrity.check_folder(files)
         self._sites = Sites.load(files.sites) if files.exists else self._gather()
         self.proposal = self._propose()
         self.contracts = self._draw_up()
@@ -367,6 +370,7 @@ class ServedRun:
             if (leakage := promise.leakage_facts()) is not None:
                 folder.write_json(files.leakage, leakage)
             folder.write_text(files.experiment, to_yaml(self.experiment))
+            Seal.create(scratch)
 
     def _agree(self, resumed: bool) -> None:
         """Propose the contracts; before the first release everybody must have agreed."""
@@ -394,11 +398,15 @@ class ServedRun:
             proposal.plan,
             budget=proposal.promise.budgets,
             accountant=self.experiment.privacy.accountant,
-            anchor=saved.ledger if saved else None,
+            anchor=saved.ledger if saved else Seal(self.files.path).ledger(),
         ) as ledger:
             # Nothing is charged before all have agreed.
             self._agree(resumed=ledger.head.count > 1)
-            for path in (self.files.metrics, self.files.timing, self._participation_file):
+            seal = Seal(self.files.path)
+            seal.settle()
+            seal.keep_ledger(ledger.head)
+            metrics = integrity.keep_metrics(self.files, state.round)
+            for path in (self.files.timing, self._participation_file):
                 folder.keep_rounds(path, state.round)
             for line in folder.read_lines(self._participation_file):
                 self._count(line["answered"], line["missing"])
@@ -409,13 +417,16 @@ class ServedRun:
                 state = drive(algorithm.round(state), engine, state.round + 1)
                 judged = self._evaluate_if_due(state, engine)
                 seconds = time.perf_counter() - began
-                self._log(state, judged, ledger, seconds)
-                checkpoint.save(self.files.checkpoint, Checkpoint(state, ledger.head))
+                self._log(state, judged, ledger, seconds, metrics, seal)
+                checkpoint.save(
+                    self.files.checkpoint,
+                    Checkpoint(state, ledger.head, metrics=metrics.head, seal=seal.head),
+                )
                 self._journal.forget(before=state.round + 1)
                 self.watch.round(self._report(state, judged, ledger, seconds))
             result = self._result(state, ledger)
-        server.finish(self.post, self.contracts)
-        folder.write_json(self.files.result, result.to_json())
+            server.finish(self.post, self.contracts)
+            integrity.seal_result(self.files, seal, result.to_json(), ledger.head, metrics.head)
         self.files.secret.unlink(missing_ok=True)
         return result
 
@@ -513,15 +524,23 @@ class ServedRun:
             return None
         return private_accuracy(counts, {client: reported[client].units for client in counts})
 
-    def _log(self, state: State, judged: Spread | None, ledger: Ledger, seconds: float) -> None:
+    def _log(
+        self,
+        state: State,
+        judged: Spread | None,
+        ledger: Ledger,
+        seconds: float,
+        metrics: ChainedLines,
+        seal: Seal,
+    ) -> None:
         spent = self.proposal.promise.spent(ledger)
         scores = None if judged is None else (judged, None)
         line = round_line(state.round, scores, self._clusters(state), spent)
-        folder.append_line(self.files.metrics, line)
+        metrics.append(line)
         folder.append_line(self.files.timing, {"round": state.round, "train": seconds, "evaluate": 0.0})
         findings = self.proposal.algorithm.findings(state)
         if findings is not None:
-            folder.write_json(self.files.findings, asdict(findings))
+            seal.write_json(self.files.findings, asdict(findings))
 
     def _report(self, state: State, judged: Spread | None, ledger: Ledger, seconds: float) -> ServedRound:
         missing = {name: why for request in self._latest for name, why in request.missing.items()}

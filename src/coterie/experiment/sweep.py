@@ -24,14 +24,16 @@ import numpy as np
 import torch
 import yaml
 
-from coterie.errors import InputError
+from coterie.errors import InputError, LedgerError
 from coterie.experiment import folder
 from coterie.experiment.composition import Total, total_of
 from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.integrity import check_folder
 from coterie.experiment.metrics import Fairness
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.experiment.seal import Seal
 from coterie.experiment.together import beside, fit_together
 from coterie.privacy import Unit
 from coterie.privacy.units import number_to_json, round_up
@@ -40,6 +42,7 @@ POLL_SECONDS = 0.2
 CELLS_AT_ONCE = 16
 """Cells whose clients share a GPU: enough to fill it."""
 
+CSV, MARKDOWN = "table.csv", "table.md"
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
 
@@ -302,17 +305,58 @@ def compare(
             raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")
         if not stored.exists():
             raise InputError(f"{out}: exists and is not a comparison; --out names another folder")
+        seal = Seal(out)
+        for check in seal.checks():
+            check()
         if not sweep.contains(Sweep.read(stored)):
             raise InputError(f"{out}: was begun with another sweep; resume it as it was or with more values")
-        folder.write_text(stored, sweep.to_yaml())
+        for cell in cells:
+            if (files := RunFolder(_cell_path(out, cell))).finished:
+                check_folder(files)
+        seal.settle()
+        seal.write_text(stored, sweep.to_yaml())
     else:
-        out.mkdir(parents=True, exist_ok=True)
-        folder.write_text(stored, sweep.to_yaml())
+        with folder.new_folder(out) as scratch:
+            folder.write_text(scratch / stored.name, sweep.to_yaml())
+            Seal.create(scratch)
+        seal = Seal(out)
     _run_cells(cells, out, workers or _default_workers(cells), watch or (lambda progress: None))
     result = SweepResult.load(out)
-    folder.write_text(out / "table.csv", table_csv(result.rows))
-    folder.write_text(out / "table.md", table_markdown(result.rows, result.total))
+    done = sorted(result.cells)
+    seal.write_text(out / CSV, table_csv(result.rows), cells=done)
+    seal.write_text(out / MARKDOWN, table_markdown(result.rows, result.total), cells=done)
     return result
+
+
+def check_tables(out: Path) -> None:
+    """Refuse a table whose rows are not those of the runs that it was made of."""
+    if not (out / CSV).exists():
+        return
+    made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})]
+    sweep = Sweep.read(out / "sweep.yaml")
+    cells = [cell for cell in sweep.cells() if made_of and cell.name in made_of[-1]]
+    results = {cell.name: RunResult.load(_cell_path(out, cell)) for cell in cells}
+    counted = _table_lines(table_csv(tuple(_rows(sweep, cells, results))))
+    stated = _table_lines((out / CSV).read_text(encoding="utf-8", errors="replace"))
+    # A sweep that has grown since has its rows in another order.
+    if len(stated) != len(counted) or not all(map(_same_line, sorted(stated), sorted(counted))):
+        raise LedgerError(f"{out / CSV}: its rows are not those of the runs that it was made of")
+
+
+def _table_lines(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def _same_line(one: Sequence[str], other: Sequence[str]) -> bool:
+    return len(one) == len(other) and all(map(_same_cell, one, other))
+
+
+def _same_cell(one: str, other: str) -> bool:
+    """Other machines add floating-point numbers in another order."""
+    try:
+        return one == other or math.isclose(float(one), float(other), rel_tol=1e-9)
+    except ValueError:
+        return False
 
 
 # --- running cells ----------------------------------------------------------------------------------

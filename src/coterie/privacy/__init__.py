@@ -5,10 +5,11 @@ A library of its own: it needs numpy, scipy and dp-accounting, no other part of 
 
 from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
+from coterie.privacy.chain import ChainHead
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.evaluation import EVALUATION, HeldOut
 from coterie.privacy.guarantee import ClientCost, Guarantee, ReleaseCost, guarantee
-from coterie.privacy.ledger import Books, Charge, Ledger, LedgerHead
+from coterie.privacy.ledger import Books, Charge, Ledger
 from coterie.privacy.meaning import Meaning
 from coterie.privacy.mechanisms import (
     AccuracySelection,
@@ -43,6 +44,7 @@ __all__ = [
     "Books",
     "Budget",
     "BudgetError",
+    "ChainHead",
     "Charge",
     "ClientCost",
     "CoterieError",
@@ -54,7 +56,6 @@ __all__ = [
     "HeldOut",
     "Ledger",
     "LedgerError",
-    "LedgerHead",
     "LowestLoss",
     "Meaning",
     "Mechanism",

@@ -2,15 +2,13 @@
 
 Every line carries the hash of itself and the line before, so a changed, dropped, moved, doubled or
 inserted line is found. Somebody who rewrites the whole chain, or cuts whole lines off its end, is found by
-the head that a checkpoint keeps apart. The content depends on nothing but the plan and the charges, so an
-interrupted and resumed run leaves the same bytes as an uninterrupted one.
+a head that a checkpoint, a contract or a page keeps apart. The content depends on nothing but the plan and
+the charges, so an interrupted and resumed run leaves the same bytes as an uninterrupted one.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import io
-import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,13 +18,13 @@ from types import TracebackType
 from typing import Self
 
 from coterie.privacy.accounting import accountant_named, epsilon_of
+from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, follow, link
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, canonical_json
 from coterie.privacy.units import Budget, Json, number_from_json, number_to_json
 
 _FORMAT = 1
-_NOTHING_BEFORE = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +56,6 @@ class Charge:
         }
 
 
-@dataclass(frozen=True)
-class LedgerHead:
-    """How many lines a ledger had, and the hash of the last: kept apart, it shows what was dropped later."""
-
-    count: int
-    hash: str
-
-    def to_json(self) -> Json:
-        return {"count": self.count, "hash": self.hash}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        try:
-            return cls(int(str(data["count"])), str(data["hash"]))
-        except (KeyError, ValueError):
-            raise LedgerError("ledger head: a count and a hash are needed") from None
-
-
 class _History:
     """The charges in the order of the file, held against the plan."""
 
@@ -88,8 +68,8 @@ class _History:
         self._known: set[Charge] = set()
 
     @property
-    def head(self) -> LedgerHead:
-        return LedgerHead(len(self.hashes), self.hashes[-1])
+    def head(self) -> ChainHead:
+        return ChainHead(len(self.hashes), self.hashes[-1])
 
     def new(self, charges: Iterable[Charge]) -> list[Charge]:
         """The charges not yet known, each once; an error when the plan does not allow all of them."""
@@ -156,7 +136,8 @@ class Ledger:
         *,
         budget: Budget | Mapping[str, Budget],
         accountant: str,
-        anchor: LedgerHead | None = None,
+        anchor: ChainHead | None = None,
+        seen_by: str = "the checkpoint",
     ) -> Self:
         """Start the ledger of this plan, or read it back and check every line.
 
@@ -165,20 +146,21 @@ class Ledger:
             plan: The calibrated plan; a file of any other plan is refused.
             budget: One for all subjects, or one for each.
             accountant: The accountant that proved the plan.
-            anchor: The head at the last checkpoint; the file must contain it.
+            anchor: A head that was kept apart; the file must contain it.
+            seen_by: Who kept it.
         """
         budgets = _budget_of_each(plan, budget)
         deltas = {subject: each.delta for subject, each in budgets.items()}
         header = _header(plan, budgets, accountant)
         _check_accountable(plan, accountant)
         if anchor is not None and not path.exists():
-            raise LedgerError(
-                f"{path}: the ledger is missing, the checkpoint has seen {anchor.count} lines of it"
-            )
+            raise LedgerError(f"{path}: the ledger is missing, {seen_by} has seen {anchor.count} lines of it")
         with _explained(path):
             file = _create(path, header) or _open_locked(path)
             try:
-                history = _replay(path, _contents(file), plan, header, anchor)
+                history = _replay(path, _contents(file), plan, header)
+                if anchor is not None:
+                    check_seen(path, history.hashes, anchor, seen_by)
                 _cut_torn_line(file, history.size)
             except BaseException:
                 file.close()
@@ -186,9 +168,13 @@ class Ledger:
         return cls(path, file, history, header, deltas)
 
     @property
-    def head(self) -> LedgerHead:
+    def head(self) -> ChainHead:
         """Where the ledger stands, for a checkpoint to keep."""
         return self._history.head
+
+    def check_seen(self, head: ChainHead, seen_by: str) -> None:
+        """Refuse to go on where the file does not contain a head that somebody kept."""
+        check_seen(self._path, self._history.hashes, head, seen_by)
 
     def executed(self, subject: str) -> Mapping[str, int]:
         """How often each planned release of a subject was charged."""
@@ -213,7 +199,7 @@ class Ledger:
         fresh = self._history.new(charges)
         if not fresh:
             return
-        line, digest = _line({"charges": [charge.to_json() for charge in fresh]}, self.head.hash)
+        line, digest = link({"charges": [charge.to_json() for charge in fresh]}, self.head.hash)
         try:
             with _explained(self._path):
                 _append(self._file, line)
@@ -235,7 +221,8 @@ class Ledger:
         self._check_untouched()
         with _explained(self._path):
             contents = _contents(self._file)
-        _replay(self._path, contents, self._history.plan, self._header, self.head)
+        history = _replay(self._path, contents, self._history.plan, self._header)
+        check_seen(self._path, history.hashes, self.head, "this process")
 
     def close(self) -> None:
         """Let go of the file; another process may open it now."""
@@ -288,23 +275,32 @@ class Books:
     accountant: str
     budgets: Mapping[str, Budget]
     counts: Mapping[str, Mapping[str, int]]
-    head: LedgerHead
+    path: Path
+    hashes: tuple[str, ...]
+    """Of every line."""
 
     @classmethod
-    def read(cls, path: Path, plan: PrivacyPlan, *, anchor: LedgerHead | None = None) -> Self:
+    def read(cls, path: Path, plan: PrivacyPlan) -> Self:
         """Check the whole chain as `Ledger.open` does, that it was written for this plan, and what it says.
 
         Args:
             path: The file.
             plan: The plan that it must belong to.
-            anchor: The head at the last checkpoint; the file must contain it.
         """
         with _explained(path):
             contents = path.read_bytes()
-        found, _ = _parse(path, 1, contents.partition(b"\n")[0], _NOTHING_BEFORE)
+        found, _ = follow(path, 1, contents.partition(b"\n")[0], START)
         budgets, accountant = _read_header(path, found, plan)
-        history = _replay(path, contents, plan, _header(plan, budgets, accountant), anchor)
-        return cls(plan, accountant, budgets, history.counts, history.head)
+        history = _replay(path, contents, plan, _header(plan, budgets, accountant))
+        return cls(plan, accountant, budgets, history.counts, path, tuple(history.hashes))
+
+    @property
+    def head(self) -> ChainHead:
+        return ChainHead(len(self.hashes), self.hashes[-1])
+
+    def check_seen(self, head: ChainHead, seen_by: str) -> None:
+        """Refuse a file that does not contain a head that somebody kept."""
+        check_seen(self.path, self.hashes, head, seen_by)
 
     def executed(self, subject: str) -> Mapping[str, int]:
         """How often each planned release of a subject was charged."""
@@ -373,41 +369,17 @@ def _header(plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -
     }
 
 
-def _line(body: Json, previous: str) -> tuple[bytes, str]:
-    """The line of a body, and the hash that binds it to all lines before."""
-    digest = hashlib.sha256(f"{previous}{canonical_json(body)}".encode()).hexdigest()
-    return f"{canonical_json({**body, 'hash': digest})}\n".encode(), digest
-
-
-def _parse(path: Path, number: int, line: bytes, previous: str) -> tuple[Json, str]:
-    """The body of a line that follows from the one before, byte for byte as this module writes it."""
-    try:
-        body = json.loads(line)
-        del body["hash"]
-        expected, digest = _line(body, previous)
-    # Deep brackets exhaust the parser's stack; a list or a number has no "hash".
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise LedgerError(f"{path}: line {number} is not a line of a ledger") from None
-    if line + b"\n" != expected:
-        place = "the start of a ledger" if number == 1 else f"line {number - 1}"
-        happened = "a line was changed, dropped, moved or inserted"
-        raise LedgerError(f"{path}: line {number} does not follow from {place}: {happened}")
-    return body, digest
-
-
-def _replay(
-    path: Path, contents: bytes, plan: PrivacyPlan, header: Json, anchor: LedgerHead | None
-) -> _History:
+def _replay(path: Path, contents: bytes, plan: PrivacyPlan, header: Json) -> _History:
     """The history that the complete lines of a file tell."""
-    *lines, _torn = contents.split(b"\n")
+    *lines, torn = contents.split(b"\n")
     if not lines:
         raise LedgerError(f"{path}: line 1 is missing: the file is no ledger")
     history = _History(plan)
-    found, digest = _parse(path, 1, lines[0], _NOTHING_BEFORE)
+    found, digest = follow(path, 1, lines[0], START)
     _check_header(path, found, header)
     history.record([], lines[0] + b"\n", digest)
     for number, line in enumerate(lines[1:], start=2):
-        body, digest = _parse(path, number, line, history.head.hash)
+        body, digest = follow(path, number, line, history.head.hash)
         charges = _charges(path, number, body)
         try:
             fresh = history.new(charges)
@@ -416,8 +388,8 @@ def _replay(
         if len(fresh) != len(charges):
             raise LedgerError(f"{path}: line {number} charges a release twice")
         history.record(fresh, line + b"\n", digest)
-    if anchor is not None:
-        _check_anchor(path, history.hashes, anchor)
+    if torn:
+        check_tail(path, len(lines) + 1, torn, history.head.hash)
     return history
 
 
@@ -464,15 +436,6 @@ def _charges(path: Path, number: int, body: Json) -> list[Charge]:
         raise LedgerError(f"{path}: line {number} is not a list of charges") from None
 
 
-def _check_anchor(path: Path, hashes: Sequence[str], anchor: LedgerHead) -> None:
-    if anchor.count > len(hashes):
-        raise LedgerError(
-            f"{path}: line {len(hashes) + 1} is missing: the checkpoint has seen {anchor.count} lines"
-        )
-    if anchor.count < 1 or hashes[anchor.count - 1] != anchor.hash:
-        raise LedgerError(f"{path}: line {anchor.count} is not the one that the checkpoint has seen")
-
-
 def _create(path: Path, header: Json) -> io.FileIO | None:
     """A new, locked ledger with its header, or None when the file exists.
 
@@ -486,7 +449,7 @@ def _create(path: Path, header: Json) -> io.FileIO | None:
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            _append(file, _line(header, _NOTHING_BEFORE)[0])
+            _append(file, link(header, START)[0])
             os.link(draft, path)
         finally:
             draft.unlink()

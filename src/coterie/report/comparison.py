@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from coterie import __version__
+from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import write_text
 from coterie.report import chart, grid_figures, words
 from coterie.report.grid import CellRun, Comparison, Setting, read_comparison
@@ -32,7 +33,9 @@ TALL = 9
 def write_comparison_report(folder: Path) -> Path:
     """Write `report.html` of a comparison, with what failed, and return its path."""
     target = folder / "report.html"
-    write_text(target, comparison_report(read_comparison(folder)))
+    comparison = read_comparison(folder)
+    claims = {run.cell.name: RunClaim.of(run.result.folder) for run in _finished(comparison)}
+    write_text(target, with_claim(comparison_report(comparison), claims))
     return target
 
 

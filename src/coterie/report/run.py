@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import RunFolder, write_text
 from coterie.experiment.metrics import Spread
 from coterie.privacy import Mode, Unit
@@ -39,7 +40,9 @@ FEW_WORKERS = 12
 def write_run_report(folder: Path) -> Path:
     """Write `report.html` of a run, finished or not, and return its path."""
     target = RunFolder(folder).report
-    write_text(target, run_report(read_run(folder), read_leakage(RunFolder(folder).leakage)))
+    run = read_run(folder)
+    page = run_report(run, read_leakage(RunFolder(folder).leakage))
+    write_text(target, with_claim(page, {run.name: RunClaim.of(folder)}))
     return target
 
 

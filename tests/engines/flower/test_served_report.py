@@ -13,7 +13,7 @@ from trusting import TRUSTING, sites_of, trusting
 from coterie.cli.report import report
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
-from coterie.errors import InputError
+from coterie.errors import LedgerError
 from coterie.experiment.folder import RunFolder, read_json, write_json
 from coterie.experiment.recount import recount
 from coterie.privacy import Budget, HeldOut
@@ -87,5 +87,5 @@ def test_a_damaged_result_is_one_clear_line(tmp_path: Path) -> None:
     content = read_json(path)
     del content["asked"]
     write_json(path, content)
-    with pytest.raises(InputError, match="not a result of this version"):
+    with pytest.raises(LedgerError, match=r"result\.json: changed since it was written"):
         report(tmp_path / "run", show=False)

@@ -10,6 +10,7 @@ something, too. Parameters that are its own stay here, beside its answers.
 """
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -50,11 +51,12 @@ from coterie.engines.flower.messages import (
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import CohortMechanism, OpenCohort
 from coterie.engines.secret import SEEDED, RunSecret
-from coterie.errors import BudgetError, InputError, ModelError, PlanError, where
-from coterie.files import forget_rounds, read_arrays, read_json, write_arrays, write_json
+from coterie.errors import BudgetError, InputError, LedgerError, ModelError, PlanError, where
+from coterie.files import forget_rounds, read_arrays, read_json, read_notes, sync, write_arrays, write_json
 from coterie.privacy import (
     EVALUATION,
     Budget,
+    ChainHead,
     Charge,
     Guarantee,
     Ledger,
@@ -63,6 +65,7 @@ from coterie.privacy import (
     SampledSum,
     SecretKey,
 )
+from coterie.privacy import Books as LedgerView
 from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import number_from_json, number_to_json, round_up
 from coterie.training.clipping import clip_rows
@@ -130,8 +133,12 @@ class Site:
         self._clock = clock
         self._books: Books | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        if self.files.contract.exists() and not self.files.finished.exists():
+        if self.files.finished.exists():
+            self._check_closed()
+        elif self.files.contract.exists():
             self._books = self._reopen()
+        else:
+            self._check_nothing_spent()
 
     @property
     def finished(self) -> bool:
@@ -227,16 +234,27 @@ class Site:
         """Put the contract into the folder: from then on it binds, whatever happens to this process."""
         _client, alone = self._records()
         key = SecretKey.from_os() if self._seed is None else SecretKey.from_seed(self._seed)
-        self.files.secret.unlink(missing_ok=True)  # of an approval cut short: nothing was released
+        self._check_nothing_spent()
+        for leftover in (self.files.secret, self.files.ledger):
+            leftover.unlink(missing_ok=True)  # of an approval cut short: nothing was released
         RunSecret(key, alone.fingerprint(), contract.plan.digest()).save(self.files.secret)
+        reported = self.limits.reported.epsilon if self.limits.reported else None
+        budgets = _budgets(contract, self.limits.budget.epsilon, reported)
+        # The ledger first: from the moment the contract is there, it knows a head of it.
+        with Ledger.open(
+            self.files.ledger, contract.own_plan, budget=budgets, accountant=contract.accountant
+        ) as ledger:
+            head = ledger.head
         write_json(
             self.files.contract,
             {
                 "contract": contract.to_json(),
                 "epsilon": number_to_json(self.limits.budget.epsilon),
-                "evaluation_epsilon": self.limits.reported.epsilon if self.limits.reported else None,
+                "evaluation_epsilon": reported,
+                "ledger": head.to_json(),
             },
         )
+        sync(self.files.path)
         books = self._reopen()
         log.info("approved %s", books.guarantee.line)
         log.info("%s", books.guarantee.text)
@@ -246,15 +264,7 @@ class Site:
 
     def _reopen(self) -> "Books":
         """The books as they are on disk; an error where records, limits or files no longer fit them."""
-        stored = read_json(self.files.contract)
-        try:
-            contract = Contract.from_json(stored["contract"])
-            budgets = {contract.client: Budget(number_from_json(stored["epsilon"]), contract.delta)}
-            if contract.scored is not None:
-                scores = Budget(float(stored["evaluation_epsilon"]), contract.delta)
-                budgets[contract.scored.subject] = scores
-        except (KeyError, TypeError, ValueError, GarbageError, RefusedError):
-            raise InputError(f"{self.files.contract}: not a contract of this version") from None
+        contract, budgets, head = self._signed()
         secret = RunSecret.load(self.files.secret)
         client, alone = self._records()
         if (contract.client, secret.data) != (self.name, alone.fingerprint()):
@@ -270,16 +280,50 @@ class Site:
                 f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than what was approved in "
                 f"{self.files.contract}; allowed: at least that, or another --state"
             )
-        return Books(self.files, contract, budgets, secret.key, client, alone)
+        return Books(self.files, contract, budgets, secret.key, client, alone, head)
+
+    def _signed(self) -> tuple[Contract, dict[str, Budget], ChainHead]:
+        """The contract in the folder, its budgets, and the head of the ledger that it has seen."""
+        stored = read_json(self.files.contract)
+        try:
+            contract = Contract.from_json(stored["contract"])
+            budgets = _budgets(contract, number_from_json(stored["epsilon"]), stored["evaluation_epsilon"])
+            return contract, budgets, ChainHead.from_json(stored["ledger"])
+        except (KeyError, TypeError, ValueError, GarbageError, RefusedError, LedgerError):
+            raise InputError(f"{self.files.contract}: not a contract of this version") from None
+
+    def _check_nothing_spent(self) -> None:
+        """Refuse a folder whose contract is gone: what was spent under it does not come back."""
+        lines = self.files.ledger.read_bytes().count(b"\n") if self.files.ledger.exists() else 0
+        if lines > 1 or any(self.files.answers.glob("*.safetensors")):
+            raise InputError(
+                f"{self.files.contract}: missing beside books that something was spent from; restore it, or "
+                "--state names another folder, whose spending adds to this"
+            )
+
+    def _check_closed(self) -> None:
+        """Refuse closed books of which a part is gone or changed."""
+        contract, _, head = self._signed()
+        stored = read_json(self.files.finished)
+        try:
+            last = ChainHead.from_json(stored["ledger"])
+        except (KeyError, TypeError, LedgerError):
+            raise InputError(f"{self.files.finished}: not written by this version") from None
+        books = LedgerView.read(self.files.ledger, contract.own_plan)
+        books.check_seen(head, self.files.contract.name)
+        books.check_seen(last, self.files.finished.name)
 
     def _finish(self, contract: str) -> RecordDict:
         """Close the books: the key is deleted, the ledger stays."""
         assert self._books is not None
         if contract != self._books.digest:
             raise RefusedError("other contract")
-        spent = self._books.spent
+        spent, head = self._books.spent, self._books.ledger.head
         self.close()
-        write_json(self.files.finished, {"contract": contract, "epsilon": number_to_json(spent)})
+        write_json(
+            self.files.finished,
+            {"contract": contract, "epsilon": number_to_json(spent), "ledger": head.to_json()},
+        )
         self.files.secret.unlink(missing_ok=True)
         return messages.pack({"closed": contract})
 
@@ -295,7 +339,11 @@ class Books:
         key: SecretKey,
         client: Client,
         alone: Federation,
+        head: ChainHead,
     ) -> None:
+        """Args:
+        head: the ledger's, when the contract was last written: the file may be ahead of it, never behind.
+        """
         self.contract = contract
         self.digest = contract.digest()
         self._files = files
@@ -313,9 +361,20 @@ class Books:
         )
         caveats = [SEEDED] if key.simulation else []
         self.guarantee: Guarantee = promised(contract, caveats)
+        self._head = head
         self._ledger = Ledger.open(
-            files.ledger, contract.own_plan, budget=budgets, accountant=contract.accountant
+            files.ledger,
+            contract.own_plan,
+            budget=budgets,
+            accountant=contract.accountant,
+            anchor=head,
+            seen_by=files.contract.name,
         )
+        try:
+            self._check_answers()
+        except BaseException:
+            self._ledger.close()
+            raise
         self._engine = LocalEngine(
             alone,
             self._learner,
@@ -519,12 +578,29 @@ class Books:
         if found is None:
             began = time.perf_counter()
             found = compute()
-            write_arrays(path, found)
+            write_arrays(path, found, {"ledger": json.dumps(self._ledger.head.to_json())})
+            self._keep_head()
             self._say(asked, time.perf_counter() - began)
             forget_rounds(self._files.answers, before=asked.round - 1)
         else:
             log.info("round %d, %s: the answer given before", asked.round, asked.release)
         return found
+
+    def _keep_head(self) -> None:
+        """Let the contract know how far the ledger is, before what was charged leaves the site."""
+        if self._head != self._ledger.head:
+            self._head = self._ledger.head
+            stored = read_json(self._files.contract)
+            write_json(self._files.contract, {**stored, "ledger": self._head.to_json()})
+            sync(self._files.path)
+
+    def _check_answers(self) -> None:
+        """Refuse a ledger that lacks what it held when an answer was kept; a damaged answer is made again."""
+        for path in sorted(self._files.answers.glob("*.safetensors")):
+            notes = read_notes(path)
+            if "ledger" in notes:
+                seen = ChainHead.from_json(json.loads(notes["ledger"]))
+                self._ledger.check_seen(seen, f"{self._files.answers.name}/{path.name}")
 
     def _say(self, asked: Asked, seconds: float) -> None:
         """One line in the site's own log about what leaves it."""
@@ -552,6 +628,16 @@ def _file_name(release: str, hashed: str) -> str:
     return hashlib.sha256(
         encode_fields(release.encode("utf-8", "surrogatepass"), hashed.encode())
     ).hexdigest()
+
+
+def _budgets(contract: Contract, epsilon: float, reported: float | None) -> dict[str, Budget]:
+    """Of the records that are learnt from, and of those that are held out, where scores are reported."""
+    budgets = {contract.client: Budget(epsilon, contract.delta)}
+    if contract.scored is not None:
+        if reported is None:
+            raise ValueError("scores without a budget")
+        budgets[contract.scored.subject] = Budget(float(reported), contract.delta)
+    return budgets
 
 
 def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:

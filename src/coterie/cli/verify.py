@@ -1,0 +1,35 @@
+"""`coterie verify`: is a run, a comparison or a page as it was written, and does its epsilon follow?"""
+
+from pathlib import Path
+
+import typer
+
+from coterie.cli.console import err, out, print_json
+from coterie.experiment.verify import HOLDS, verify
+from coterie.privacy.units import round_up
+
+NOT_HELD = 4
+"""The exit code for a claim that does not hold."""
+
+
+def show(path: Path, *, json: bool) -> None:
+    found = verify(path)
+    if json:
+        print_json(found.to_json())
+    else:
+        state = "finished" if found.finished else "not finished"
+        lines = [f"verdict: {found.verdict} ({state})"]
+        if found.epsilon_claimed is not None:
+            lines.append(f"epsilon claimed: {round_up(found.epsilon_claimed)}")
+        if found.epsilon_recounted is not None:
+            lines.append(f"epsilon counted again: {round_up(found.epsilon_recounted)}")
+        if found.ledger_head is not None:
+            lines.append(f"ledger: {found.ledger_head.count} lines, the last {found.ledger_head.hash}")
+        if found.runs:
+            lines.append(f"runs: {len(found.runs)}")
+        for line in lines:
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+    for problem in found.problems:
+        err.print(f"{found.verdict}: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if found.verdict != HOLDS:
+        raise typer.Exit(NOT_HELD)

@@ -1,0 +1,166 @@
+"""What a page claims, inside the page: the plan that proves it, the ledger's head, a hash of the page.
+
+The claim is one JSON object in a comment before the end of the page. It is enough to count the epsilon again
+without the run's folder. Its last entry is the hash of the whole page with that entry left empty, so a page
+of which one byte was changed is found.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import CoterieError, LedgerError
+from coterie.experiment.recount import Account, Basis, close_to
+from coterie.files import digest_bytes
+from coterie.groups import Watched
+from coterie.privacy import Budget, ChainHead, Custody, Mode, PrivacyPlan
+from coterie.privacy.units import number_from_json, number_to_json
+
+FORMAT = 1
+_BLOCK = re.compile(rb"<!-- coterie-claim (\{.*\}) -->\n")
+_OURS = re.compile(rb"coterie (run|comparison)</title>|<!-- coterie-claim ")
+
+
+@dataclass(frozen=True)
+class RunClaim:
+    """What a page says about one run.
+
+    Args:
+        epsilon: as the page prints it.
+        basis: what it follows from; None before the ledger was opened.
+        ledger: where the ledger stood when the page was written.
+    """
+
+    epsilon: float
+    finished: bool
+    basis: Basis | None
+    ledger: ChainHead | None
+
+    @classmethod
+    def of(cls, path: Path) -> "RunClaim":
+        """The claim that a run folder supports as it is now."""
+        account = Account.of(path)
+        stored, finished, basis, head = account.stored, account.files.finished, None, None
+        if account.files.ledger.exists():
+            basis, head = account.basis, account.integrity.books.head
+        return cls(stored.epsilon, finished, basis, head)
+
+    def recounted(self) -> float | None:
+        """Epsilon as it follows from what the page embeds."""
+        return None if self.basis is None else self.basis.proven().epsilon
+
+    def check(self, where: str) -> None:
+        """Refuse an epsilon that does not follow from what is embedded beside it."""
+        counted = self.recounted()
+        if counted is not None and not close_to(self.epsilon, counted):
+            raise LedgerError(f"{where}: claims epsilon {self.epsilon}; counted again it is {counted}")
+
+    def check_against(self, where: str, account: Account) -> None:
+        """Refuse a page that is not about the run folder beside it."""
+        stored = account.stored
+        if not close_to(self.epsilon, stored.epsilon):
+            raise LedgerError(
+                f"{where}: claims epsilon {self.epsilon}, {account.files.guarantee} states {stored.epsilon}"
+            )
+        if self.finished and not account.files.finished:
+            raise LedgerError(f"{where}: is the page of a finished run, {account.files.result} is missing")
+        if self.basis is not None and self.basis.plan.digest() != account.integrity.plan.digest():
+            raise LedgerError(f"{where}: its plan is not {account.files.plan}")
+        if self.ledger is not None:
+            account.integrity.books.check_seen(self.ledger, where)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epsilon": number_to_json(self.epsilon),
+            "finished": self.finished,
+            "basis": None if self.basis is None else _basis_to_json(self.basis),
+            "ledger": None if self.ledger is None else self.ledger.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RunClaim":
+        return cls(
+            number_from_json(data["epsilon"]),
+            bool(data["finished"]),
+            None if data["basis"] is None else _basis_from_json(data["basis"]),
+            None if data["ledger"] is None else ChainHead.from_json(data["ledger"]),
+        )
+
+
+def _basis_to_json(basis: Basis) -> dict[str, Any]:
+    alike: dict[Budget, list[str]] = {}
+    for subject, budget in basis.budgets.items():
+        alike.setdefault(budget, []).append(subject)
+    return {
+        "plan": basis.plan.to_json(),
+        "budgets": [
+            {"subjects": subjects, "epsilon": number_to_json(budget.epsilon), "delta": budget.delta}
+            for budget, subjects in alike.items()
+        ],
+        "accountant": basis.accountant,
+        "mode": basis.mode.value,
+        "held_by": basis.held_by.value,
+        "watched": None if basis.watched is None else basis.watched.to_json(),
+    }
+
+
+def _basis_from_json(data: Mapping[str, Any]) -> Basis:
+    return Basis(
+        PrivacyPlan.from_json(data["plan"]),
+        {
+            str(subject): Budget(number_from_json(entry["epsilon"]), float(entry["delta"]))
+            for entry in data["budgets"]
+            for subject in entry["subjects"]
+        },
+        str(data["accountant"]),
+        Mode(data["mode"]),
+        Custody(data["held_by"]),
+        None if data["watched"] is None else Watched.from_json(data["watched"]),
+    )
+
+
+def with_claim(page: str, runs: Mapping[str, RunClaim]) -> str:
+    """The page with the claims that it makes about runs, by their names, and its own hash inside."""
+    content = {"claim": FORMAT, "runs": {name: run.to_json() for name, run in runs.items()}, "page": ""}
+    # Inside a comment nothing may look like its end.
+    text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    body, end, rest = page.rpartition("</body>")
+    if not end:
+        raise ValueError("a page ends with its body")
+    whole = f"{body}<!-- coterie-claim {text} -->\n{end}{rest}"
+    return whole.replace('"page":""} -->', f'"page":"{digest_bytes(whole.encode())}"}} -->')
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of ours, whatever became of it."""
+    return path.is_file() and _OURS.search(path.read_bytes()) is not None
+
+
+def read_claim(path: Path) -> dict[str, RunClaim]:
+    """The claims of a page, by the names of its runs.
+
+    Raises:
+        LedgerError: a byte of the page was changed, or it has no claim.
+    """
+    content = path.read_bytes()
+    blocks = list(_BLOCK.finditer(content))
+    if len(blocks) != 1:
+        raise LedgerError(f"{path}: embeds no claim; it was changed, or written by an earlier version")
+    try:
+        data = json.loads(blocks[0][1])
+        version, digest = data["claim"], data["page"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise LedgerError(f"{path}: its claim is not readable; the page was changed") from None
+    entry = f'"page":"{digest}"}} -->'.encode()
+    empty = content.replace(entry, b'"page":""} -->')
+    if content.count(entry) != 1 or digest_bytes(empty) != digest:
+        raise LedgerError(f"{path}: changed since it was written; its hash does not fit")
+    if version != FORMAT:
+        raise LedgerError(f"{path}: its claim is of another version (format {version}, ours is {FORMAT})")
+    try:
+        return {str(name): RunClaim.from_json(run) for name, run in data["runs"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, CoterieError) as mistake:
+        raise LedgerError(f"{path}: its claim is not one of this version ({mistake!r})") from None

@@ -1,0 +1,219 @@
+"""The seal of a folder: which bytes its files had when they were written, so that later edits are found.
+
+`seal.jsonl` is a chain like the ledger. A file's digest is written down before the file itself appears or is
+replaced, so a crash leaves a file as it was sealed last, or as it was sealed before that; nothing else is
+accepted. Where the ledger stood is kept as soon as there is one, and again with the result.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import LedgerError
+from coterie.files import Json, digest_bytes, digest_file, finite, json_text, sync, write_text
+from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, follow, link
+
+NAME = "seal.jsonl"
+FORMAT = 1
+Check = Callable[[], None]
+"""Returns where something is as it was, raises an error that names the file where it is not."""
+
+
+class ChainedLines:
+    """A file of JSON lines, each bound to the one before by a hash."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """Read what is there; a line torn by a crash is none.
+
+        Raises:
+            LedgerError: a line does not follow from the one before.
+        """
+        self.path = path
+        self.bodies: list[Json] = []
+        self.hashes: list[str] = []
+        self._ends = [0]
+        *lines, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        for number, line in enumerate(lines, start=1):
+            body, digest = follow(path, number, line, self._last, what=what, sort=False)
+            self._record(body, digest, len(line) + 1)
+        if torn:
+            check_tail(path, len(lines) + 1, torn, self._last, what=what, sort=False)
+
+    @property
+    def head(self) -> ChainHead:
+        return ChainHead(len(self.hashes), self._last)
+
+    def check_seen(self, head: ChainHead, seen_by: str) -> None:
+        check_seen(self.path, self.hashes, head, seen_by)
+
+    def append(self, body: Json) -> None:
+        """Write a line; when this returns, it survives any crash."""
+        line, digest = link(finite(body), self._last, sort=False)
+        made = not self.path.exists()
+        with self.path.open("ab") as handle:
+            handle.truncate(self._ends[-1])  # what a crash left of a line
+            handle.write(line)
+        sync(self.path)
+        if made:
+            sync(self.path.parent)
+        self._record(body, digest, len(line))
+
+    def cut(self, count: int) -> None:
+        """Keep so many lines: what the others tell of will happen again."""
+        if not self.path.exists():
+            return
+        del self.bodies[count:], self.hashes[count:], self._ends[count + 1 :]
+        with self.path.open("ab") as handle:
+            handle.truncate(self._ends[-1])
+        sync(self.path)
+
+    @property
+    def _last(self) -> str:
+        return self.hashes[-1] if self.hashes else START
+
+    def _record(self, body: Json, digest: str, size: int) -> None:
+        self.bodies.append(body)
+        self.hashes.append(digest)
+        self._ends.append(self._ends[-1] + size)
+
+
+@dataclass(frozen=True)
+class Announced:
+    """The digests of one file in the order in which they were sealed; None stands for a file that is gone."""
+
+    digests: tuple[str | None, ...]
+    last: bool
+    """Whether nothing was sealed since: then a crash may have come before the file was replaced."""
+
+    def allows(self, found: str | None) -> bool:
+        if found == self.digests[-1]:
+            return True
+        return self.last and found == (self.digests[-2] if len(self.digests) > 1 else None)
+
+
+class Seal:
+    """What is sealed in a folder, and how to seal more."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the seal of a folder.
+
+        Raises:
+            LedgerError: it is missing, of another version, or does not hold together.
+        """
+        self.folder = folder
+        path = folder / NAME
+        if not path.exists():
+            raise LedgerError(
+                f"{path}: missing; the folder was written by an earlier version, or lost what seals its files"
+            )
+        self.lines = ChainedLines(path, "seal")
+        if not self.lines.bodies or self.lines.bodies[0].get("seal") != FORMAT:
+            raise LedgerError(f"{path}: not a seal of this version (format {FORMAT})")
+
+    @classmethod
+    def create(cls, folder: Path, names: Mapping[str, str] | None = None) -> "Seal":
+        """Seal a new folder: the files that are in it, or digests of those that are about to be."""
+        found = {path.name: digest_file(path) for path in sorted(folder.iterdir()) if _is_sealed(path.name)}
+        ChainedLines(folder / NAME, "seal").append({"seal": FORMAT, "files": names or found})
+        return cls(folder)
+
+    @property
+    def head(self) -> ChainHead:
+        return self.lines.head
+
+    @property
+    def files(self) -> dict[str, Announced]:
+        digests: dict[str, list[str | None]] = {}
+        newest: Mapping[str, Any] = {}
+        for body in self.lines.bodies:
+            newest = body.get("files", {})
+            for name, digest in newest.items():
+                digests.setdefault(name, []).append(digest)
+        return {name: Announced(tuple(found), name in newest) for name, found in digests.items()}
+
+    def heads(self, chain: str) -> Iterator[ChainHead]:
+        """Where a chain (ledger, metrics) stood whenever that was sealed."""
+        return (ChainHead.from_json(body[chain]) for body in self.lines.bodies if chain in body)
+
+    def ledger(self) -> ChainHead | None:
+        """The latest head of the ledger that was sealed."""
+        return max(self.heads("ledger"), key=lambda head: head.count, default=None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the result was written and is there to stay."""
+        return any("closed" in body for body in self.lines.bodies)
+
+    def write_json(self, path: Path, content: Json, **heads: object) -> None:
+        """Seal what a file will hold, and let it hold it."""
+        self.write_text(path, json_text(content), **heads)
+
+    def write_text(self, path: Path, text: str, **heads: object) -> None:
+        digest = digest_bytes(text.encode())
+        known = self.files.get(path.name)
+        if known is not None and known.digests[-1] == digest and path.exists() and not heads:
+            return
+        self.lines.append({"files": {path.name: digest}, **heads})
+        write_text(path, text)
+        sync(path.parent)
+
+    def keep_ledger(self, head: ChainHead) -> None:
+        """From now on, a ledger without this line is not this folder's."""
+        if self.ledger() is None:
+            self.lines.append({"ledger": head.to_json()})
+
+    def close(self) -> None:
+        self.lines.append({"closed": True})
+
+    def settle(self) -> None:
+        """After a crash between the seal of a file and the file itself: the file as it is counts."""
+        for name, announced in self.files.items():
+            found = self._found(name)
+            if found != announced.digests[-1] and announced.allows(found):
+                self.lines.append({"files": {name: found}})
+
+    def checks(self) -> Iterator[Check]:
+        """One for each file that is sealed, or should be."""
+        names = {path.name for path in self.folder.iterdir() if _is_sealed(path.name)}
+        for name in sorted(names | set(self.files)):
+            yield partial(self.check, name)
+
+    def check(self, name: str) -> None:
+        """Refuse a file that is not as it was sealed."""
+        path, announced, found = self.folder / name, self.files.get(name), self._found(name)
+        if announced is None:
+            raise LedgerError(f"{path}: was never sealed; no run of this version wrote it")
+        if name in CLOSING and found is None and self.closed:
+            raise LedgerError(f"{path}: missing; it was sealed when the run ended")
+        if announced.allows(found):
+            return
+        if found is None:
+            raise LedgerError(f"{path}: missing; {NAME} has its digest")
+        raise LedgerError(f"{path}: changed since it was written; {NAME} has another digest")
+
+    def _found(self, name: str) -> str | None:
+        path = self.folder / name
+        return digest_file(path) if path.exists() else None
+
+
+CLOSING = ("result.json",)
+SEALED = (
+    "experiment.yaml",
+    "federation.json",
+    "plan.json",
+    "guarantee.json",
+    "leakage.json",
+    "sites.json",
+    "findings.json",
+    "result.json",
+    "sweep.yaml",
+    "table.csv",
+    "table.md",
+)
+"""Files on which claims rest. Chains hold together by themselves; wall-clock times are no claim."""
+
+
+def _is_sealed(name: str) -> bool:
+    return name in SEALED
