@@ -579,20 +579,20 @@ class Books:
             began = time.perf_counter()
             found = compute()
             write_arrays(path, found, {"ledger": json.dumps(self._ledger.head.to_json())})
-            self._keep_head()
             self._say(asked, time.perf_counter() - began)
             forget_rounds(self._files.answers, before=asked.round - 1)
         else:
             log.info("round %d, %s: the answer given before", asked.round, asked.release)
+        self._keep_head()
         return found
 
     def _keep_head(self) -> None:
         """Let the contract know how far the ledger is, before what was charged leaves the site."""
         if self._head != self._ledger.head:
-            self._head = self._ledger.head
             stored = read_json(self._files.contract)
-            write_json(self._files.contract, {**stored, "ledger": self._head.to_json()})
+            write_json(self._files.contract, {**stored, "ledger": self._ledger.head.to_json()})
             sync(self._files.path)
+            self._head = self._ledger.head
 
     def _check_answers(self) -> None:
         """Refuse a ledger that lacks what it held when an answer was kept; a damaged answer is made again."""
