@@ -145,7 +145,6 @@ def show(result: ServedResult) -> None:
         "missed": lambda name: _tally(result, name, "missed"),
         "epsilon asked": lambda name: round_up(result.asked[name]),
         "accuracy": lambda name: _accuracy(result, name),
-        "in 95 of 100": lambda name: _interval(result, name),
     }
     cells = {heading: [value(name) for name in result.asked] for heading, value in columns.items()}
     shown = {heading: column for heading, column in cells.items() if any(cell is not None for cell in column)}
@@ -166,13 +165,11 @@ def _tally(result: ServedResult, name: str, what: str) -> str | None:
 def _accuracy(result: ServedResult, name: str) -> str | None:
     if result.accuracy is None or name not in result.accuracy.per_client:
         return None
-    return f"{result.accuracy.per_client[name]:.1%}"
-
-
-def _interval(result: ServedResult, name: str) -> str | None:
-    """Where the exact accuracy is in 95 of 100 cases, given the noise."""
-    interval = result.accuracy.intervals.get(name) if result.accuracy else None
-    return None if interval is None else "{:.0%} to {:.0%}".format(*interval)
+    value, interval = result.accuracy.per_client[name], result.accuracy.intervals.get(name)
+    if interval is None:
+        return f"{value:.1%}"
+    # The noise's 95 % interval, the longer half of it where the other is cut off at 0 or 1.
+    return f"{value:.1%} ± {math.ceil(1000 * max(value - interval[0], interval[1] - value)) / 10:.1f}"
 
 
 # --- join -------------------------------------------------------------------------------------------
