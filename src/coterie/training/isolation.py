@@ -7,8 +7,10 @@ functions without a rule), records go through one after the other.
 """
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +21,27 @@ from coterie.training.parameters import Layout
 
 _TOLERANCE = 1e-3
 
+P = ParamSpec("P")
+
 Losses = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to one loss per record."""
 
 
-@contextmanager
-def withheld() -> Iterator[None]:
+def withheld(call: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Replace what user code raises on somebody's records by its kind and place: its text may repeat them."""
-    try:
-        yield
-        return
-    except ModelError:
-        raise
-    except Exception as error:
-        found = where(error)
-    # Outside of the handler: the error that is raised must not carry the one that it replaces.
-    raise ModelError(f"{found} (what it said is withheld: it may tell of the records)")
+
+    @functools.wraps(call)
+    def silent(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        try:
+            return call(*args, **kwargs)
+        except ModelError:
+            raise
+        except Exception as error:
+            found = where(error)
+        # Outside of the handler: the error that is raised must not carry the one that it replaces.
+        raise ModelError(f"{found} (what it said is withheld: it may tell of the records)")
+
+    return silent
 
 
 class Isolation:
@@ -54,28 +61,29 @@ class Isolation:
         self._width = width
         self.mapped = mapped
 
+    @withheld
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs of each record, (records, width)."""
         if not len(features):
             return parameters.new_zeros(0, self._width)
-        with withheld():
-            if self.mapped and not own_rules():
-                return self._mapped_outputs(parameters, features)
-            return torch.stack([self._output(parameters, record) for record in torch.split(features, 1)])
+        if self.mapped and not own_rules():
+            return self._mapped_outputs(parameters, features)
+        return torch.stack([self._output(parameters, record) for record in torch.split(features, 1)])
 
+    @withheld
     def gradients(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
         """Gradient of each record's loss, (records, parameters)."""
         if not len(features):
             return parameters.new_zeros(0, len(parameters))
-        with withheld():
-            if self.mapped and not own_rules():
-                return self._mapped_gradients(parameters, features, targets)
-            records = zip(torch.split(features, 1), torch.split(targets, 1), strict=True)
-            return torch.stack([self._gradient(parameters, *record) for record in records])
+        if self.mapped and not own_rules():
+            return self._mapped_gradients(parameters, features, targets)
+        records = zip(torch.split(features, 1), torch.split(targets, 1), strict=True)
+        return torch.stack([self._gradient(parameters, *record) for record in records])
 
+    @withheld
     def together(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs of records that belong to one owner, in one call: they may reach one another, no others."""
-        with withheld(), _global_state(parameters.device):
+        with _global_state(parameters.device):
             outputs = functional_call(
                 copy.deepcopy(self._model), self._layout.split(parameters), (features.clone(),)
             )
