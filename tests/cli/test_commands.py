@@ -35,7 +35,13 @@ def test_json_is_one_object_with_the_promised_keys(run: Run, tmp_path: Path) -> 
     printed = run("run", *SMALL, "--out", "out", "--json")
     assert printed.code == 0, printed.err
     content = json.loads(printed.out)
-    assert set(content["accuracy"]) == {"mean", "min", "max", "per_client"}
+    assert {"mean", "min", "max", "per_client", "kind", "interval"} <= set(content["accuracy"])
+    assert {"guarantee", "guarantee_text", "per_client"} <= set(content)
+    assert set(content["per_client"]) == set(content["accuracy"]["per_client"])
+    for own in content["per_client"].values():
+        assert 0 < own["epsilon"] <= content["epsilon"]
+        assert own["delta"] <= content["delta"]
+        assert own["records"] > 0
     assert set(content["fairness"]) == {"disparity", "f_acc", "f_loss"}
     assert content["fairness"]["f_acc"] is not None
     assert set(content["clusters"]) == set(content["accuracy"]["per_client"])

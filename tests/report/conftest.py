@@ -219,6 +219,7 @@ def _row(members: Sequence[tuple[Mapping[str, Any], RunResult]]) -> Row:
         f_acc=first.fairness.f_acc,
         f_loss=first.fairness.f_loss,
         clusters_found=len(means),
+        kind="exact",
         epsilon=first.epsilon,
         noise_multiplier=first.noise_multiplier,
         seconds=first.seconds,
@@ -241,8 +242,13 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
 def comparison_folder(tmp_path: Path) -> Callable[..., Path]:
     """A function that writes the folder of a comparison over a grid."""
 
-    def write(grid: Mapping[str, list[Any]], failed: Mapping[str, str] | None = None, **story: Any) -> Path:
-        base = {"schedule": {"rounds": 6}}
-        return write_comparison(tmp_path / "comparison", Sweep(base, grid), failed or {}, **story)
+    def write(
+        grid: Mapping[str, list[Any]],
+        failed: Mapping[str, str] | None = None,
+        base: Mapping[str, Any] | None = None,
+        **story: Any,
+    ) -> Path:
+        sweep = Sweep({"schedule": {"rounds": 6}, **(base or {})}, grid)
+        return write_comparison(tmp_path / "comparison", sweep, failed or {}, **story)
 
     return write

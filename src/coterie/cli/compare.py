@@ -7,7 +7,7 @@ import typer
 from coterie import api
 from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.experiment.folder import finite, newest_first, next_free
-from coterie.experiment.sweep import BRIEF, Progress, Sweep, SweepResult, table_columns
+from coterie.experiment.sweep import BRIEF, OUTSIDE, Progress, Sweep, SweepResult, table_columns
 
 
 def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int | None, json: bool) -> None:
@@ -35,6 +35,8 @@ def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int |
 def show(result: SweepResult) -> None:
     headings, body = table_columns(result.rows, BRIEF)
     print_table(headings, body)
+    if any(row.kind == "exact" for row in result.rows):
+        out.print(OUTSIDE, markup=False, highlight=False, soft_wrap=True)
     if result.total is not None:
         out.print(result.total.text, markup=False, highlight=False, soft_wrap=True)
     for row in result.rows:

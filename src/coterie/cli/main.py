@@ -156,11 +156,15 @@ def report(
         Path, typer.Argument(help="A run folder, or the folder of a comparison or reproduction.")
     ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="Write public.html, without any figure outside the guarantee."),
+    ] = False,
 ) -> None:
     """Write the self-contained HTML report of a finished run, comparison or reproduction anew."""
     from coterie.cli import report as command
 
-    command.report(folder, show=show)
+    command.report(folder, show=show, public=public)
 
 
 @app.command()

@@ -15,16 +15,18 @@ from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
 
 
-def report(folder: Path, *, show: bool) -> None:
+def report(folder: Path, *, show: bool, public: bool) -> None:
     if RunFolder(folder).exists:
         check_folder(RunFolder(folder))
         counted = recount(folder)
-        written = write_run_report(folder)
+        written = write_run_report(folder, public=public)
         said = "nothing was charged yet" if counted is None else str(counted)
     elif (folder / "sweep.yaml").exists():
         said = _recount_all(folder)
-        written = write_comparison_report(folder)
+        written = write_comparison_report(folder, public=public)
     elif (folder / RECORD).exists():
+        if public:
+            raise InputError(f"--public: {folder} compares with a publication; allowed: a run, a comparison")
         said = _recount_all(folder / "runs") if (folder / "runs" / "sweep.yaml").exists() else "no runs"
         written = api.render(folder).report
     else:

@@ -8,6 +8,7 @@ from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
 from coterie.experiment.metrics import Spread
 from coterie.experiment.runner import RoundReport, RunResult
+from coterie.experiment.sweep import OUTSIDE
 from coterie.privacy.units import round_up
 
 
@@ -67,6 +68,8 @@ def show(result: RunResult) -> None:
         ("sample gradients / s", f"{result.sample_gradients_per_second:,.0f}"),
     ]
     print_table(["figure", "value"], figures, title=f"{result.algorithm}, {result.rounds} rounds")
+    if reached is not None and not reached.is_private:
+        out.print(OUTSIDE, markup=False, highlight=False, soft_wrap=True)
     for warning in result.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)

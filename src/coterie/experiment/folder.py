@@ -39,6 +39,11 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
+    def public(self) -> Path:
+        """The report without any figure outside the guarantee."""
+        return self.path / "public.html"
+
+    @property
     def guarantee(self) -> Path:
         return self.path / "guarantee.json"
 

@@ -224,6 +224,8 @@ class Row:
     f_loss: float | None
     clusters_found: int | None
     """Runs that found all clusters, where the truth is known."""
+    kind: str
+    """How it was judged: private where all of its runs were, exact where one was, or none."""
     epsilon: float
     noise_multiplier: float
     seconds: float
@@ -500,12 +502,20 @@ def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
         f_acc=_mean_or_none([own.f_acc for own in fair]),
         f_loss=_mean_or_none([own.f_loss for own in fair]),
         clusters_found=sum(known) if known else None,
+        kind=_kind(results),
         epsilon=worst.epsilon,
         noise_multiplier=max(result.noise_multiplier for result in results),
         seconds=_mean([result.seconds for result in results]),
         guarantee=worst.guarantee,
         guarantee_text=worst.guarantee_text,
     )
+
+
+def _kind(results: Sequence[RunResult]) -> str:
+    reached = [result.accuracy for result in results if result.accuracy is not None]
+    if not reached:
+        return "none"
+    return "private" if all(spread.is_private for spread in reached) else "exact"
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -534,6 +544,8 @@ FIGURES: Mapping[str, Callable[[Row], str]] = {
     "seconds": lambda row: f"{row.seconds:.1f}",
 }
 """Columns of the table as a person reads it: accuracies in per cent."""
+
+OUTSIDE = "Scores, fairness and clusters found are exact: outside every guarantee."
 
 BRIEF = ("accuracy", "worst client", "worst cluster", "clusters found", "noise", "seconds")
 """Those that fit a terminal."""
@@ -570,7 +582,8 @@ def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
     headings, body = table_columns(rows)
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    lines += ["", *([total.text, ""] if total else [])]
+    lines += ["", *([OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else [])]
+    lines += [total.text, ""] if total else []
     for row in rows:
         label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"
         lines.append(f"- {label}: {row.guarantee}")

@@ -1,6 +1,7 @@
 """The report of a comparison: runs side by side."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ from coterie.report import chart, grid_figures, words
 from coterie.report.grid import CellRun, Comparison, Setting, read_comparison
 from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import NONE, count, epsilon, fixed, seconds
+from coterie.report.outside import LEFT_OUT, MUST_NOT, public_comparison
 from coterie.report.page import (
     Column,
     facts,
@@ -30,12 +32,17 @@ MANY_RUNS = 40
 TALL = 9
 
 
-def write_comparison_report(folder: Path) -> Path:
-    """Write `report.html` of a comparison, with what failed, and return its path."""
-    target = folder / "report.html"
+def write_comparison_report(folder: Path, *, public: bool = False) -> Path:
+    """Write `report.html` of a comparison, with what failed, and return its path.
+
+    Args:
+        public: write `public.html` instead, without any figure outside the guarantees.
+    """
     comparison = read_comparison(folder)
+    target = folder / ("public.html" if public else "report.html")
+    page = comparison_report(public_comparison(comparison) if public else comparison)
     claims = {run.cell.name: RunClaim.of(run.result.folder) for run in _finished(comparison)}
-    write_text(target, with_claim(comparison_report(comparison), claims))
+    write_text(target, with_claim(page, claims))
     return target
 
 
@@ -76,13 +83,26 @@ def _lede(comparison: Comparison) -> str:
     done = f"{finished} of {count(comparison.cells, 'run')} finished"
     if not comparison.settings:
         return f"{done}."
-    best = max(comparison.settings, key=lambda each: each.row.accuracy)
+    judged = [setting for setting in comparison.settings if not math.isnan(setting.row.accuracy)]
+    if not judged:
+        return f"{done}; no score is shown."
+    best = max(judged, key=lambda each: each.row.accuracy)
     reached = comparison.measure.text(best.row.accuracy)
     name = words.setting(best.values)
-    return f"{done}. The highest mean {comparison.measure.name} is that of {name}: {reached}."
+    exact = " (exact, outside the guarantee)" if best.row.kind == "exact" else ""
+    return f"{done}. The highest mean {comparison.measure.name} is that of {name}: {reached}{exact}."
+
+
+def _is_exact(comparison: Comparison) -> bool:
+    """Whether figures outside the guarantees are shown."""
+    return not comparison.public and any(setting.row.kind == "exact" for setting in comparison.settings)
 
 
 def _notices(comparison: Comparison) -> Iterator[Markup]:
+    if comparison.public:
+        yield notice("info", LEFT_OUT)
+    elif _is_exact(comparison) and any(run.cell.experiment.own_records for run in _finished(comparison)):
+        yield notice("warn", MUST_NOT)
     if comparison.failures:
         yield notice(
             "warn", f"{count(len(comparison.failures), 'run')} did not finish; see the end of this page."
@@ -127,7 +147,7 @@ def _results(comparison: Comparison) -> Markup | None:
                 _chip(comparison, setting),
                 *(str(setting.values[key]) for key in others),
                 *([str(row.runs)] if several else []),
-                tag("strong", f"{measure.text(row.accuracy)}{spread}"),
+                NONE if math.isnan(row.accuracy) else tag("strong", f"{measure.text(row.accuracy)}{spread}"),
                 measure.text(row.worst_client),
                 measure.text(row.best_client),
                 measure.text(row.worst_cluster),
@@ -143,21 +163,35 @@ def _results(comparison: Comparison) -> Markup | None:
     over = (
         "Means over seeds; after ± the standard deviation between seeds" if several else "One run per setting"
     )
+    columns, rows = _without_empty(columns, rows)
+    if comparison.public:
+        return section("Results", table(over, columns, rows))
     return section(
         "Results",
         table(f"{over}; all on held-out records", columns, rows),
+        outside=_is_exact(comparison),
         intro="Disparity is the distance between best and worst client in points. F compares clients by what "
         "each lacks to the best model of its cluster, trained centrally without privacy. Smaller is fairer.",
     )
 
 
+def _without_empty(
+    columns: Sequence[Column], rows: Sequence[Sequence[Child]]
+) -> tuple[list[Column], list[list[Child]]]:
+    """The table less the columns in which no row has anything."""
+    kept = [place for place in range(len(columns)) if any(row[place] != NONE for row in rows)]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
 def _bare(comparison: Comparison, value: float | None) -> str:
-    if value is None:
+    if value is None or math.isnan(value):
         return NONE
     return f"{100 * value:.1f}" if comparison.measure.is_share else fixed(value)
 
 
 def _clusters_found(setting: Setting) -> str:
+    if setting.row.clusters_found is None:
+        return NONE
     if all(run.knows_truth for run in setting.runs):
         return "given"
     found = setting.row.clusters_found
@@ -184,11 +218,12 @@ def _figures(comparison: Comparison) -> Markup | None:
     others = [*grid_figures.accuracy_against_epsilon(comparison), *grid_figures.curves(comparison)]
     # The dots grow with the number of settings: beside a tall card there is room for two.
     beside = 2 if len(comparison.settings) >= TALL else 1
-    right = [figure.html() for figure in others[:beside]]
-    rest = [figure.html() for figure in others[beside:]]
+    exact = _is_exact(comparison)
+    right = [figure.html(exact) for figure in others[:beside]]
+    rest = [figure.html(exact) for figure in others[beside:]]
     return section(
         "Side by side",
-        side_by_side([by_setting.html(), *([stacked(right)] if right else [])]),
+        side_by_side([by_setting.html(exact), *([stacked(right)] if right else [])]),
         side_by_side(rest) if rest else None,
     )
 
@@ -240,6 +275,7 @@ def _runs(comparison: Comparison) -> Markup | None:
         Column("Worst client", figures=True),
         Column("Time", figures=True),
     ]
+    columns, rows = _without_empty(columns, rows)
     return section(
         "Runs",
         folded(
@@ -247,6 +283,7 @@ def _runs(comparison: Comparison) -> Markup | None:
             table("Every finished run", columns, rows),
             is_open=len(runs) < MANY_RUNS,
         ),
+        outside=_is_exact(comparison),
     )
 
 

@@ -10,6 +10,7 @@ from coterie.report.chart import Axis, Frame, Key, Point, drawing, label, legend
 from coterie.report.clusters import Clusters, first_round_labels
 from coterie.report.markup import Markup, tag
 from coterie.report.numbers import epsilon, fixed
+from coterie.report.page import badge
 from coterie.report.record import Measure, RunRecord, mean_over
 
 MOST_LINES = 12
@@ -33,10 +34,10 @@ class Figure:
     picture: Markup
     caption: str
 
-    def html(self) -> Markup:
-        return tag(
-            "figure", tag("h3", self.heading), self.picture, tag("figcaption", self.caption), class_="card"
-        )
+    def html(self, outside: bool = False) -> Markup:
+        """As a card of the page; `outside` marks what no guarantee covers."""
+        heading = tag("h3", self.heading, badge() if outside else None)
+        return tag("figure", heading, self.picture, tag("figcaption", self.caption), class_="card")
 
 
 def value_axis(measure: Measure, low: float, high: float) -> Axis:

@@ -77,6 +77,8 @@ class Comparison:
     """What all runs that have begun spend together."""
     example: RunRecord | None
     """One finished run, for what all of them have in common."""
+    public: bool = False
+    """Whether what is outside the guarantees was left out."""
 
     @property
     def measure(self) -> Measure:

@@ -1,9 +1,12 @@
 """The figures of a comparison."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from coterie.experiment.sweep import LABEL
 from coterie.report import chart, words
@@ -20,14 +23,18 @@ ALGORITHM = "algorithm.name"
 
 def accuracy_by_setting(comparison: Comparison) -> Figure | None:
     """Mean accuracy of each setting, with every seed and the range of clients."""
-    shown = comparison.settings[:MOST_ROWS]
+    scored = [setting for setting in comparison.settings if not math.isnan(setting.row.accuracy)]
+    shown = scored[:MOST_ROWS]
     if not shown:
         return None
     measure = comparison.measure
     step, top, bottom = 46.0, 10.0, 44.0
     height = top + step * len(shown) + bottom
+    reached = [each.row.accuracy for each in shown]
     axis = value_axis(
-        measure, min(each.row.worst_client for each in shown), max(each.row.best_client for each in shown)
+        measure,
+        min(np.fmin(reached, [each.row.worst_client for each in shown]).tolist()),
+        max(np.fmax(reached, [each.row.best_client for each in shown]).tolist()),
     )
     frame = Frame(axis, Axis(0, 1, (), str), height=height, left=24, right=30, top=top, bottom=bottom)
     floor = height - bottom
@@ -53,7 +60,7 @@ def accuracy_by_setting(comparison: Comparison) -> Figure | None:
         )
     best = max(shown, key=lambda each: each.row.accuracy)
     description = f"Highest mean: {words.setting(best.values)}, {measure.text(best.row.accuracy)}."
-    left = len(comparison.settings) - len(shown)
+    left = len(scored) - len(shown)
     more = f" The table has {left} more." if left else ""
     heading = f"{measure.name.capitalize()} by setting"
     return Figure(
@@ -69,9 +76,9 @@ def _dots(frame: Frame, setting: Setting, comparison: Comparison, y: float) -> I
     name = words.setting(setting.values)
     yield label(frame.left, y - 13, name, class_="row")
     yield label(frame.width - frame.right, y - 13, measure.text(row.accuracy), class_="value end")
-    yield tag(
-        "line", class_="range", x1=frame.at_x(row.worst_client), x2=frame.at_x(row.best_client), y1=y, y2=y
-    )
+    if not math.isnan(row.worst_client + row.best_client):  # else nothing is known of single clients
+        ends = frame.at_x(row.worst_client), frame.at_x(row.best_client)
+        yield tag("line", class_="range", x1=ends[0], x2=ends[1], y1=y, y2=y)
     if row.accuracy_std is not None:
         low, high = row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std
         yield tag("line", class_=f"whisker {colour}", x1=frame.at_x(low), x2=frame.at_x(high), y1=y, y2=y)
@@ -136,7 +143,9 @@ class Reading:
     of: Callable[[Setting], tuple[float, float | None] | None]
 
 
-def _accuracy(setting: Setting) -> tuple[float, float | None]:
+def _accuracy(setting: Setting) -> tuple[float, float | None] | None:
+    if math.isnan(setting.row.accuracy):
+        return None
     return setting.row.accuracy, setting.row.accuracy_std
 
 

@@ -34,8 +34,15 @@ def header(kind: str, title: str, lede: Child, folder: str) -> Markup:
     )
 
 
-def section(heading: str, *content: Child, intro: str | None = None) -> Markup:
-    return tag("section", tag("h2", heading), tag("p", intro, class_="intro") if intro else None, *content)
+def section(heading: str, *content: Child, intro: str | None = None, outside: bool = False) -> Markup:
+    """A part of the page; `outside` marks figures that no guarantee covers."""
+    title = tag("h2", heading, badge() if outside else None)
+    return tag("section", title, tag("p", intro, class_="intro") if intro else None, *content)
+
+
+def badge() -> Markup:
+    """The mark of a figure that was computed without noise."""
+    return tag("span", "outside the guarantee", class_="badge")
 
 
 def side_by_side(items: Iterable[Child]) -> Markup:
@@ -60,6 +67,8 @@ class Tile:
     name: str
     value: str
     note: str = ""
+    outside: bool = False
+    """Whether no guarantee covers it."""
 
 
 def tiles(items: Sequence[Tile]) -> Markup:
@@ -71,6 +80,7 @@ def tiles(items: Sequence[Tile]) -> Markup:
                 tag("dt", item.name),
                 tag("dd", item.value, class_="big"),
                 tag("dd", item.note, class_="small") if item.note else None,
+                tag("dd", badge(), class_="small") if item.outside else None,
             )
             for item in items
         ],

@@ -27,7 +27,7 @@ class Measure:
     is_share: bool
 
     def text(self, value: float | None) -> str:
-        if value is None or not self.is_share:
+        if value is None or not math.isfinite(value) or not self.is_share:
             return fixed(value)
         return f"{100 * value:.1f}%"
 
@@ -98,6 +98,8 @@ class RunRecord:
     result: Outcome | None
     served: bool = False
     """Whether its clients were sites, with records of their own."""
+    public: bool = False
+    """Whether what is outside the guarantee was left out."""
 
     @property
     def finished(self) -> bool:
@@ -117,6 +119,14 @@ class RunRecord:
         if self.result is not None:
             return self.result.accuracy
         return self.evaluated[-1].accuracy if self.evaluated else None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether scores were computed as they are, outside the guarantee."""
+        return any(
+            reached is not None and not reached.is_private
+            for reached in (self.accuracy, *(line.accuracy for line in self.rounds))
+        )
 
     @property
     def loss(self) -> Spread | None:

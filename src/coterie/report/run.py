@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from coterie.experiment.claim import RunClaim, with_claim
@@ -14,9 +15,11 @@ from coterie.report.clusters import Clusters
 from coterie.report.leakage import LeakageRecord, growth, matrix, read_leakage
 from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant
+from coterie.report.outside import LEFT_OUT, MUST_NOT, has_outside, public_run, tells_choices
 from coterie.report.page import (
     Column,
     Tile,
+    badge,
     facts,
     folded,
     header,
@@ -37,11 +40,15 @@ FEW_WORKERS = 12
 """Beyond these the matrix says it better than a table of their epsilons."""
 
 
-def write_run_report(folder: Path) -> Path:
-    """Write `report.html` of a run, finished or not, and return its path."""
-    target = RunFolder(folder).report
-    run = read_run(folder)
-    page = run_report(run, read_leakage(RunFolder(folder).leakage))
+def write_run_report(folder: Path, *, public: bool = False) -> Path:
+    """Write `report.html` of a run, finished or not, and return its path.
+
+    Args:
+        public: write `public.html` instead, without any figure outside the guarantee.
+    """
+    files, run = RunFolder(folder), read_run(folder)
+    target = files.public if public else files.report
+    page = run_report(public_run(run) if public else run, read_leakage(files.leakage))
     write_text(target, with_claim(page, {run.name: RunClaim.of(folder)}))
     return target
 
@@ -84,6 +91,8 @@ def _lede(run: RunRecord, clusters: Clusters) -> str:
     who = count(len(run.clients), "client")
     if clusters.true:
         who += f" of {len(clusters.true)} clusters"
+    if accuracy is None and run.public:
+        return f"{who}; no score is covered by the guarantee, so none is shown."
     if accuracy is None and (run.served or run.finished):
         return f"{who}; no accuracy on held-out records was asked for, or none was told."
     if accuracy is None:
@@ -96,7 +105,8 @@ def _lede(run: RunRecord, clusters: Clusters) -> str:
     rounds = count(run.rounds[-1].round if run.rounds else 0, "round")
     if accuracy.is_private:
         return f"{who}, {rounds}: {reached} ({_noise_words(accuracy, measure)})."
-    return f"{who}, {rounds}: {reached}, {measure.text(accuracy.min)} for the client served worst."
+    worst = f"{measure.text(accuracy.min)} for the client served worst"
+    return f"{who}, {rounds}: {reached}, {worst} (exact, outside the guarantee)."
 
 
 def _noise_words(accuracy: Spread, measure: Measure) -> str:
@@ -108,6 +118,10 @@ def _noise_words(accuracy: Spread, measure: Measure) -> str:
 
 
 def _notices(run: RunRecord) -> Iterator[Markup]:
+    if run.public:
+        yield notice("info", LEFT_OUT)
+    elif has_outside(run) and (run.served or run.experiment.own_records):
+        yield notice("warn", MUST_NOT)
     if not run.finished:
         done = run.rounds[-1].round if run.rounds else 0
         yield notice(
@@ -168,12 +182,13 @@ def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
     accuracy, measure = run.accuracy, run.measure
     if accuracy is not None:
         how = _noise_words(accuracy, measure) if accuracy.is_private else "over clients, held-out records"
-        yield Tile(f"Mean {measure.name}", measure.text(accuracy.mean), how)
+        yield Tile(f"Mean {measure.name}", measure.text(accuracy.mean), how, not accuracy.is_private)
         if accuracy.min is not None and accuracy.max is not None and not accuracy.is_private:
-            yield Tile("Worst client", measure.text(accuracy.min), _name_of(accuracy, accuracy.min))
-            yield Tile("Best client", measure.text(accuracy.max), _name_of(accuracy, accuracy.max))
+            yield Tile("Worst client", measure.text(accuracy.min), _name_of(accuracy, accuracy.min), True)
+            yield Tile("Best client", measure.text(accuracy.max), _name_of(accuracy, accuracy.max), True)
     if run.clusters:
-        yield _cluster_tile(run, clusters)
+        known = any(client.true_cluster is not None for client in run.clients)
+        yield replace(_cluster_tile(run, clusters), outside=known or not tells_choices(run))
     budget = run.experiment.privacy.epsilon
     spent = run.rounds[-1].epsilon if run.rounds else 0.0
     yield Tile(
@@ -201,6 +216,8 @@ def _cluster_tile(run: RunRecord, clusters: Clusters) -> Tile:
         shared = "the means of their groups'" if models < len(run.clients) else "one for each client"
         return Tile("Models", str(models), "one for all clients" if models == 1 else shared)
     if run.truth is None:
+        if run.public:
+            return Tile("Clusters found", str(models), "from what was released")
         single = any(client.true_cluster is not None for client in run.clients)
         return Tile("Clusters found", str(models), "in truth there is one" if single else "truth not known")
     clients = len(run.clients)
@@ -222,8 +239,11 @@ def _name_of(spread: Spread, value: float) -> str:
 
 
 def _rounds(run: RunRecord, clusters: Clusters) -> Markup | None:
-    drawn = [figures.accuracy_against_round(run, clusters), figures.epsilon_against_round(run)]
-    shown = [figure.html() for figure in drawn if figure is not None]
+    drawn = [
+        (figures.accuracy_against_round(run, clusters), run.is_exact),
+        (figures.epsilon_against_round(run), False),
+    ]
+    shown = [figure.html(outside) for figure, outside in drawn if figure is not None]
     return section("Round by round", side_by_side(shown)) if shown else None
 
 
@@ -255,7 +275,8 @@ def _clusters(run: RunRecord, clusters: Clusters) -> Markup | None:
     beside = [scores.html()] if scores else []
     if clusters.looked_for and run.truth is not None:
         beside.append(_matrix(run, clusters))
-    columns = [*([releases.html()] if releases else []), *([stacked(beside)] if beside else [])]
+    coloured = run.truth is not None  # by the true clusters
+    columns = [*([releases.html(coloured)] if releases else []), *([stacked(beside)] if beside else [])]
     return section("Clusters", side_by_side(columns)) if columns else None
 
 
@@ -274,7 +295,7 @@ def _matrix(run: RunRecord, clusters: Clusters) -> Markup:
     grid = tag("table", tag("thead", head), tag("tbody", rows), class_="matrix")
     return tag(
         "div",
-        tag("h3", "Assignment against the truth"),
+        tag("h3", "Assignment against the truth", badge()),
         scrolling("Clients by true and found cluster", grid),
         tag(
             "p",
@@ -302,6 +323,7 @@ def _served(run: RunRecord, clusters: Clusters) -> Markup | None:
             _client_table(run, clusters, accuracy, loss),
             is_open=len(run.clients) < MANY_CLIENTS,
         ),
+        outside=has_outside(run),
     )
 
 

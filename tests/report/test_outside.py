@@ -1,0 +1,144 @@
+"""What is outside the guarantee is marked on a run's page, and absent from the page that is for everybody."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from html_outline import outline
+
+from coterie.experiment.folder import RunFolder, read_json, read_lines, write_json, write_text
+from coterie.privacy.plan import canonical_json
+from coterie.report import write_comparison_report, write_run_report
+from coterie.report.outside import LEFT_OUT, MUST_NOT, public_run
+from coterie.report.record import read_run
+from coterie.report.run import run_report
+
+BADGE = "outside the guarantee"
+OWN = {"data": {"name": "folder", "path": "hospitals"}, "federation": {"kind": "natural"}}
+
+
+def page(folder: Path, *, public: bool = False) -> str:
+    return outline(write_run_report(folder, public=public).read_text(encoding="utf-8")).text
+
+
+def make_private(folder: Path) -> None:
+    """The scores of this folder, as if they were noisy sums within the guarantee."""
+    files = RunFolder(folder)
+    result = read_json(files.result)
+    private = {"kind": "private", "interval": [0.1, 0.9]}
+    result["accuracy"].update(private)
+    result.update(loss=None, fairness=None, cluster_accuracy=None)
+    write_json(files.result, result)
+    lines = [{**line, "loss": None} for line in read_lines(files.metrics)]
+    for line in lines:
+        line["accuracy"].update(private)
+    write_text(files.metrics, "".join(f"{canonical_json(line)}\n" for line in lines))
+
+
+def test_figures_outside_the_guarantee_are_marked(run_folder: Callable[..., Path]) -> None:
+    html = write_run_report(run_folder()).read_text(encoding="utf-8")
+    marked = re.findall(r"<(?:h2|h3|dt)[^>]*>([^<]*)(?:<span class=\"badge\">|</dt>.*?</div>)", html)
+    for heading in (
+        "Clients",
+        "Accuracy against round",
+        "Assignment against the truth",
+        "Releases of round 1",
+    ):
+        assert heading in marked, heading
+    tiles = re.findall(r"<div><dt>([^<]*)</dt>(.*?)</div>", html)
+    assert {name for name, rest in tiles if BADGE in rest} == {
+        "Mean accuracy",
+        "Worst client",
+        "Best client",
+        "Clusters found",
+    }
+    assert "Epsilon spent against round<" in html, "an epsilon is what the guarantee states"
+
+
+def test_a_page_about_own_records_says_at_its_top_that_it_must_not_be_published(
+    run_folder: Callable[..., Path],
+) -> None:
+    text = page(run_folder("own", experiment=OWN, truth=None))
+    assert MUST_NOT in text
+    assert text.index(MUST_NOT) < text.index("Guarantee")
+    assert MUST_NOT not in page(run_folder("published"))
+
+
+def test_private_scores_are_inside(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(experiment=OWN, truth=None)
+    make_private(folder)
+    for public in (False, True):
+        text = page(folder, public=public)
+        assert MUST_NOT not in text
+        assert "10.0% to 90.0%" in text
+        assert text.count(BADGE) == text.count("Measured outside the guarantee"), "a caveat of this folder"
+
+
+def test_the_public_page_has_no_figure_outside_the_guarantee(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    text = page(folder, public=True)
+    assert RunFolder(folder).public.exists()
+    assert not RunFolder(folder).report.exists()
+    assert LEFT_OUT in text
+    assert read_json(RunFolder(folder).guarantee)["line"] in text
+    for heading in ("Guarantee", "Where the budget goes", "Epsilon spent against round", "Clusters"):
+        assert heading in text, heading
+    run = read_run(folder)
+    assert run.accuracy is not None
+    exact = {f"{100 * value:.1f}%" for value in run.accuracy.per_client.values()}
+    exact |= {f"{100 * line.accuracy.mean:.1f}%" for line in run.rounds if line.accuracy}
+    for figure in exact:
+        assert figure not in text, figure
+    text = text.replace(LEFT_OUT, "")
+    for word in ("in truth", "the truth", "rue cluster", "F_acc", "Disparity", "Worst client", "Mean loss"):
+        assert word not in text, word
+
+
+def test_nothing_outside_the_guarantee_changes_the_public_page(run_folder: Callable[..., Path]) -> None:
+    """Other scores, another truth, other fairness: the page for everybody stays the same, byte for byte."""
+    first = run_folder("a/run")
+    other = run_folder("b/run", level=0.4, truth=(0, 1, 0, 1, 0, 1))
+    pages = [write_run_report(folder, public=True).read_bytes() for folder in (first, other)]
+    assert pages[0] == pages[1]
+    assert write_run_report(first).read_bytes() != write_run_report(other).read_bytes()
+
+
+def test_own_choices_of_protected_clients_are_left_out(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder(findings=False, truth=None)
+    run = read_run(folder)
+    experiment = run.experiment.model_copy(
+        update={"algorithm": run.experiment.algorithm.model_copy(update={"name": "oracle"})}
+    )
+    told = dataclasses.replace(run, experiment=experiment)
+    assert public_run(run).clusters == run.clusters, "released, by record"
+    assert public_run(told).clusters == {}, "the true ones, which it was given"
+    assert "Clusters" not in outline(run_report(public_run(told))).text.split("What ran")[0]
+
+
+def test_a_comparison_marks_what_is_exact_and_leaves_it_out_in_public(
+    comparison_folder: Callable[..., Path],
+) -> None:
+    folder = comparison_folder({"algorithm.name": ["r-dpcfl", "local"]})
+    full = outline(write_comparison_report(folder).read_text(encoding="utf-8")).text
+    assert f"Results{BADGE}" in full
+    assert "85.0%" in full or "90.0%" in full
+    path = write_comparison_report(folder, public=True)
+    text = outline(path.read_text(encoding="utf-8")).text
+    assert path == folder / "public.html"
+    assert LEFT_OUT in text
+    assert "Runs on the same data add up" in text
+    assert "Proven epsilon" in text
+    assert not re.search(r"\d\d\.\d%", text)
+    for word in ("Worst client", "Disparity", "F_acc", "Clusters found", "Side by side", f"Results{BADGE}"):
+        assert word not in text, word
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_a_comparison_on_own_records_says_that_it_must_not_be_published(
+    comparison_folder: Callable[..., Path], public: bool
+) -> None:
+    folder = comparison_folder({"algorithm.name": ["local"]}, base=OWN, truth=None)
+    text = outline(write_comparison_report(folder, public=public).read_text(encoding="utf-8")).text
+    assert (MUST_NOT in text) is not public
