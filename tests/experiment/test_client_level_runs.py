@@ -103,6 +103,8 @@ def test_personal_parts_are_kept_apart_from_the_state_and_for_their_owner_alone(
     finished: dict[str, RunResult],
 ) -> None:
     folder = finished["fedper"].folder
+    assert "personal.safetensors" in finished["fedper"].guarantee_text, "what lies there unnoised is said"
+    assert "personal.safetensors" not in finished["routed"].guarantee_text
     (newest,) = (folder / "checkpoint").glob("round-*")
     kept = load_file(newest / PERSONAL)
     assert kept

@@ -1,0 +1,207 @@
+"""No printer of the command line or of a page rounds an epsilon down."""
+
+import dataclasses
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import coterie
+from rich.console import Console
+
+from coterie import api
+from coterie.cli import compare as compare_command
+from coterie.cli import run as run_command
+from coterie.experiment.composition import Total
+from coterie.experiment.runner import RoundReport, RunResult, prepare
+from coterie.experiment.schema import Experiment
+from coterie.experiment.sweep import Row, Sweep, SweepResult, table_columns, table_csv, table_markdown
+from coterie.groups import Schedule, leakage, ring
+from coterie.privacy import Adjacency, Budget, BudgetError, Unit, calibrate, guarantee
+from coterie.privacy.plan import UnitPlan
+from coterie.report import numbers
+from coterie.report.comparison import comparison_report
+from coterie.report.grid import CellRun, Comparison, Setting
+from coterie.report.record import ACCURACY, ClientFacts, RoundLine, RunRecord
+from coterie.report.run import run_report
+
+EPSILON = 7777.0004
+"""Four digits that stand nowhere else; whatever prints them must print more than 7777.0004."""
+
+
+def shown(text: str) -> list[float]:
+    """Every number of the text that begins with these digits."""
+    return [float(found.replace(",", "")) for found in re.findall(r"7,?777(?:\.\d+)?", text)]
+
+
+def check(text: str) -> None:
+    found = shown(text)
+    assert found, "the epsilon is not printed at all"
+    assert all(value >= EPSILON for value in found), found
+
+
+ROW = Row(
+    values={"algorithm.name": "local"},
+    runs=1,
+    accuracy=0.5,
+    accuracy_std=None,
+    worst_client=0.4,
+    best_client=0.6,
+    worst_cluster=None,
+    disparity=0.2,
+    f_acc=None,
+    f_loss=None,
+    clusters_found=None,
+    kind="exact",
+    epsilon=EPSILON,
+    noise_multiplier=1.0,
+    seconds=1.0,
+    guarantee="its line",
+    guarantee_text="its text",
+)
+TOTAL = Total(2, EPSILON, 1e-3, Unit.RECORD, Adjacency.ZERO_OUT)
+
+
+def test_8_0004_is_no_8() -> None:
+    headings, [cells] = table_columns([dataclasses.replace(ROW, epsilon=8.0004)])
+    assert cells[headings.index("epsilon")] == "8.01"
+
+
+def test_tables_of_a_comparison() -> None:
+    check(table_markdown([ROW], TOTAL))
+    check(table_csv([ROW]))
+    check(" ".join(table_columns([ROW])[1][0]))
+    check(TOTAL.text)
+
+
+def test_a_comparison_in_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    printed = io.StringIO()
+    monkeypatch.setattr(compare_command, "out", Console(file=printed, width=200))
+    result = SweepResult(tmp_path, Sweep({}, {"algorithm.name": ["local"]}), (ROW,), {}, {})
+    result.__dict__["total"] = TOTAL
+    compare_command.show(result)
+    check(printed.getvalue())
+
+
+def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def run(
+        experiment: Experiment, out: Path | None, *, resume: bool, watch: Callable[[RoundReport], None]
+    ) -> RunResult:
+        watch(RoundReport(round=1, rounds=2, accuracy=None, epsilon=EPSILON, seconds=1.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "run", run)
+    monkeypatch.setattr(run_command.Watch, "update", lambda self, done, status: said.append(status))
+    with pytest.raises(KeyboardInterrupt):
+        run_command.run(None, [], resume=False, out=None, json=False)
+    check(" ".join(said))
+
+
+@pytest.fixture(scope="module")
+def record() -> RunRecord:
+    """A run as its page reads it, with this epsilon wherever one stands."""
+    small = {"kind": "clusters", "sizes": [2, 2], "records_per_client": 40}
+    prepared = prepare(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}}))
+    promise = prepared.guarantee
+    promise = dataclasses.replace(
+        promise,
+        epsilon=EPSILON,
+        epsilon_replace_one=EPSILON,
+        releases=tuple(dataclasses.replace(row, epsilon=EPSILON) for row in promise.releases),
+        per_client=tuple(dataclasses.replace(cost, epsilon=EPSILON) for cost in promise.per_client),
+    )
+    return RunRecord(
+        name="run",
+        experiment=prepared.experiment,
+        experiment_text="",
+        version="0",
+        parameters=1,
+        measure=ACCURACY,
+        classes=10,
+        clients=tuple(ClientFacts(name, 40, 10, None) for name in prepared.facts.clients),
+        plan=prepared.plan,
+        guarantee=promise,
+        budgets={},
+        rounds=tuple(RoundLine(number, None, None, {}, EPSILON) for number in (1, 2)),
+        findings=None,
+        result=None,
+    )
+
+
+def test_every_form_of_a_guarantee(record: RunRecord) -> None:
+    promise = record.guarantee
+    for text in (promise.line, promise.text):
+        check(text)
+        assert shown(text).count(7777.01) >= 2
+
+
+def test_the_page_of_a_run(record: RunRecord) -> None:
+    html = run_report(record)
+    check(html)
+    assert len(shown(html)) > 8
+
+
+def test_the_page_of_a_comparison(record: RunRecord, tmp_path: Path) -> None:
+    sweep = Sweep({}, {"algorithm.name": ["local"]})
+    result = RunResult(
+        folder=tmp_path,
+        algorithm="local",
+        accuracy=None,
+        cluster_accuracy=None,
+        loss=None,
+        fairness=None,
+        clusters={},
+        clusters_found=None,
+        guarantee=record.guarantee.line,
+        guarantee_text=record.guarantee.text,
+        epsilon=EPSILON,
+        delta=1e-3,
+        noise_multiplier=1.0,
+        rounds=2,
+        seconds=1.0,
+        sample_gradients_per_second=1.0,
+        warnings=(),
+    )
+    check(repr(result))
+    run = CellRun(sweep.cells()[0], result, record.rounds, ACCURACY, has_findings=False, has_report=False)
+    setting = Setting(ROW.values, ROW, (run,), 0)
+    check(comparison_report(Comparison("c", sweep, 1, (setting,), (), TOTAL, None)))
+
+
+def test_numbers_of_reports_and_reprs() -> None:
+    check(numbers.epsilon(EPSILON))
+    found = leakage(ring(8, 2), Schedule.of(2, period=2, rate=0.7, noise=1.0), epoch=20, delta=1e-5)
+    largest = max(value for row in found.epsilon.tolist() for value in row if value == value)
+    told = re.search(r"largest epsilon ([\d.]+)", repr(found))
+    assert told is not None
+    assert float(told.group(1)) >= largest
+
+
+def test_an_error_that_names_what_parts_cost() -> None:
+    small = {"kind": "clusters", "sizes": [2, 2], "records_per_client": 40}
+    plan = prepare(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}})).plan
+    with pytest.raises(BudgetError) as refused:
+        calibrate(plan, Budget(0.001, 1e-4))
+    told = dict(re.findall(r"[:,] ([\w -]+) alone ([\d.]+)", str(refused.value)))
+    assert told
+    for release in plan.units[0].releases:
+        alone = dataclasses.replace(plan, units=(UnitPlan("x", (release,)),))
+        assert float(told[release.name]) >= guarantee(alone, delta=1e-4).epsilon
+
+
+def test_the_command_that_reports_writes_a_page_for_everybody(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["federation.sizes=[2,2]", "federation.records_per_client=40", "schedule.rounds=2"]
+    options = [part for each in small for part in ("--set", each)]
+    done = coterie(capsys, monkeypatch, "run", *options, "--out", "run")
+    assert done.code == 0, done.err
+    assert "outside every guarantee" in done.out
+    written = coterie(capsys, monkeypatch, "report", "run", "--public")
+    assert written.code == 0, written.err
+    assert "report: run/public.html" in written.out
+    assert "Every figure on this page is covered" in (tmp_path / "run" / "public.html").read_text()
