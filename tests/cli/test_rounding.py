@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import coterie
 from rich.console import Console
 
 from coterie import api
@@ -190,18 +189,3 @@ def test_an_error_that_names_what_parts_cost() -> None:
     for release in plan.units[0].releases:
         alone = dataclasses.replace(plan, units=(UnitPlan("x", (release,)),))
         assert float(told[release.name]) >= guarantee(alone, delta=1e-4).epsilon
-
-
-def test_the_command_that_reports_writes_a_page_for_everybody(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ["federation.sizes=[2,2]", "federation.records_per_client=40", "schedule.rounds=2"]
-    options = [part for each in small for part in ("--set", each)]
-    done = coterie(capsys, monkeypatch, "run", *options, "--out", "run")
-    assert done.code == 0, done.err
-    assert "outside every guarantee" in done.out
-    written = coterie(capsys, monkeypatch, "report", "run", "--public")
-    assert written.code == 0, written.err
-    assert "report: run/public.html" in written.out
-    assert "Every figure on this page is covered" in (tmp_path / "run" / "public.html").read_text()

@@ -337,6 +337,7 @@ def _facts(plan: PrivacyPlan, promise: Guarantee, accountant: str) -> dict[str, 
         "mode": promise.mode.value,
         "guarantee": promise.line,
         "guarantee_text": promise.text,
+        "meaning": promise.meaning.to_json(),
         "parts": _parts(plan, promise),
     }
     if promise.published_epsilon is not None:

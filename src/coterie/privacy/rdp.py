@@ -47,7 +47,8 @@ def meaning(event: DpEvent, adjacency: Adjacency) -> Meaning:
     curve = rdp(event, adjacency)
 
     def delta_at(epsilons: Floats) -> Floats:
-        return np.array([delta_from_rdp(ORDERS, curve, value) for value in epsilons.tolist()])
+        logs: Floats = _log_deltas(ORDERS, curve, epsilons[:, None]).min(axis=1)
+        return np.exp(np.minimum(logs, 0.0))
 
     return sharpest(from_divergences(ORDERS, curve), from_profile(delta_at))
 
@@ -82,8 +83,12 @@ def delta_from_rdp(orders: Floats, divergences: Floats, epsilon: float) -> float
     """The same conversion solved for delta."""
     if math.isinf(epsilon):
         return 0.0
-    exponents = (orders - 1.0) * (divergences - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
-    return min(1.0, math.exp(min(0.0, float(np.min(exponents)))))
+    return min(1.0, math.exp(min(0.0, float(np.min(_log_deltas(orders, divergences, epsilon))))))
+
+
+def _log_deltas(orders: Floats, divergences: Floats, epsilon: float | Floats) -> Floats:
+    found: Floats = (orders - 1.0) * (divergences - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -513,6 +513,8 @@ def _whose(run: RunRecord) -> str:
 def _footer(run: RunRecord) -> str:
     if run.result is None:
         return f"coterie {run.version}, unfinished run"
+    if run.public and run.served and run.plan.unit is not Unit.RECORD:
+        return f"coterie {run.version}"  # how long sites took tells who was sampled, which noise counts on
     took = f"coterie {run.version}; {seconds(run.result.seconds)} for {count(run.result.rounds, 'round')}"
     speed = run.result.sample_gradients_per_second
     return took if speed is None else f"{took}, {significant(speed)} sample gradients per second"
