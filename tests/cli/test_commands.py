@@ -114,6 +114,31 @@ def test_report_counts_the_books_again_and_refuses_a_folder_whose_figures_disagr
     assert (tmp_path / "out" / "report.html").read_bytes() == page
 
 
+def test_verify_says_what_holds_and_leaves_four_where_something_does_not(run: Run, tmp_path: Path) -> None:
+    run("run", *SMALL, "--out", "out", "--json")
+    printed = run("verify", "out", "--json")
+    assert (printed.code, printed.err) == (0, "")
+    content = json.loads(printed.out)
+    assert (content["verdict"], content["finished"], content["problems"]) == ("holds", True, [])
+    assert content["epsilon_recounted"] == pytest.approx(content["epsilon_claimed"])
+    printed = run("verify", "out/report.html")
+    assert printed.code == 0
+    assert printed.out.startswith("verdict: holds (finished)\nepsilon claimed: ")
+    for name in ("metrics.jsonl", "result.json"):
+        path = tmp_path / "out" / name
+        path.write_bytes(path.read_bytes().replace(b"0.", b"1.", 1))
+    printed = run("verify", "out", "--json")
+    assert printed.code == 4
+    content = json.loads(printed.out)
+    assert content["verdict"] == "broken"
+    assert printed.err.splitlines() == [f"broken: {problem}" for problem in content["problems"]]
+    assert any("out/metrics.jsonl: line 1 " in problem for problem in content["problems"])
+    assert any("out/result.json: changed" in problem for problem in content["problems"])
+    assert run("verify", "out").code == 4
+    again = run("run", "--resume", "--out", "out", "--json")
+    assert (again.code, again.out, again.err.count("\n")) == (1, "", 1)
+
+
 def test_a_run_without_privacy_says_so(run: Run) -> None:
     printed = run("run", *SMALL, "--set", "privacy.epsilon=.inf", "--json")
     assert printed.code == 0, printed.err
@@ -147,6 +172,8 @@ MISTAKES = {
         2,
         "plain",
     ),
+    "nothing to verify": (["verify", "nowhere"], 2, "nowhere: not a run folder"),
+    "no path to verify": (["verify"], 2, "coterie verify --help"),
     "missing sweep": (["compare", "nothing.yaml"], 2, "nothing.yaml"),
     "unknown command": (["trian"], 2, "'trian'; coterie --help"),
     "unknown option": (["run", "--output", "x"], 2, "coterie run --help says what is allowed"),
