@@ -127,6 +127,17 @@ def test_an_honest_folder_holds_and_so_does_its_page(originals: dict[str, Path],
         assert found.to_json()["ledger_head"] == head == page.to_json()["ledger_head"]
 
 
+def test_the_page_for_everybody_is_checked_like_the_other(copy: Callable[[str], Path]) -> None:
+    for name, write in (("records", write_run_report), ("comparison", write_comparison_report)):
+        folder = copy(name)
+        page = write(folder, public=True)
+        assert page.name == "public.html"
+        assert verify(page).problems == verify(folder).problems == ()
+        page.write_bytes(with_flipped(page, len(page.read_bytes()) // 2, 3))
+        assert any(str(page) in problem for problem in verify(folder).problems)
+        assert verify(page).verdict == "broken"
+
+
 def test_a_page_holds_on_its_own_and_in_any_folder(originals: dict[str, Path], tmp_path: Path) -> None:
     for name in ("records", "workers", "comparison"):
         page = Path(shutil.copy(originals[name] / "report.html", tmp_path / f"{name}.html"))

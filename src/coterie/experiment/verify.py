@@ -117,9 +117,10 @@ def _verify_comparison(path: Path) -> Verification:
     runs = {name: _verify_run(path / "cells" / name) for name in there}
     for run in runs.values():
         problems += run.problems
-    if (path / "report.html").exists():
-        accounts: Mapping[str | None, Account] = {name: Account.of(path / "cells" / name) for name in runs}
-        problems += _problems(_page_checks(path / "report.html", accounts))
+    accounts: Mapping[str | None, Account] = {name: Account.of(path / "cells" / name) for name in runs}
+    for name in PAGES:
+        if (path / name).exists():
+            problems += _problems(_page_checks(path / name, accounts))
     return Verification(
         finished=bool(planned) and all(name in runs and runs[name].finished for name in planned),
         epsilon_claimed=_largest(run.epsilon_claimed for run in runs.values()),
