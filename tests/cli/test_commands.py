@@ -17,6 +17,7 @@ from command import Printed, coterie
 
 from coterie.experiment.files import read_experiment
 from coterie.experiment.schema import Experiment
+from coterie.models import OWN_CODE
 
 Run = Callable[..., Printed]
 SMALL = ["--set", "federation.sizes=[2,3]", "--set", "federation.records_per_client=60"]
@@ -246,7 +247,7 @@ class Moody(nn.Module):
     def forward(self, x):
         if Path("out/metrics.jsonl").exists():  # a round is over
             raise RuntimeError(f"tired\\nof {x.shape}")
-        return self.layer(x.flatten(1))
+        return self.layer(x.flatten(1).clone())
 
 def build(task):
     return Moody(task.classes)
@@ -265,9 +266,10 @@ def test_a_model_that_breaks_while_it_learns_is_one_line_and_the_run_resumes(
     assert re.match(rf"error: model.name: moody:build: RuntimeError at {place}:\d+ \(", broken.err)
     assert "tired" not in broken.err  # what it says may tell the size of a batch
     assert "round" in (tmp_path / "out" / "metrics.jsonl").read_text()
-    sys.modules["moody"].Moody.forward = lambda self, x: self.layer(x.flatten(1))
+    sys.modules["moody"].Moody.forward = lambda self, x: self.layer(x.flatten(1).clone())
     resumed = run(*arguments, "--out", "out", "--resume", "--json")
     assert resumed.code == 0, resumed.err
+    assert OWN_CODE in json.loads((tmp_path / "out" / "guarantee.json").read_text())["caveats"]
     assert run("report", "out").code == 0
     del sys.modules["moody"]
 

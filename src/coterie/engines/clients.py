@@ -1,5 +1,6 @@
 """What clients compute from their records: in the engine's own process, or in a worker's."""
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +26,13 @@ from coterie.privacy import (
 )
 from coterie.training.augmentation import Augmentation
 from coterie.training.dpsgd import sketch_privately, train_privately
-from coterie.training.learner import Batch, Learner, on_device
+from coterie.training.learner import Batch, Learner, on_device, random_batch
 from coterie.training.local_sgd import LocalSGD, train_one
+from coterie.training.proof import NotProven, proven_apart
 from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
+
+log = logging.getLogger(__name__)
 
 COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
 """Purposes of streams that are part of a simulation; all others hide something by being added to it."""
@@ -47,9 +51,18 @@ def build_learner(
 ) -> Learner:
     """The experiment's model, checked, with the fastest gradients that can be trusted for it."""
     model = build_model(settings, task, seed, additive=additive)
+    if not settings.own:
+        return Learner(model, task, device, max_memory=max_memory)
     # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules, and any other
     # pass of a whole batch, would then break the sensitivity.
-    return Learner(model, task, device, fast=not settings.own, max_memory=max_memory)
+    try:
+        model, known = proven_apart(model, lambda size: random_batch(task, size).features), True
+    except NotProven as reason:
+        log.info(
+            "records go through the model apart; it could not be proven that it keeps them so: %s", reason
+        )
+        known = False
+    return Learner(model, task, device, fast=known, max_memory=max_memory)
 
 
 @contextmanager

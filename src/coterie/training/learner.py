@@ -89,6 +89,7 @@ class LearnerShape:
     bytes_per_record: int
     compiled: bool = False
     mapped: bool = True
+    known: bool = True
 
 
 class Learner:
@@ -105,8 +106,8 @@ class Learner:
         mapped: bool | None = None,
     ) -> None:
         """Args:
-        fast: use layer rules where the model allows it. For models of known code only: its layers see
-            whole batches. Otherwise the model sees one record at a time, whatever it is made of.
+        fast: pass whole batches, and use layer rules where the model allows it. For models that are known
+            to keep records apart; any other sees one record at a time, whatever it is made of.
         max_memory: bytes that one micro-batch may take beside the model and the records; one record at a
             time is the least.
         mapped: whether `vmap` takes the model, where that is known.
@@ -117,6 +118,7 @@ class Learner:
         self.model = model.to(device).eval()
         self.task = task
         self.device = device
+        self.known = fast
         self._alone = Isolation(self.model, self.layout, self.output_losses, task.outputs)
         self.book = self._bookkeeping() if fast else None
         if mapped is not None:
@@ -141,12 +143,13 @@ class Learner:
     def shape(self) -> LearnerShape:
         compiled = self.book is not None and self.book.compiled
         sizes = (self.micro_batch, self.row_batch, self.bytes_per_record)
-        return LearnerShape(self.book is not None, *sizes, compiled, self._alone.mapped)
+        return LearnerShape(self.book is not None, *sizes, compiled, self._alone.mapped, self.known)
 
     @classmethod
     def from_shape(cls, model: nn.Module, task: Task, shape: LearnerShape) -> "Learner":
         """The same learner in another process, on its processor."""
         learner = cls(model, task, torch.device("cpu"), fast=False, mapped=shape.mapped)
+        learner.known = shape.known
         if shape.fast:
             learner.book = learner._new_book(compiled=shape.compiled)
         learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
@@ -174,7 +177,7 @@ class Learner:
 
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs of each record, which no other record can reach."""
-        if self.book is None:
+        if not self.known:
             return self._alone.outputs(parameters, features)
         outputs: Tensor = functional_call(self.model, self.layout.split(parameters), (features,))
         return outputs
@@ -184,7 +187,7 @@ class Learner:
 
         For what is private by client only: there nothing needs to keep a client's own records apart.
         """
-        forward = self._alone.together if self.book is None else self.outputs
+        forward = self.outputs if self.known else self._alone.together
         return self.output_losses(forward(parameters, batch.features), batch.targets)
 
     def gradients(self, parameters: Tensor, batch: Batch) -> Tensor:
@@ -196,7 +199,9 @@ class Learner:
     @torch.no_grad()
     def predict(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs without a gradient, by the faster of both twins."""
-        if self.book is not None:
+        # Torch's recurrent layers are fused; the rules go step by step.
+        fused = any(isinstance(layer, nn.RNNBase) for layer in self.model.modules())
+        if self.book is not None and not fused:
             return self.book.outputs(parameters, features)
         return self.outputs(parameters, features)
 
@@ -277,11 +282,16 @@ class Learner:
 
     def random_batch(self, records: int) -> Batch:
         """Records of the task's shape that are nobody's."""
-        generator = torch.Generator().manual_seed(records)
-        task = self.task
-        if task.vocabulary is not None:
-            features = torch.randint(task.vocabulary, (records, *task.shape), generator=generator)
-        else:
-            features = torch.rand(records, *task.shape, generator=generator)
-        targets = torch.arange(records) % task.classes if task.classes else torch.ones(records)
-        return Batch(features.to(self.device), targets.to(self.device))
+        batch = random_batch(self.task, records)
+        return Batch(batch.features.to(self.device), batch.targets.to(self.device))
+
+
+def random_batch(task: Task, records: int) -> Batch:
+    """Records of a task's shape that are nobody's."""
+    generator = torch.Generator().manual_seed(records)
+    if task.vocabulary is not None:
+        features = torch.randint(task.vocabulary, (records, *task.shape), generator=generator)
+    else:
+        features = torch.rand(records, *task.shape, generator=generator)
+    targets = torch.arange(records) % task.classes if task.classes else torch.ones(records)
+    return Batch(features, targets)

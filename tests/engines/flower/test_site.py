@@ -28,10 +28,10 @@ from tiny_site import (
 )
 
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, Limits, cost
+from coterie.engines.flower.contract import Contract, Limits, cost, promised
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
-from coterie.models import ModelSettings
+from coterie.models import OWN_CODE, ModelSettings
 from coterie.privacy import Budget, LowestLoss, PlannedRelease, Unit
 
 
@@ -321,3 +321,10 @@ def test_closed_books_have_no_key_and_answer_nothing(tmp_path: Path) -> None:
     for again in (made, site(tmp_path)):
         assert refused(deliver(again, messages.TRAIN, training())) == "closed"
         assert refused(deliver(again, messages.OFFER, contract(lr=0.2).to_content())) == "closed"
+
+
+def test_a_site_is_told_that_a_models_code_is_trusted() -> None:
+    ours = contract()
+    theirs = dataclasses.replace(ours, model=ModelSettings(name="their.networks:cnn"))
+    assert OWN_CODE not in promised(ours, ()).caveats
+    assert OWN_CODE in promised(theirs, ()).caveats
