@@ -31,6 +31,7 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits
 from coterie.engines.flower.messages import Asked, EvaluateMessage, SelectMessage, TrainMessage
 from coterie.engines.flower.site import Site
+from coterie.errors import InputError
 from coterie.privacy import (
     EVALUATION,
     Budget,
@@ -131,6 +132,13 @@ def test_a_report_is_noisy_charged_and_the_same_when_asked_again(tmp_path: Path)
     assert refused(deliver(again, messages.EVALUATE, third)) == "over budget"
     assert charged(again) == {EVALUATION: 2}
     again.close()
+
+
+def test_what_was_approved_for_held_out_records_cannot_be_taken_back_silently(tmp_path: Path) -> None:
+    joined(tmp_path, REPORTED, limits=REPORTING).close()
+    for reported in (None, HeldOut(0, 0.1, 2)):
+        with pytest.raises(InputError, match="--evaluation-epsilon"):
+            site(tmp_path, dataclasses.replace(REPORTING, reported=reported))
 
 
 @pytest.mark.parametrize("release", ["training", "sketch", "selection", "other"])

@@ -272,6 +272,13 @@ def cost(contract: Contract, delta: float, adjacency: Adjacency | None = None) -
     return 0.0 if math.isnan(own) else own  # nobody watches it
 
 
+def cost_of_scores(contract: Contract, delta: float, adjacency: Adjacency | None = None) -> float:
+    """Epsilon of all scores for the records that this site holds out; 0 where they are no units."""
+    if contract.scored is None:
+        return 0.0
+    return epsilon_of(contract.scored.event, delta, contract.accountant, adjacency or contract.plan.adjacency)
+
+
 def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     """What the contract promises to this site, by its own arithmetic."""
     plan, caveats = contract.plan, (*code_caveats(contract.model), *caveats)
@@ -384,8 +391,7 @@ def _approve_scores(contract: Contract, limits: Limits) -> None:
     if mechanism.units != contract.held_out:
         raise RefusedError("other data")
     try:
-        adjacency = limits.adjacency or contract.plan.adjacency
-        price = epsilon_of(scored.event, limits.budget.delta, contract.accountant, adjacency)
+        price = cost_of_scores(contract, limits.budget.delta, limits.adjacency)
     except CoterieError:
         raise RefusedError("too much") from None
     if not price <= allowed.epsilon:

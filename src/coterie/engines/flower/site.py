@@ -36,7 +36,15 @@ from coterie.data import Client, Federation
 from coterie.engines.clients import behaviour, build_learner
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, Limits, TrustedWork, approve, cost, promised
+from coterie.engines.flower.contract import (
+    Contract,
+    Limits,
+    TrustedWork,
+    approve,
+    cost,
+    cost_of_scores,
+    promised,
+)
 from coterie.engines.flower.messages import (
     Asked,
     ContributeMessage,
@@ -280,6 +288,12 @@ class Site:
                 f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than what was approved in "
                 f"{self.files.contract}; allowed: at least that, or another --state"
             )
+        allowed = 0.0 if self.limits.reported is None else self.limits.reported.epsilon
+        if cost_of_scores(contract, limit.delta, self.limits.adjacency) > allowed:
+            raise InputError(
+                f"--evaluation-epsilon: {allowed:g} is less than what was approved in {self.files.contract}; "
+                "allowed: at least that, or another --state"
+            )
         return Books(self.files, contract, budgets, secret.key, client, alone, head)
 
     def _signed(self) -> tuple[Contract, dict[str, Budget], ChainHead]:
@@ -402,10 +416,12 @@ class Books:
         releases = [release for release in self.contract.own.releases if release.name != EVALUATION]
         clips = sorted({self._summed(release.name).clip for release in releases})
         times = sum(release.times for release in releases)
+        scored = sum(release.times for release in self.contract.own.releases if release.name == EVALUATION)
+        shares = f" and {scored} shares of held-out records that a model gets right" if scored else ""
         return (
             f"in {self.contract.rounds} rounds it may see up to {times} updates of this {unit} in the clear, "
-            f"clipped to {', '.join(f'{clip:g}' for clip in clips)}; all of it tells others up to epsilon "
-            f"{round_up(self.spent)}"
+            f"clipped to {', '.join(f'{clip:g}' for clip in clips)}{shares}; all of it tells others up to "
+            f"epsilon {round_up(self.spent)}"
         )
 
     @property
