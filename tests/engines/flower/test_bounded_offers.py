@@ -11,12 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from tiny_site import LIMITS, START, contract, deliver, joined, plan_of, releases, site, training
+from tiny_site import (
+    LIMITS,
+    REPORTING,
+    START,
+    contract,
+    deliver,
+    evaluation,
+    joined,
+    plan_of,
+    releases,
+    scores,
+    site,
+    training,
+)
 
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits, approve, cost
 from coterie.errors import InputError
-from coterie.privacy import Adjacency, Budget, PlannedRelease, PoissonSteps
+from coterie.privacy import (
+    EVALUATION,
+    Adjacency,
+    Budget,
+    PlannedRelease,
+    PoissonSteps,
+)
 from coterie.privacy.mechanisms import NoisySum
 
 REPLACE_ONE = Adjacency.REPLACE_ONE
@@ -168,6 +187,18 @@ def test_a_sketch_asked_again_is_not_answered_with_the_update_of_its_round(tmp_p
         assert again.books is not None
         assert dict(again.books.ledger.executed("a")) == {"sketch": 1, "training": 1, "selection": 0}
         again.close()
+
+
+def test_an_update_asked_again_is_not_answered_with_a_score_of_the_same_name(tmp_path: Path) -> None:
+    """Records that train and records that are held out are two subjects, whatever a plan calls releases."""
+    update = dataclasses.replace(releases()[1], name=EVALUATION)
+    agreed = contract(plan=plan_of((update,), scores()))
+    made = joined(tmp_path, agreed, limits=REPORTING)
+    asked = training(1, agreed=agreed, release=EVALUATION)
+    first = value(deliver(made, messages.TRAIN, asked))
+    assert refused(deliver(made, messages.EVALUATE, evaluation(agreed=agreed))) is None
+    np.testing.assert_array_equal(value(deliver(made, messages.TRAIN, asked)), first)
+    made.close()
 
 
 def test_no_name_of_a_release_is_a_path(tmp_path: Path) -> None:

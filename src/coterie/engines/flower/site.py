@@ -588,7 +588,8 @@ class Books:
         again = self._ledger.knows(charge)
         if not again and asked.round < self._ledger.latest_round(subject):
             raise RefusedError("passed")
-        path = self._files.answers / f"{asked.round:06d}-{_file_name(asked.release, hashed)}.safetensors"
+        named = _file_name(subject, asked.release, hashed)
+        path = self._files.answers / f"{asked.round:06d}-{named}.safetensors"
         # None where a crash came before the answer was kept: it is computed again with the same noise.
         found = read_arrays(path) if again else None
         if found is None:
@@ -639,11 +640,10 @@ class Books:
         )
 
 
-def _file_name(release: str, hashed: str) -> str:
-    """Of a release and what it was computed from: whatever a release is called, it makes a file name."""
-    return hashlib.sha256(
-        encode_fields(release.encode("utf-8", "surrogatepass"), hashed.encode())
-    ).hexdigest()
+def _file_name(*names: str) -> str:
+    """Of a subject, a release and what it was computed from: whatever they are called, a file name."""
+    fields = encode_fields(*(name.encode("utf-8", "surrogatepass") for name in names))
+    return hashlib.sha256(fields).hexdigest()
 
 
 def _budgets(contract: Contract, epsilon: float, reported: float | None) -> dict[str, Budget]:
