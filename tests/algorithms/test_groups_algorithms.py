@@ -291,5 +291,5 @@ def test_paper_mode_says_what_the_publication_counts():
     watched = algorithm.watched(facts, algorithm.plan(facts))
     promise, found = watched.guarantee(delta=1e-5), watched.leakage(delta=1e-5)
     assert promise.published_epsilon == np.nanmax(found.published_epsilon) < np.nanmax(found.epsilon_counts)
-    assert str(promise).startswith("published eps=")
-    assert "as published: counts blocks that have ended" in str(promise)
+    assert promise.line.startswith("paper: published eps=")
+    assert "As published: counts blocks that have ended" in promise.text

@@ -86,7 +86,7 @@ def test_infinite_epsilon_means_no_noise_and_says_so():
     assert noise_of(plan) == 0.0
     promise = guarantee(plan, delta=1e-4)
     assert math.isinf(promise.epsilon)
-    assert str(promise).startswith("no privacy")
+    assert promise.line.startswith("no privacy")
 
 
 def test_budget_below_the_selections_names_their_cost():
