@@ -52,8 +52,8 @@ WORKERS: dict[str, Any] = {
     "schedule": {"rounds": 2, "batch": 10},
     "seeds": {"noise": 2},
 }
-OUTSIDE = {"timing.jsonl", "noise.key"}
-"""Wall-clock times, on which no claim rests, and the key, whose own hash is checked when it is used."""
+OUTSIDE = {"timing.jsonl"}
+"""Wall-clock times, on which no claim rests."""
 
 
 def stopped_after(rounds: int) -> Callable[[runner.RoundReport], None]:
@@ -243,7 +243,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(copy: Callable[[str], Path], na
         "records": {"findings.json", "result.json"},
         "clients": {"personal.safetensors", "result.json"},
         "workers": {"leakage.json", "result.json"},
-        "stopped": {"findings.json"},
+        "stopped": {"findings.json", "noise.key"},
     }
     assert {path.name for path in files} == expected | more[name]
     for path in files:
@@ -420,6 +420,17 @@ def test_a_folder_of_an_earlier_version_is_refused_in_one_line(stopped: RunFolde
     write_json(state, {**read_json(state), "format": 1})
     with pytest.raises(InputError, match=r"state\.json: written by an earlier version \(format 1"):
         checkpoint.stored(stopped.checkpoint)
+
+
+def test_a_guarantee_that_was_replaced_does_not_come_back(stopped: RunFolder) -> None:
+    """Caveats may be added while a run is resumed; then the guarantee without them is an edit like any."""
+    before = stopped.guarantee.read_text()
+    content = read_json(stopped.guarantee)
+    Seal(stopped.path).write_json(stopped.guarantee, {**content, "caveats": [*content["caveats"], "more"]})
+    Seal(stopped.path).check("guarantee.json")
+    stopped.guarantee.write_text(before)
+    with pytest.raises(CoterieError, match=r"guarantee\.json: changed since it was written"):
+        Seal(stopped.path).check("guarantee.json")
 
 
 def test_a_damaged_noise_key_is_not_used(stopped: RunFolder) -> None:

@@ -3,6 +3,7 @@
 Nothing is computed again here: that what the files say follows from what was charged is for `recount`.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from coterie.experiment import checkpoint
 from coterie.experiment.checkpoint import Stored
 from coterie.experiment.folder import Json, RunFolder, read_json
 from coterie.experiment.seal import NAME, ChainedLines, Check, Seal
+from coterie.files import read_hashed
 from coterie.privacy import Books, ChainHead, PrivacyPlan
 
 METRICS = "file of metrics"
@@ -60,10 +62,16 @@ class Integrity:
         yield self._check_seal
         with suppress(CoterieError):  # said by the check before
             yield from self.seal.checks()
+        yield self._check_secret
         yield self._check_checkpoint
         yield self.check_ledger
         yield self._check_metrics
         yield self._check_sealed_by_checkpoint
+
+    def _check_secret(self) -> None:
+        """The noise key's own hash, for whoever may read the key."""
+        if os.access(self.files.secret, os.R_OK):
+            read_hashed(self.files.secret)
 
     def _check_checkpoint(self) -> None:
         saved = self.checkpoint
@@ -123,7 +131,6 @@ def seal_result(files: RunFolder, seal: Seal, result: Json, ledger: ChainHead, m
     if saved is not None:
         heads["checkpoint"] = {"digest": saved.digest}
     seal.write_json(files.result, result, **heads)
-    seal.close()
 
 
 def keep_metrics(files: RunFolder, rounds: int) -> ChainedLines:

@@ -1,8 +1,9 @@
 """The seal of a folder: which bytes its files had when they were written, so that later edits are found.
 
 `seal.jsonl` is a chain like the ledger. A file's digest is written down before the file itself appears or is
-replaced, so a crash leaves a file as it was sealed last, or as it was sealed before that; nothing else is
-accepted. Where the ledger stood is kept as soon as there is one, and again with the result.
+replaced, and that it was afterwards: a crash in between leaves the file as it was sealed last, or as it was
+before, and nothing else is accepted. Where the ledger stood is kept as soon as there is one, and again with
+the result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -141,11 +142,6 @@ class Seal:
         """The latest head of the ledger that was sealed."""
         return max(self.heads("ledger"), key=lambda head: head.count, default=None)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the result was written and is there to stay."""
-        return any("closed" in body for body in self.lines.bodies)
-
     def write_json(self, path: Path, content: Json, **heads: object) -> None:
         """Seal what a file will hold, and let it hold it."""
         self.write_text(path, json_text(content), **heads)
@@ -158,14 +154,12 @@ class Seal:
         self.lines.append({"files": {path.name: digest}, **heads})
         write_text(path, text)
         sync(path.parent)
+        self.lines.append({"written": path.name})  # what was there before is no longer accepted
 
     def keep_ledger(self, head: ChainHead) -> None:
         """From now on, a ledger without this line is not this folder's."""
         if self.ledger() is None:
             self.lines.append({"ledger": head.to_json()})
-
-    def close(self) -> None:
-        self.lines.append({"closed": True})
 
     def settle(self) -> None:
         """After a crash between the seal of a file and the file itself: the file as it is counts."""
@@ -185,8 +179,6 @@ class Seal:
         path, announced, found = self.folder / name, self.files.get(name), self._found(name)
         if announced is None:
             raise LedgerError(f"{path}: was never sealed; no run of this version wrote it")
-        if name in CLOSING and found is None and self.closed:
-            raise LedgerError(f"{path}: missing; it was sealed when the run ended")
         if announced.allows(found):
             return
         if found is None:
@@ -198,7 +190,6 @@ class Seal:
         return digest_file(path) if path.exists() else None
 
 
-CLOSING = ("result.json",)
 SEALED = (
     "experiment.yaml",
     "federation.json",

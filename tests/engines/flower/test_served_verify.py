@@ -20,7 +20,7 @@ from coterie.files import read_arrays
 from coterie.privacy import Budget, HeldOut
 from coterie.report import write_run_report
 
-OUTSIDE = {"timing.jsonl", "participation.jsonl", "noise.key"}
+OUTSIDE = {"timing.jsonl", "participation.jsonl"}
 
 
 class Killed(BaseException):
