@@ -8,6 +8,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trusting import CLIP, TRUSTING, sites_of, trusting
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.post import NobodyAnswered, Patience, Post
+from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
@@ -431,14 +433,15 @@ def test_the_noise_key_of_another_run_is_refused(tmp_path: Path) -> None:
     heal()
     secret = RunFolder(tmp_path / "run").secret
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    kept = secret.read_text()
+    kept = RunSecret.load(secret)
     secret.unlink()
     with pytest.raises(InputError, match="the noise key is gone"):
         federation.serve(tmp_path / "run")
-    secret.write_text(json.dumps({**json.loads(kept), "data": "another"}))
+    replace(kept, data="another").save(secret)
     with pytest.raises(InputError, match="belongs to another run"):
         federation.serve(tmp_path / "run")
-    secret.write_text(kept)
+    secret.unlink()
+    kept.save(secret)
     assert federation.serve(tmp_path / "run").rounds == 2
     federation.close()
 
