@@ -239,6 +239,19 @@ class CopiesFirst(nn.Module):
         return self.head(x)
 
 
+class Lambdas(nn.Module):
+    """Functions that refer to the model they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.step = lambda x: torch.tanh(self.body(x))
+        self.head.register_forward_pre_hook(lambda layer, given: (given[0] * self.body.bias,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.step(x))
+
+
 class OneDimensional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -270,5 +283,6 @@ HONEST: dict[str, tuple[Callable[[], nn.Module], Task]] = {
     "own backward, new": (lambda: OwnBackward(_Straight), VECTORS),
     "constants": (Constants, VECTORS),
     "copies first": (CopiesFirst, VECTORS),
+    "lambdas": (Lambdas, VECTORS),
     "one dimension": (OneDimensional, VECTORS),
 }

@@ -141,6 +141,38 @@ def test_choices_of_one_client_do_not_move_with_another_clients_records() -> Non
         assert lowest_loss(learner, models, mine) == before
 
 
+class ThroughAFunction(Mixer):
+    """Keeps something in itself by a function that copies share, and only of values that no probe has."""
+
+    last: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = lambda x: setattr(self, "last", x.detach())
+
+    def mix(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > 1e5).any()):
+            self.keep(x)
+        return x if self.last is None else x - self.last
+
+
+def test_what_functions_of_the_model_keep_ends_the_run_before_it_meets_another_record() -> None:
+    check_model(build(ThroughAFunction), TASK)
+    learner = Learner(build(ThroughAFunction), TASK, CPU, fast=False)
+    parameters = learner.initial()
+    ours, theirs = neighbours(torch.full((WIDTH,), 1e6))
+    before = learner.predict(parameters, ours.features)
+    for call in (
+        lambda: learner.predict(parameters, theirs.features),
+        lambda: learner.gradients(parameters, theirs),
+        lambda: learner.predict(parameters, ours.features),
+        lambda: learner.client_losses(parameters, theirs),
+    ):
+        with pytest.raises(InputError, match="keeps something of the records"):
+            call()
+    assert before.isfinite().all()
+
+
 class Fails(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         if self.layer.bias.sum() > 100.0:

@@ -36,6 +36,13 @@ def written_down(model: nn.Module) -> dict[str, object]:
     return pen.found
 
 
+def holds_functions(model: nn.Module) -> bool:
+    """Whether the model holds functions or references that a copy would share with it."""
+    pen = _Pen()
+    pen.write("", model)
+    return pen.shared
+
+
 def first_change(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
     """The path of a value that is not what it was."""
     for path in [*before, *after]:
@@ -55,6 +62,7 @@ class _Pen:
     def __init__(self) -> None:
         self.found: dict[str, object] = {}
         self.files: set[str] = set()
+        self.shared = False
         self._seen: dict[int, object] = {}
 
     def write(self, path: str, value: object, depth: int = 0) -> None:
@@ -69,6 +77,9 @@ class _Pen:
         else:
             self._seen[id(value)] = value  # kept, so that no other object takes its address
             self.found[f"{path}:"] = type(value).__qualname__
+            if isinstance(value, types.FunctionType) and ".class" not in path:  # not a method
+                self.shared = self.shared or _is_users(value.__module__)
+            self.shared = self.shared or isinstance(value, weakref.ref)
             kinds = value.__mro__ if isinstance(value, type) else (value,)
             names = {getattr(kind, "__module__", None) for kind in kinds}
             self.files |= {name for name in names if _is_users(name) and name in sys.modules}
@@ -97,6 +108,8 @@ def _parts(value: Any) -> Iterable[tuple[str, object]]:
         return [("[length]", len(value)), *((f"[{place}]", part) for place, part in enumerate(value))]
     if isinstance(value, partial):
         return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if isinstance(value, weakref.ref):
+        return [("()", value())]
     if isinstance(value, types.MethodType):
         return [(".__self__", value.__self__), (".__func__", value.__func__)]
     if isinstance(value, types.FunctionType):
@@ -116,7 +129,8 @@ def _parts(value: Any) -> Iterable[tuple[str, object]]:
     return [*((f".{name}", part) for name, part in found.items()), (".class", type(value))]
 
 
-_TABLES = {"_parameters", "_buffers", "_modules"}
+_TABLES = {"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
+"""Shown by what they contain; the last two are a recurrent layer's other names for its parameters."""
 
 
 def _is_slot(name: str, part: object) -> bool:

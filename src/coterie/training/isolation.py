@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from coterie.errors import ModelError, where
+from coterie.models.state import first_change, holds_functions, written_down
 from coterie.training.parameters import Layout
 
 _TOLERANCE = 1e-3
@@ -60,6 +61,8 @@ class Isolation:
         self._losses = losses
         self._width = width
         self.mapped = mapped
+        # A copy would share what its functions hold: such a model runs itself, and is watched.
+        self._state = written_down(model) if holds_functions(model) else None
 
     @withheld
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
@@ -83,10 +86,8 @@ class Isolation:
     @withheld
     def together(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs of records that belong to one owner, in one call: they may reach one another, no others."""
-        with _global_state(parameters.device):
-            outputs = functional_call(
-                copy.deepcopy(self._model), self._layout.split(parameters), (features.clone(),)
-            )
+        with self._fresh() as model, _global_state(parameters.device):
+            outputs = functional_call(model, self._layout.split(parameters), (features.clone(),))
             return self._checked(outputs, len(features))
 
     def why_not_mapped(self, parameters: Tensor, features: Tensor, targets: Tensor) -> str | None:
@@ -111,42 +112,49 @@ class Isolation:
     # --- all records in one call of vmap --------------------------------------------------------------
 
     def _mapped_outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
-        model = copy.deepcopy(self._model)
         values = self._layout.split(parameters.clone())
-        with _global_state(parameters.device):
+        with self._fresh() as model, _global_state(parameters.device):
             mapped: Tensor = vmap(lambda record: self._called(model, values, record[None])[0])(
                 features.clone()
             )
         return mapped
 
     def _mapped_gradients(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-        model = copy.deepcopy(self._model)
-
-        def loss(parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
+        def loss(model: nn.Module, parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
             outputs = self._called(model, self._layout.split(parameters), record[None])
             return self._losses(outputs, target[None])[0]
 
-        with _global_state(parameters.device):
-            gradients: Tensor = vmap(grad(loss), (None, 0, 0))(parameters.clone(), features.clone(), targets)
+        with self._fresh() as model, _global_state(parameters.device):
+            each = vmap(grad(functools.partial(loss, model)), (None, 0, 0))
+            gradients: Tensor = each(parameters.clone(), features.clone(), targets)
         return gradients
 
     # --- one after the other --------------------------------------------------------------------------
 
     def _output(self, parameters: Tensor, record: Tensor) -> Tensor:
         values = self._layout.split(parameters.clone())
-        with _global_state(parameters.device):
-            return self._called(copy.deepcopy(self._model), values, record.clone())[0]
+        with self._fresh() as model, _global_state(parameters.device):
+            return self._called(model, values, record.clone())[0]
 
     def _gradient(self, parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
         moving = parameters.detach().clone().requires_grad_(True)
-        with _global_state(parameters.device), torch.enable_grad():
-            model = copy.deepcopy(self._model)
+        with self._fresh() as model, _global_state(parameters.device), torch.enable_grad():
             outputs = self._called(model, self._layout.split(moving), record.clone())
             loss = self._losses(outputs, target)[0]
             if not loss.requires_grad:  # the record took a way without parameters
                 return torch.zeros_like(parameters)
             found = torch.autograd.grad(loss, moving, allow_unused=True)[0]
         return torch.zeros_like(parameters) if found is None else found
+
+    @contextmanager
+    def _fresh(self) -> Iterator[nn.Module]:
+        """A model that holds nothing of earlier calls, and of which nothing stays."""
+        if self._state is None:
+            yield copy.deepcopy(self._model)
+            return
+        yield self._model
+        if first_change(self._state, written_down(self._model)) is not None:
+            raise ModelError("it keeps something of the records that it is called with")
 
     def _called(self, model: nn.Module, values: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return self._checked(functional_call(model, dict(values), (features,)), 1)

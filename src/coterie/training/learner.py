@@ -251,7 +251,7 @@ class Learner:
 
     def _find_way(self) -> None:
         """Whether one call can stand for all records, or each needs a call of its own."""
-        probe = self.random_batch(3)
+        probe = self.random_batch(9)
         reason = self._alone.why_not_mapped(self.initial(), probe.features, probe.targets)
         self._alone.mapped = reason is None
         if reason is not None:

@@ -49,7 +49,7 @@ def proven_apart(model: nn.Module, features: Callable[[int], Tensor]) -> nn.Modu
     Args:
         features: so many records that are nobody's.
     """
-    if nn.modules.module._has_any_global_hook():
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise NotProven("there are hooks on all modules")
     model = copy.deepcopy(model).eval()
     try:
