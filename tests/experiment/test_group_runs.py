@@ -172,5 +172,5 @@ def test_the_report_shows_who_learns_what_about_whom(whole: RunResult) -> None:
     assert "Who learns how much about whom" in html
     assert "Epsilon of workers against epoch" in html
     assert "Epsilon of all 8 workers" in html
-    assert "one worker of a population of 8" in html
+    assert "for any of 8 workers, zero-out" in html
     assert "8 workers in groups (ring of 4 groups)" in html

@@ -15,7 +15,7 @@ from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
 
 
-def report(folder: Path, *, show: bool, public: bool) -> None:
+def report(folder: Path, *, show: bool, public: bool = False) -> None:
     if RunFolder(folder).exists:
         check_folder(RunFolder(folder))
         counted = recount(folder)

@@ -73,6 +73,11 @@ def test_a_trusted_server_tells_nothing_of_whom_it_sampled(
     assert "is a secret that the noise counts on" in html
     assert "Answered" not in html
     assert ("Who learns what about whom" in html) == (unit == "worker")
+    report(tmp_path / "run", show=False, public=True)
+    public = RunFolder(tmp_path / "run").public.read_text(encoding="utf-8")
+    footer = public[public.index("<footer>") :]
+    assert " s for 2 rounds" in html[html.index("<footer>") :]
+    assert " s for 2 rounds" not in footer, "how long rounds took tells who was sampled"
     counted = recount(tmp_path / "run")
     assert counted is not None
     assert counted.spent == pytest.approx(result.asked[next(iter(federation.sites))])
