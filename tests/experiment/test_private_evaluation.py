@@ -228,6 +228,8 @@ def test_own_records_are_scored_privately_and_train_no_reference_unless_asked(
     assert found.spent <= found.promised
     html = write_run_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "measured with noise" in html
+    for name, (low, high) in result.accuracy.intervals.items():
+        assert f"{100 * low:.1f}% to {100 * high:.1f}%" in html, name
 
 
 def test_exact_scores_of_own_records_are_a_choice_that_the_guarantee_mentions(

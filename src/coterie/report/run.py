@@ -309,6 +309,8 @@ def _matrix(run: RunRecord, clusters: Clusters) -> Markup:
 
 def _served(run: RunRecord, clusters: Clusters) -> Markup | None:
     accuracy, loss = run.accuracy, run.loss
+    if accuracy is not None and accuracy.is_private:
+        return _scored(run, accuracy)
     if accuracy is None or loss is None:
         return None
     figure = figures.clients_by_group(run, clusters)
@@ -324,6 +326,40 @@ def _served(run: RunRecord, clusters: Clusters) -> Markup | None:
             is_open=len(run.clients) < MANY_CLIENTS,
         ),
         outside=has_outside(run),
+    )
+
+
+def _scored(run: RunRecord, accuracy: Spread) -> Markup | None:
+    """What the clients' noisy scores say of each of them, where anything does."""
+    if not accuracy.per_client:
+        return None
+    measure = run.measure
+    columns = [
+        Column("Client"),
+        *([Column("Model", figures=True)] if run.clusters else []),
+        Column("Training records", figures=True),
+        Column("Held-out records", figures=True),
+        Column(measure.name.capitalize(), figures=True),
+        Column("In 95 of 100 cases", figures=True),
+    ]
+    rows = []
+    for client in run.clients:
+        interval = accuracy.intervals.get(client.name)
+        rows.append(
+            [
+                client.name,
+                *([str(run.clusters[client.name])] if run.clusters else []),
+                f"{client.records:,}",
+                NONE if client.test_records is None else f"{client.test_records:,}",
+                measure.text(accuracy.per_client.get(client.name)),
+                NONE if interval is None else " to ".join(measure.text(end) for end in interval),
+            ]
+        )
+    return section(
+        "Clients",
+        table(f"{measure.name.capitalize()} by client, measured with noise", columns, rows),
+        intro="Noisy counts on held-out records, each charged to the records it counts. The interval says "
+        "where the exact figure is, given the noise; other held-out records would give another one.",
     )
 
 
