@@ -174,14 +174,13 @@ def _spread(promise: "Guarantee") -> list[str]:
     if round_up(least) == round_up(promise.epsilon) and len({row.delta for row in rows}) == 1:
         return []
     deltas = sorted({row.delta for row in rows})
-    span = short_number(deltas[0])
+    spans = []
+    if round_up(least) != round_up(promise.epsilon):
+        most = "" if promise.most_exposed is None else f", most for {promise.most_exposed}"
+        spans.append(f"epsilon is {round_up(least)} to {round_up(promise.epsilon)}{most}")
     if deltas[1:]:
-        span += f" to {short_number(deltas[-1])}"
-    most = "" if promise.most_exposed is None else f", most for {promise.most_exposed}"
-    return [
-        f"Not all are alike: epsilon is {round_up(least)} to {round_up(promise.epsilon)}{most}, delta "
-        f"{span}; each one's own stands in the table."
-    ]
+        spans.append(f"delta is {short_number(deltas[0])} to {short_number(deltas[-1])}")
+    return [f"Not all are alike: {', '.join(spans)}; each one's own stands in the table."]
 
 
 def sentence(text: str) -> str:
