@@ -177,9 +177,9 @@ def _spread(promise: "Guarantee") -> list[str]:
     spans = []
     if round_up(least) != round_up(promise.epsilon):
         most = "" if promise.most_exposed is None else f", most for {promise.most_exposed}"
-        spans.append(f"epsilon is {round_up(least)} to {round_up(promise.epsilon)}{most}")
+        spans.append(f"epsilon {round_up(least)} to {round_up(promise.epsilon)}{most}")
     if deltas[1:]:
-        spans.append(f"delta is {short_number(deltas[0])} to {short_number(deltas[-1])}")
+        spans.append(f"delta {short_number(deltas[0])} to {short_number(deltas[-1])}")
     return [f"Not all are alike: {', '.join(spans)}; each one's own stands in the table."]
 
 
