@@ -12,6 +12,7 @@ import pytest
 from coterie.engines.secret import SEEDED
 from coterie.errors import LedgerError
 from coterie.experiment import runner
+from coterie.experiment.evaluation import HELD_OUT
 from coterie.experiment.folder import RunFolder, read_json, write_json
 from coterie.experiment.recount import recount
 from coterie.experiment.schema import Experiment
@@ -154,6 +155,11 @@ def _unsaid_seed(files: RunFolder) -> None:
     restate(files, caveats=tuple(caveat for caveat in stored.caveats if caveat != SEEDED))
 
 
+def _unsaid_scores(files: RunFolder) -> None:
+    stored = Guarantee.from_json(read_json(files.guarantee))
+    restate(files, caveats=tuple(caveat for caveat in stored.caveats if caveat != HELD_OUT))
+
+
 def _lost_line(files: RunFolder) -> None:
     files.ledger.write_bytes(b"".join(files.ledger.read_bytes().splitlines(keepends=True)[:-1]))
 
@@ -195,7 +201,8 @@ FORGERIES: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         lambda files: restate(files, held_by=Custody.EACH_SITE),
         "guarantee.json: held_by is each-site; .* one-process",
     ),
-    "a seed that is not said": (_unsaid_seed, "guarantee.json: the noise had a seed"),
+    "a seed that is not said": (_unsaid_seed, "guarantee.json: the caveat 'simulation: noise"),
+    "exact scores that are not said": (_unsaid_scores, "guarantee.json: the caveat 'test scores"),
     "a noisier plan": (_louder_plan, "belongs to another plan"),
     "a line less": (_lost_line, "the checkpoint has seen"),
     "a ledger of its own": (_new_chain, "metrics.jsonl: round 1 states epsilon"),

@@ -14,13 +14,16 @@ from pathlib import Path
 from coterie.algorithms.protocol import PublicFacts, Vector
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError, PlanError
+from coterie.experiment.evaluation import HELD_OUT
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import Json, RunFolder, read_json
 from coterie.experiment.integrity import Integrity
 from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import build_algorithm
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Check
 from coterie.groups import Structure, Watched
+from coterie.models import code_caveats
 from coterie.privacy import (
     Budget,
     ClientCost,
@@ -109,7 +112,7 @@ class Account:
         yield self.integrity.check_ledger
         yield lambda: _check_guarantee(self.files.guarantee, self.stored, self.promise.guarantee)
         yield lambda: _check_leakage(self.files.leakage, self.promise)
-        yield lambda: _check_seed(self.files, self.stored)
+        yield lambda: _check_said(self.files, self.stored)
         yield self._check_spent
         yield lambda: _check_rounds(self.files, self.integrity.metrics.bodies, self.spent)
         if self.files.finished:
@@ -231,11 +234,23 @@ def _check_guarantee(path: Path, stored: Guarantee, proven: Guarantee) -> None:
             raise LedgerError(f"{path}: the caveat '{_shown(caveat)}' of the plan is missing")
 
 
-def _check_seed(files: RunFolder, stored: Guarantee) -> None:
-    """Noise from a seed protects nobody, which must be said; between sites it is theirs to say."""
-    seeded = read_experiment(files.experiment).seeds.noise is not None
-    if seeded and SEEDED not in stored.caveats and not files.sites.exists():
-        raise LedgerError(f"{files.guarantee}: the noise had a seed, and the caveat that says so is missing")
+def _check_said(files: RunFolder, stored: Guarantee) -> None:
+    """What the experiment alone shows to weaken the guarantee, or to lie outside it, must be said in it."""
+    for caveat in _weaknesses(read_experiment(files.experiment), between_sites=files.sites.exists()):
+        if caveat not in stored.caveats:
+            raise LedgerError(
+                f"{files.guarantee}: the caveat '{_shown(caveat)}' of the experiment is missing"
+            )
+
+
+def _weaknesses(experiment: Experiment, *, between_sites: bool) -> Iterator[str]:
+    yield from code_caveats(experiment.model)
+    if between_sites:
+        return  # whose noise had a seed is theirs to say, and no score is exact
+    if experiment.seeds.noise is not None:
+        yield SEEDED
+    if experiment.evaluation_kind is EvaluationKind.EXACT:
+        yield HELD_OUT
 
 
 def _check_leakage(path: Path, promise: Promise) -> None:
