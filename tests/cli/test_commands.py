@@ -323,3 +323,10 @@ def test_ending_a_comparison_ends_its_runs(number: signal.Signals, tmp_path: Pat
         if ledger.exists():  # the lock is free again: nobody works in the folder
             with ledger.open("rb") as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_resuming_a_folder_that_holds_no_run_begins_nothing(run: Run, tmp_path: Path) -> None:
+    printed = run("run", "--resume", "--out", "missing")
+    assert printed.code == 2
+    assert "--resume: missing holds no run" in printed.err
+    assert not (tmp_path / "missing").exists()

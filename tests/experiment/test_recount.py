@@ -10,7 +10,7 @@ import dp_accounting as dp
 import pytest
 
 from coterie.engines.secret import SEEDED
-from coterie.errors import LedgerError
+from coterie.errors import InputError, LedgerError
 from coterie.experiment import runner
 from coterie.experiment.evaluation import HELD_OUT
 from coterie.experiment.folder import RunFolder, read_json, write_json
@@ -237,3 +237,12 @@ def test_a_structure_that_shows_less_is_not_that_of_the_plan(watched: RunFolder)
     edit(watched.leakage, groups={**groups, "0": groups["0"][:-1]})
     with pytest.raises(LedgerError, match=r"leakage.json: its groups are not those of plan.json"):
         recount(watched.path)
+
+
+def test_a_run_of_another_version_is_refused_by_name_and_not_called_broken(
+    files: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words change between versions; what was touched is found by the version that wrote it."""
+    monkeypatch.setattr("coterie.experiment.recount.__version__", "9.9.9")
+    with pytest.raises(InputError, match=r"written by coterie .*, this is 9\.9\.9"):
+        recount(files.path)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from coterie import api
 from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.errors import InputError
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
 from coterie.experiment.metrics import Spread
@@ -17,8 +18,10 @@ def print_default() -> None:
 
 
 def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Path | None, json: bool) -> None:
-    if experiment is None and not overrides and resume and out is not None and RunFolder(out).exists:
+    if experiment is None and not overrides and resume and out is not None:
         experiment = RunFolder(out).experiment
+        if not experiment.exists():
+            raise InputError(f"--resume: {out} holds no run to go on with; allowed: the folder of one")
     chosen = read_experiment(experiment, overrides)
     with Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
 

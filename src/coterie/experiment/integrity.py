@@ -50,6 +50,14 @@ class Integrity:
         return Seal(self.files.path)
 
     @property
+    def version(self) -> str | None:
+        """The version that wrote the folder; None where the file that tells is not as it was sealed."""
+        with suppress(CoterieError):
+            self.seal.check(self.files.federation.name)
+            return str(read_json(self.files.federation).get("coterie"))
+        return None
+
+    @property
     def begun(self) -> bool:
         """Whether there must be a ledger: something was charged, or stands in it."""
         known = self.checkpoint is not None or self.seal.ledger() is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from coterie import __version__
 from coterie.algorithms.protocol import PublicFacts, Vector
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError, PlanError
@@ -68,8 +69,19 @@ class Account:
 
     @classmethod
     def of(cls, path: Path) -> "Account":
+        """The account of a folder; an InputError where another version wrote it, and nobody changed it since.
+
+        Sentences are made again from figures and compared, and other versions may have other words.
+        """
         files = RunFolder(path)
-        return cls(files, Integrity(files))
+        found = cls(files, Integrity(files))
+        version = found.integrity.version
+        if version not in (None, __version__):
+            raise InputError(
+                f"{path}: written by coterie {version}, this is {__version__}; a run is counted again by the "
+                "version that wrote it"
+            )
+        return found
 
     @cached_property
     def stored(self) -> Guarantee:
