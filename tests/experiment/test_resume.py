@@ -20,6 +20,8 @@ from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.recount import recount
 from coterie.experiment.runner import RoundReport, RunResult
+from coterie.experiment.seal import Seal
+from coterie.privacy import SecretKey
 from coterie.privacy.wording import sentence
 
 ROUNDS = 7
@@ -227,7 +229,7 @@ def test_a_tampered_ledger_is_found_on_resume(how: str, experiment: Path, tmp_pa
         runner.run(experiment, out, resume=True)
 
 
-def test_resuming_on_changed_data_is_refused(experiment: Path, tmp_path: Path) -> None:
+def test_resuming_on_changed_data_or_with_another_key_is_refused(experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
 
     def stop(report: runner.RoundReport) -> None:
@@ -236,12 +238,16 @@ def test_resuming_on_changed_data_is_refused(experiment: Path, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         runner.run(experiment, out, watch=stop)
     secret = RunFolder(out).secret
-    kept = RunSecret.load(secret)
+    kept = RunSecret.load(secret, Seal(out).key)
     for change, complaint in (({"data": "0" * 64}, "data changed"), ({"plan": "0" * 64}, "plan changed")):
         secret.unlink()
         replace(kept, **change).save(secret)
         with pytest.raises(InputError, match=complaint):
             runner.run(experiment, out, resume=True)
+    secret.unlink()
+    replace(kept, key=SecretKey.from_seed(6)).save(secret)
+    with pytest.raises(InputError, match=r"noise\.key: not the noise key that the books"):
+        runner.run(experiment, out, resume=True)
     secret.unlink()
     with pytest.raises(InputError, match="noise key is gone"):
         runner.run(experiment, out, resume=True)

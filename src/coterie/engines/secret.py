@@ -35,9 +35,20 @@ class RunSecret:
             os.fsync(file.fileno())
 
     @classmethod
-    def load(cls, path: Path) -> "RunSecret":
+    def load(cls, path: Path, known: str | None) -> "RunSecret":
+        """The secret in a file.
+
+        Args:
+            known: fingerprint of the key that the books beside it were begun with. Another key would put
+                other noise on what was charged already: a second sample for one charge.
+        """
         if not path.exists():
             raise InputError(f"{path}: the noise key is gone, so the run cannot be resumed; start a new one")
         content = read_hashed(path)
         key = SecretKey.from_hex(str(content.get("key")))
+        if key.fingerprint != known:
+            raise InputError(
+                f"{path}: not the noise key that the books beside it were begun with; restore that one, or "
+                "begin anew in another folder"
+            )
         return cls(key, str(content.get("data")), str(content.get("plan")))

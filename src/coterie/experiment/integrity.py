@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from coterie.engines.secret import RunSecret
 from coterie.errors import CoterieError, InputError, LedgerError, PlanError
 from coterie.experiment import checkpoint
 from coterie.experiment.checkpoint import Stored
 from coterie.experiment.folder import Json, RunFolder, read_json
 from coterie.experiment.seal import NAME, ChainedLines, Check, Seal
-from coterie.files import read_hashed
 from coterie.privacy import Books, ChainHead, PrivacyPlan
 
 METRICS = "file of metrics"
@@ -77,9 +77,9 @@ class Integrity:
         yield self._check_sealed_by_checkpoint
 
     def _check_secret(self) -> None:
-        """The noise key's own hash, for whoever may read the key."""
+        """The noise key, for whoever may read it: whole, and the one that the run was begun with."""
         if os.access(self.files.secret, os.R_OK):
-            read_hashed(self.files.secret)
+            RunSecret.load(self.files.secret, self.seal.key)
 
     def _check_checkpoint(self) -> None:
         saved = self.checkpoint

@@ -413,7 +413,7 @@ class Run:
         data, plan = self.prepared.federation.fingerprint(), self.prepared.plan.digest()
         seed = self.prepared.experiment.seeds.noise
         if self.files.exists:
-            secret = RunSecret.load(self.files.secret)
+            secret = RunSecret.load(self.files.secret, Seal(self.files.path).key)
             if secret.data != data:
                 raise InputError(f"{self.files.path}: the data changed since this run began; start a new run")
             if (secret.plan, secret.key.simulation) != (plan, seed is not None):
@@ -431,7 +431,7 @@ class Run:
             if (leakage := self.prepared.promise.leakage_facts()) is not None:
                 folder.write_json(files.leakage, leakage)
             folder.write_text(files.experiment, to_yaml(self.prepared.experiment))
-            Seal.create(scratch)
+            Seal.create(scratch, key=key.fingerprint)
         return secret
 
     def _open_seal(self, ledger: Ledger) -> Seal:

@@ -114,15 +114,29 @@ class Seal:
             raise LedgerError(f"{path}: not a seal of this version (format {FORMAT})")
 
     @classmethod
-    def create(cls, folder: Path, names: Mapping[str, str] | None = None) -> "Seal":
-        """Seal a new folder: the files that are in it, or digests of those that are about to be."""
+    def create(
+        cls, folder: Path, names: Mapping[str, str] | None = None, *, key: str | None = None
+    ) -> "Seal":
+        """Seal a new folder: the files that are in it, or digests of those that are about to be.
+
+        Args:
+            key: fingerprint of the noise key, where the folder has one.
+        """
         found = {path.name: digest_file(path) for path in sorted(folder.iterdir()) if _is_sealed(path.name)}
-        ChainedLines(folder / NAME, "seal").append({"seal": FORMAT, "files": names or found})
+        ChainedLines(folder / NAME, "seal").append(
+            {"seal": FORMAT, "files": names or found, **({} if key is None else {"key": key})}
+        )
         return cls(folder)
 
     @property
     def head(self) -> ChainHead:
         return self.lines.head
+
+    @property
+    def key(self) -> str | None:
+        """Fingerprint of the noise key that the folder was begun with."""
+        found = self.lines.bodies[0].get("key")
+        return None if found is None else str(found)
 
     @property
     def files(self) -> dict[str, Announced]:

@@ -359,6 +359,7 @@ class ServedRun:
         proposal, promise = self.proposal, self.proposal.promise
         with folder.new_folder(self.files.path) as scratch:
             files = RunFolder(scratch)
+            key: SecretKey | None = None
             if self._trusted:
                 seed = self.experiment.seeds.noise
                 key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
@@ -370,7 +371,7 @@ class ServedRun:
             if (leakage := promise.leakage_facts()) is not None:
                 folder.write_json(files.leakage, leakage)
             folder.write_text(files.experiment, to_yaml(self.experiment))
-            Seal.create(scratch)
+            Seal.create(scratch, key=None if key is None else key.fingerprint)
 
     def _agree(self, resumed: bool) -> None:
         """Propose the contracts; before the first release everybody must have agreed."""
@@ -451,7 +452,7 @@ class ServedRun:
 
     def _cohorts(self, ledger: Ledger, context: str) -> Cohorts:
         """What a trusted server does itself: coins, sums, noise."""
-        secret, proposal = RunSecret.load(self.files.secret), self.proposal
+        secret, proposal = RunSecret.load(self.files.secret, Seal(self.files.path).key), self.proposal
         if (secret.data, secret.plan) != (self._sites.experiment, proposal.plan.digest()):
             raise InputError(f"{self.files.path}: its noise key belongs to another run; start a new one")
         seed, records = self.experiment.seeds.simulation, proposal.facts.records

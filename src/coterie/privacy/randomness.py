@@ -78,6 +78,11 @@ class SecretKey:
         """Whether the key came from a seed, so that the guarantee must carry that caveat."""
         return self._simulation
 
+    @property
+    def fingerprint(self) -> str:
+        """What books keep of their key, so that they know it again; nothing follows from it."""
+        return hashlib.sha256(encode_fields(b"coterie key fingerprint", self.to_hex().encode())).hexdigest()
+
     def __repr__(self) -> str:
         return f"SecretKey({'simulation' if self._simulation else 'secret'})"
 

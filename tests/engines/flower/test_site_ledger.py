@@ -205,3 +205,30 @@ def test_a_kept_answer_with_a_flipped_bit_is_not_sent_but_made_again(tmp_path: P
     np.testing.assert_array_equal(again, first)
     assert executed(made)["training"] == 1
     made.close()
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_the_noise_key_of_other_books_is_refused(round: int, tmp_path: Path) -> None:
+    """Same records, same contract: the other key would answer a charged round with a second sample."""
+    made = joined(tmp_path / "one")
+    for number in range(1, round + 1):
+        deliver(made, messages.TRAIN, training(number))
+    made.close()
+    joined(tmp_path / "two").close()
+    kept = made.files.secret.read_bytes()
+    shutil.copy(tmp_path / "two" / "noise.key", made.files.secret)
+    with pytest.raises(InputError, match=r"noise\.key: not the noise key that the books beside it"):
+        site(tmp_path / "one")
+    made.files.secret.write_bytes(kept)
+    again = site(tmp_path / "one")
+    assert executed(again)["training"] == round
+    again.close()
+
+
+def test_a_contract_that_does_not_know_its_key_is_refused(tmp_path: Path) -> None:
+    files = spent_something(tmp_path)
+    stored = read_json(files.contract)
+    del stored["key"]
+    write_json(files.contract, stored)
+    with pytest.raises(InputError, match=r"contract\.json: not a contract of this version"):
+        site(tmp_path)

@@ -27,8 +27,9 @@ from coterie.errors import InputError
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
+from coterie.experiment.seal import Seal
 from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable
-from coterie.privacy import POPULATION, Budget, HeldOut, Unit
+from coterie.privacy import POPULATION, Budget, HeldOut, SecretKey, Unit
 
 FEDAVG = {"name": "dp-fedavg"}
 ROUTED = {"name": "dp-ifca", "clusters": 2, "rebalance": {"rule": "route", "minimum": 1}}
@@ -433,12 +434,16 @@ def test_the_noise_key_of_another_run_is_refused(tmp_path: Path) -> None:
     heal()
     secret = RunFolder(tmp_path / "run").secret
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    kept = RunSecret.load(secret)
+    kept = RunSecret.load(secret, Seal(tmp_path / "run").key)
     secret.unlink()
     with pytest.raises(InputError, match="the noise key is gone"):
         federation.serve(tmp_path / "run")
     replace(kept, data="another").save(secret)
     with pytest.raises(InputError, match="belongs to another run"):
+        federation.serve(tmp_path / "run")
+    secret.unlink()
+    replace(kept, key=SecretKey.from_os()).save(secret)  # for the same run, by its own words
+    with pytest.raises(InputError, match=r"noise\.key: not the noise key that the books"):
         federation.serve(tmp_path / "run")
     secret.unlink()
     kept.save(secret)

@@ -259,6 +259,7 @@ class Site:
                 "contract": contract.to_json(),
                 "epsilon": number_to_json(self.limits.budget.epsilon),
                 "evaluation_epsilon": reported,
+                "key": key.fingerprint,
                 "ledger": head.to_json(),
             },
         )
@@ -272,8 +273,8 @@ class Site:
 
     def _reopen(self) -> "Books":
         """The books as they are on disk; an error where records, limits or files no longer fit them."""
-        contract, budgets, head = self._signed()
-        secret = RunSecret.load(self.files.secret)
+        contract, budgets, key, head = self._signed()
+        secret = RunSecret.load(self.files.secret, key)
         client, alone = self._records()
         if (contract.client, secret.data) != (self.name, alone.fingerprint()):
             raise InputError(
@@ -296,13 +297,13 @@ class Site:
             )
         return Books(self.files, contract, budgets, secret.key, client, alone, head)
 
-    def _signed(self) -> tuple[Contract, dict[str, Budget], ChainHead]:
-        """The contract in the folder, its budgets, and the head of the ledger that it has seen."""
+    def _signed(self) -> tuple[Contract, dict[str, Budget], str, ChainHead]:
+        """The contract in the folder, its budgets, its key's fingerprint, and the ledger's head."""
         stored = read_json(self.files.contract)
         try:
             contract = Contract.from_json(stored["contract"])
             budgets = _budgets(contract, number_from_json(stored["epsilon"]), stored["evaluation_epsilon"])
-            return contract, budgets, ChainHead.from_json(stored["ledger"])
+            return contract, budgets, str(stored["key"]), ChainHead.from_json(stored["ledger"])
         except (KeyError, TypeError, ValueError, GarbageError, RefusedError, LedgerError):
             raise InputError(f"{self.files.contract}: not a contract of this version") from None
 
@@ -317,7 +318,7 @@ class Site:
 
     def _check_closed(self) -> None:
         """Refuse closed books of which a part is gone or changed."""
-        contract, _, head = self._signed()
+        contract, _, _, head = self._signed()
         stored = read_json(self.files.finished)
         try:
             last = ChainHead.from_json(stored["ledger"])
