@@ -17,6 +17,9 @@ __all__ = [
 ]
 
 
+_OURS = ("builtins", "torch", "numpy", "coterie")
+
+
 class InputError(CoterieError):
     """Something the user wrote is wrong: it names the key or file, the value and what is allowed."""
 
@@ -43,8 +46,15 @@ def where(mistake: BaseException) -> str:
     trace = mistake.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        place = f" at {file}:{trace.tb_lineno}"
-        if not file.startswith(tuple(libraries)):
-            users = place
+        if Path(file).is_file():  # the name of code that was made up while it ran could be anything
+            place = f" at {file}:{trace.tb_lineno}"
+            if not file.startswith(tuple(libraries)):
+                users = place
         trace = trace.tb_next
-    return f"{type(mistake).__name__}{users or place}"
+    return f"{_kind(mistake)}{users or place}"
+
+
+def _kind(mistake: BaseException) -> str:
+    """The name of its class, or of the nearest above it that is not a user's: that could say anything."""
+    known = (kind for kind in type(mistake).__mro__ if kind.__module__.partition(".")[0] in _OURS)
+    return next(known).__name__

@@ -33,13 +33,20 @@ def check_model(model: nn.Module, task: Task) -> None:
     not find is harmless all the same where the model's code is called with one record at a time, as a user's
     is. Neither the model nor the global random state is touched.
     """
-    for name, layer in model.named_modules():
+    try:
+        layers = list(model.named_modules())
+    except AttributeError as error:
+        raise InputError("model: it is not a whole nn.Module; call super().__init__() first") from error
+    for name, layer in layers:
         _check_layer(name, layer)
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise InputError(
                 f"model: parameter {name} has no shape yet; call the model once before returning it"
             )
+        if parameter.is_meta or not parameter.is_floating_point():
+            kind = "no values (device meta)" if parameter.is_meta else f"type {parameter.dtype}"
+            raise InputError(f"model: parameter {name} has {kind}; allowed: real floating-point numbers")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("model: it has no parameters to train")
     try:
@@ -130,6 +137,8 @@ class _Trial:
             raise InputError("model: it switches a mode of torch (gradients, default type) and leaves it so")
         if not isinstance(outputs, Tensor):
             raise InputError(f"model: it returns a {type(outputs).__name__}; allowed: one tensor")
+        if not outputs.is_floating_point():
+            raise InputError(f"model: it returns numbers of type {outputs.dtype}; allowed: floating point")
         if not torch.equal(given, features):
             raise InputError(
                 "model: it changes its input in place, which would change the records; copy it first"
@@ -249,6 +258,8 @@ def _check_gradients(trial: _Trial) -> None:
         for name, part in zip(parameters, own, strict=True):
             if not part.isfinite().all():
                 raise InputError(f"model: the gradient of {name} on random records is not finite")
+    if not any(part.any() for own in alone for part in own):
+        raise InputError("model: no output on random records depends on a parameter that is trained")
     for size in (2, len(probes)):
         together = torch.cat([part.flatten() for part in gradient(probes[:size], weights[:size])])
         apart = torch.stack([torch.cat([part.flatten() for part in own]) for own in alone[:size]])

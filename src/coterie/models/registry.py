@@ -120,10 +120,23 @@ def _user_model(name: str, task: Task) -> nn.Module:
         raise InputError(f"model.name: {name}: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model.name: {name} returned a {type(model).__name__}; allowed: an nn.Module")
+    _warm_up(model, task)
     if (name, id(function), task) not in _checked:
         check_model(model, task)
         _checked[name, id(function), task] = function
     return model
+
+
+def _warm_up(model: nn.Module, task: Task) -> None:
+    """Let a model make the tables that it makes on its first call, on a record that is nobody's."""
+    kind = torch.float32 if task.vocabulary is None else torch.int64
+    try:
+        training = model.training
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(torch.zeros(1, *task.shape, dtype=kind))
+        model.train(training)
+    except Exception:  # what is wrong with it, the check says
+        return
 
 
 def code_caveats(settings: ModelSettings) -> Iterator[str]:

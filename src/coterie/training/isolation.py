@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from coterie.training.parameters import Layout
 _TOLERANCE = 1e-3
 
 P = ParamSpec("P")
+_told: "WeakSet[BaseException]" = WeakSet()
+"""Errors that were made here; user code may raise one of the same class, and say anything."""
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to one loss per record."""
@@ -35,12 +38,18 @@ def withheld(call: Callable[P, Tensor]) -> Callable[P, Tensor]:
     def silent(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         try:
             return call(*args, **kwargs)
-        except ModelError:
+        except (KeyboardInterrupt, GeneratorExit) as ended:
+            ended.args = ()  # whoever stops the program has nothing to say; a model could
             raise
-        except Exception as error:
-            found = where(error)
+        except BaseException as error:  # user code may raise anything, and end the program
+            told = error in _told
+            found = str(error) if told else where(error)
         # Outside of the handler: the error that is raised must not carry the one that it replaces.
-        raise ModelError(f"{found} (what it said is withheld: it may tell of the records)")
+        withheld_error = ModelError(
+            found if told else f"{found} (what it said is withheld: it may tell of the records)"
+        )
+        _told.add(withheld_error)
+        raise withheld_error
 
     return silent
 
@@ -60,6 +69,7 @@ class Isolation:
         self._layout = layout
         self._losses = losses
         self._width = width
+        self._dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
         self.mapped = mapped
         # A copy would share what its functions hold: such a model runs itself, and is watched.
         self._state = written_down(model) if holds_functions(model) else None
@@ -154,15 +164,25 @@ class Isolation:
             return
         yield self._model
         if first_change(self._state, written_down(self._model)) is not None:
-            raise ModelError("it keeps something of the records that it is called with")
+            raise _saying("it keeps something of the records that it is called with")
 
     def _called(self, model: nn.Module, values: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return self._checked(functional_call(model, dict(values), (features,)), 1)
 
     def _checked(self, outputs: object, records: int) -> Tensor:
         if not isinstance(outputs, Tensor) or tuple(outputs.shape) != (records, self._width):
-            raise ModelError(f"it returned something else than one row of {self._width} for each record")
-        return outputs
+            raise _saying(f"it returned something else than one row of {self._width} for each record")
+        if outputs.is_complex():
+            raise _saying("it returned complex numbers")
+        # One record's own type of numbers must not become that of all.
+        return outputs.to(self._dtype)
+
+
+def _saying(text: str) -> ModelError:
+    """An error of ours, whose text is told."""
+    error = ModelError(text)
+    _told.add(error)
+    return error
 
 
 def own_rules() -> bool:

@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+_GENUINE = {name: value for name, value in vars(functional).items() if callable(value)}
+"""As they were before any user's code was imported."""
 _SIZES = (5, 7)
 """Batches on which shapes are found; a first dimension that follows both is that of the records."""
 
@@ -51,6 +55,11 @@ def proven_apart(model: nn.Module, features: Callable[[int], Tensor]) -> nn.Modu
     """
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise NotProven("there are hooks on all modules")
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if modes or _get_current_dispatch_mode_stack():
+        raise NotProven("a mode is entered that changes what operations of torch do")
+    if any(getattr(functional, name, None) is not genuine for name, genuine in _GENUINE.items()):
+        raise NotProven("a function of torch.nn.functional was replaced")
     model = copy.deepcopy(model).eval()
     try:
         traced = _traced(model)
@@ -176,7 +185,7 @@ class _Proof(fx.Interpreter):
             return _LastState(part) if whole else self._records(part, "the last state")
         if target is operator.getitem and isinstance(args[0], tuple) and not _has_kind(args[0]):
             return args[0][args[1]]
-        rule = _FUNCTIONS.get(target)
+        rule = _BY_IDENTITY.get(id(target))  # not by equality, which an object may claim
         return self._call(rule, target, getattr(target, "__name__", str(target)), args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -362,6 +371,7 @@ _FUNCTIONS: dict[Any, Rule] = {
     functional.avg_pool2d: _pooled(2),
     functional.adaptive_avg_pool2d: _pooled(2),
 }
+_BY_IDENTITY = {id(function): rule for function, rule in _FUNCTIONS.items()}
 _METHODS: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     "float": _elementwise,
