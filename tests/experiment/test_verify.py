@@ -403,6 +403,13 @@ def test_a_result_that_was_deleted_is_missed(finished: RunFolder) -> None:
     assert any("result.json: missing" in problem for problem in found.problems)
 
 
+def test_models_that_were_deleted_are_missed(finished: RunFolder) -> None:
+    shutil.rmtree(finished.checkpoint)
+    found = verify(finished.path)
+    assert found.verdict == "broken"
+    assert any("checkpoint: missing" in problem for problem in found.problems)
+
+
 def test_every_problem_is_listed(finished: RunFolder) -> None:
     _edit(finished.result, epsilon=0.1)
     _guarantee(finished)

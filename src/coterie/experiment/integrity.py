@@ -90,6 +90,12 @@ class Integrity:
                 where = self.files.checkpoint / f"round-{saved.round:06d}" / checkpoint.STATE
                 raise LedgerError(f"{where}: not the checkpoint that was sealed with the result")
 
+    def check_models(self) -> None:
+        """Of a finished run: whoever sends its figures without its models says so by leaving them out."""
+        sealed = any("checkpoint" in line for line in self.seal.lines.bodies)
+        if sealed and self.files.finished and self.checkpoint is None:
+            raise LedgerError(f"{self.files.checkpoint}: missing; the result was sealed with its models")
+
     def check_ledger(self) -> None:
         if not self.begun:
             return

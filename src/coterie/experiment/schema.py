@@ -78,7 +78,7 @@ class EvaluationSettings(Settings):
         gt=0,
         le=1e6,
         description="private: what all evaluations may cost a held-out record (a client: part of "
-        "privacy.epsilon); null: 1.0, or less where privacy.epsilon is",
+        "privacy.epsilon); null: 1.0, or privacy.epsilon (a client: a tenth of it) where that is less",
     )
     references: bool | Literal["auto"] = Field(
         "auto",

@@ -91,6 +91,7 @@ def _verify_run(path: Path) -> Verification:
     account = Account.of(path)
     integrity = account.integrity
     problems = _problems(integrity.checks())
+    problems += _problems([integrity.check_models], known=bool(problems))
     begun = _found(lambda: integrity.begun)
     if begun is not False:
         problems += _problems(account.checks(), known=bool(problems))
