@@ -179,6 +179,15 @@ def test_numbers_of_reports_and_reprs() -> None:
     assert float(told.group(1)) >= largest
 
 
+@pytest.mark.parametrize("value", [0.0500001234, 0.1, 0.99999949, 0.0123456789, 9.999999e-5, 4e-4, 1e-5])
+def test_a_delta_on_a_page_is_never_below_the_value(value: float) -> None:
+    plain = numbers.delta(value).translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+    mantissa, _, power = plain.rpartition("10-") if "10-" in plain else (plain, "", "0")
+    printed = float(mantissa.removesuffix(" × ") or "1") * 10.0 ** -int(power)
+    assert printed >= value * (1 - 1e-9)
+    assert printed <= value * (1 + 1e-4)
+
+
 def test_an_error_that_names_what_parts_cost() -> None:
     small = {"kind": "clusters", "sizes": [2, 2], "records_per_client": 40}
     plan = prepare(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}})).plan

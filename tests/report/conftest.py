@@ -64,7 +64,7 @@ def write_run(path: Path, story: Story) -> Path:
     experiment = _experiment(story)
     folder.write_text(files.experiment, to_yaml(experiment))
     folder.write_json(files.federation, _federation(story))
-    plan = _plan(story)
+    plan = _plan(story, experiment.privacy.unit)
     budget = Budget(experiment.privacy.epsilon, DELTA)
     promise = guarantee(
         plan,
@@ -112,14 +112,14 @@ def _federation(story: Story) -> dict[str, Any]:
     }
 
 
-def _plan(story: Story) -> PrivacyPlan:
+def _plan(story: Story, unit: Unit) -> PrivacyPlan:
     steps = PoissonSteps(
         clip=1.0, noise_multiplier=1.2, records=239, batch=24, epochs=1, adjacency=Adjacency.ZERO_OUT
     )
     choice = PrivateSelection(epsilon=0.24, adjacency=Adjacency.ZERO_OUT)
     releases = (PlannedRelease("training", steps, story.rounds), PlannedRelease("selection", choice, 2))
     return PrivacyPlan(
-        unit=Unit.RECORD,
+        unit=unit,
         adjacency=Adjacency.ZERO_OUT,
         threat=UNTRUSTED_SERVER,
         units=tuple(UnitPlan(name, releases) for name in story.clients),
@@ -246,9 +246,10 @@ def comparison_folder(tmp_path: Path) -> Callable[..., Path]:
         grid: Mapping[str, list[Any]],
         failed: Mapping[str, str] | None = None,
         base: Mapping[str, Any] | None = None,
+        sweep: Sweep | None = None,
         **story: Any,
     ) -> Path:
-        sweep = Sweep({"schedule": {"rounds": 6}, **(base or {})}, grid)
+        sweep = sweep or Sweep({"schedule": {"rounds": 6}, **(base or {})}, grid)
         return write_comparison(tmp_path / "comparison", sweep, failed or {}, **story)
 
     return write

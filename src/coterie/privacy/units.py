@@ -119,7 +119,8 @@ def short_number(value: float) -> str:
     """A small number the way people write it: 1e-4, not 0.0001; rounded up where six digits are too few."""
     digits, exponent = f"{value:.5e}".split("e")
     if float(f"{digits}e{exponent}") < value * (1 - 1e-9):  # what binary fractions miss is no digit
-        digits = f"{float(digits) + 1e-5:.5f}"
+        above = float(f"{float(digits) + 1e-5:.5f}e{exponent}")
+        digits, exponent = f"{above:.5e}".split("e")
     return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 

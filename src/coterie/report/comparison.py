@@ -12,7 +12,13 @@ from coterie.report import chart, grid_figures, words
 from coterie.report.grid import CellRun, Comparison, Setting, read_comparison
 from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import NONE, count, epsilon, fixed, seconds
-from coterie.report.outside import LEFT_OUT, MUST_NOT, public_comparison
+from coterie.report.outside import (
+    LEFT_OUT,
+    MUST_NOT,
+    MUST_NOT_UNBOUNDED,
+    all_tell_times,
+    public_comparison,
+)
 from coterie.report.page import (
     Column,
     facts,
@@ -101,8 +107,11 @@ def _is_exact(comparison: Comparison) -> bool:
 def _notices(comparison: Comparison) -> Iterator[Markup]:
     if comparison.public:
         yield notice("info", LEFT_OUT)
-    elif _is_exact(comparison) and any(run.cell.experiment.own_records for run in _finished(comparison)):
-        yield notice("warn", MUST_NOT)
+    elif any(cell.experiment.own_records for cell in comparison.sweep.cells()):
+        if not comparison.has_privacy:
+            yield notice("warn", MUST_NOT_UNBOUNDED)
+        elif _is_exact(comparison) or not all_tell_times(comparison):
+            yield notice("warn", MUST_NOT)
     if comparison.failures:
         yield notice(
             "warn", f"{count(len(comparison.failures), 'run')} did not finish; see the end of this page."
@@ -110,6 +119,10 @@ def _notices(comparison: Comparison) -> Iterator[Markup]:
     warned = sum(bool(run.result.warnings) for run in _finished(comparison))
     if warned:
         yield notice("warn", f"{count(warned, 'run')} with warnings; see the end of this page.")
+
+
+def _time_column(comparison: Comparison) -> Column:
+    return Column("Time" if all_tell_times(comparison) else "Time (outside the guarantee)", figures=True)
 
 
 def _finished(comparison: Comparison) -> list[CellRun]:
@@ -136,7 +149,7 @@ def _results(comparison: Comparison) -> Markup | None:
         Column("Clusters found", figures=True),
         Column("Proven epsilon", figures=True),
         Column("Noise", figures=True),
-        Column("Time", figures=True),
+        _time_column(comparison),
     ]
     rows = []
     for setting in settings:
@@ -273,7 +286,7 @@ def _runs(comparison: Comparison) -> Markup | None:
         *(Column(words.key_name(key)) for key in comparison.sweep.grid),
         Column(f"Mean {measure.name}", figures=True),
         Column("Worst client", figures=True),
-        Column("Time", figures=True),
+        _time_column(comparison),
     ]
     columns, rows = _without_empty(columns, rows)
     return section(

@@ -1,5 +1,6 @@
 """The folder of a comparison as the report reads it: settings, their runs, and what did not finish."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,12 @@ class Comparison:
     """One finished run, for what all of them have in common."""
     public: bool = False
     """Whether what is outside the guarantees was left out."""
+
+    @property
+    def has_privacy(self) -> bool:
+        """Whether everything that its runs released, finished or not, is covered by some guarantee."""
+        spent = [setting.row.epsilon for setting in self.settings]
+        return all(map(math.isfinite, [*spent, *([self.total.epsilon] if self.total else [])]))
 
     @property
     def measure(self) -> Measure:

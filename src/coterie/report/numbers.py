@@ -34,9 +34,10 @@ def scientific(value: float, digits: int = 2) -> str:
 
 def delta(value: float) -> str:
     """A probability: by its power of ten where it is small; never less than it is."""
-    mantissa, _, exponent = short_number(value).partition("e")
+    text = short_number(value)
+    mantissa, _, exponent = text.partition("e")
     if int(exponent) >= -2:
-        return f"{value:g}"
+        return f"{float(text):g}"
     power = f"10{exponent.translate(_SUPERSCRIPT)}"
     return power if mantissa == "1" else f"{mantissa} × {power}"
 
@@ -56,6 +57,8 @@ def span(values: Sequence[int]) -> str:
 
 
 def seconds(value: float) -> str:
+    if math.isnan(value):
+        return NONE
     if value < 10:
         return f"{value:.1f} s"
     if value < 120:

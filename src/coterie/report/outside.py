@@ -1,21 +1,30 @@
 """What stands outside the guarantee: marked on a page for its owner, left out of one for everybody.
 
 Outside are scores that were computed exactly, whatever compares with the true clusters or with models that
-were trained without privacy, and, where clients are protected, which model each of them uses. Numbers of
-clients and records, the schedule and timings are public anyway.
+were trained without privacy, and, where clients are protected, which model each of them uses. Where clients
+or workers are, so is how long anything took: that tells who was sampled, which the noise counts on. Numbers
+of clients and records, the schedule and the time that record-level training took are public anyway.
+
+Without a finite epsilon there is no guarantee that anything could be covered by: then every figure is
+outside, and there is no page for everybody.
 """
 
 import math
 from dataclasses import replace
 
+from coterie.errors import InputError
 from coterie.experiment.metrics import Spread
 from coterie.privacy import Unit
 from coterie.report.grid import CellRun, Comparison, Setting
 from coterie.report.record import RoundLine, RunRecord
 
 MUST_NOT = (
-    "This page must not be published: figures that are marked “outside the guarantee” were computed from "
-    "private records without noise. coterie report --public writes public.html, which has none of them."
+    "This page must not be published: figures that are marked “outside the guarantee” tell of private "
+    "records without noise. coterie report --public writes public.html, which has none of them."
+)
+MUST_NOT_UNBOUNDED = (
+    "This page must not be published: it tells of releases without privacy, and nothing bounds what their "
+    "figures reveal of private records."
 )
 LEFT_OUT = (
     "Every figure on this page is covered by the guarantee or public anyway. Exact scores, comparisons with "
@@ -24,18 +33,36 @@ LEFT_OUT = (
 
 
 def tells_choices(run: RunRecord) -> bool:
-    """Whether which model a client uses follows from what was released."""
-    return run.plan.unit is not Unit.CLIENT and not run.knows_truth
+    """Whether which model a client uses follows from what was released, and that is covered."""
+    return run.has_privacy and run.plan.unit is not Unit.CLIENT and not run.knows_truth
+
+
+def tells_times(unit: Unit) -> bool:
+    """Whether how long a run took may be told to everybody."""
+    return unit is Unit.RECORD
+
+
+def all_tell_times(comparison: Comparison) -> bool:
+    """The same of all its runs at once: they share a machine, and where one is slow, others beside it are."""
+    runs = (run for setting in comparison.settings for run in setting.runs)
+    return all(tells_times(run.cell.experiment.privacy.unit) for run in runs)
 
 
 def has_outside(run: RunRecord) -> bool:
     """Whether its page shows anything that the guarantee does not cover."""
     known = any(client.true_cluster is not None for client in run.clients)
-    return run.is_exact or known or (bool(run.clusters) and not tells_choices(run))
+    timed = run.finished and not tells_times(run.plan.unit)
+    chosen = bool(run.clusters) and not tells_choices(run)
+    return not run.has_privacy or run.is_exact or known or chosen or timed
 
 
 def public_run(run: RunRecord) -> RunRecord:
-    """The run without everything that is outside its guarantee."""
+    """The run without everything that is outside its guarantee.
+
+    Raises:
+        InputError: there is no guarantee, so nothing would be left.
+    """
+    _check_has_privacy(run.has_privacy, run.name)
     shown = tells_choices(run)
 
     def told(line: RoundLine) -> RoundLine:
@@ -51,6 +78,8 @@ def public_run(run: RunRecord) -> RunRecord:
             fairness=None,
             clusters=result.clusters if shown else {},
         )
+        if not tells_times(run.plan.unit):
+            result = replace(result, seconds=math.nan, sample_gradients_per_second=None)
     return replace(
         run,
         clients=tuple(replace(client, true_cluster=None) for client in run.clients),
@@ -65,25 +94,41 @@ def _inside(spread: Spread | None) -> Spread | None:
 
 
 def public_comparison(comparison: Comparison) -> Comparison:
-    """The comparison without everything that is outside the guarantees of its runs."""
+    """The comparison without everything that is outside the guarantees of its runs.
+
+    Raises:
+        InputError: one of them has no guarantee.
+    """
+    _check_has_privacy(comparison.has_privacy, comparison.name)
+    timed = all_tell_times(comparison)
     return replace(
         comparison,
-        settings=tuple(map(_public_setting, comparison.settings)),
+        settings=tuple(_public_setting(setting, timed) for setting in comparison.settings),
         example=None if comparison.example is None else public_run(comparison.example),
         public=True,
     )
 
 
-def _public_setting(setting: Setting) -> Setting:
+def _check_has_privacy(has_privacy: bool, name: str) -> None:
+    if not has_privacy:
+        raise InputError(
+            f"--public: {name} released figures without privacy (its epsilon is infinite), so no guarantee "
+            "covers what the page would show; allowed: runs with a finite epsilon"
+        )
+
+
+def _public_setting(setting: Setting, timed: bool) -> Setting:
     row = replace(
         setting.row, worst_cluster=None, disparity=math.nan, f_acc=None, f_loss=None, clusters_found=None
     )
     if setting.row.kind != "private":
         row = replace(row, accuracy=math.nan, accuracy_std=None, worst_client=math.nan, best_client=math.nan)
-    return replace(setting, row=row, runs=tuple(map(_public_cell, setting.runs)))
+    if not timed:
+        row = replace(row, seconds=math.nan)
+    return replace(setting, row=row, runs=tuple(_public_cell(run, timed) for run in setting.runs))
 
 
-def _public_cell(run: CellRun) -> CellRun:
+def _public_cell(run: CellRun, timed: bool) -> CellRun:
     accuracy = _inside(run.result.accuracy)
     rounds = tuple(replace(line, accuracy=_inside(line.accuracy), loss=None) for line in run.rounds)
     result = replace(
@@ -97,5 +142,7 @@ def _public_cell(run: CellRun) -> CellRun:
         minority_found=None,
         clustering_accuracy=None,
         whole_tests=None,
+        seconds=run.result.seconds if timed else math.nan,
+        sample_gradients_per_second=run.result.sample_gradients_per_second if timed else math.nan,
     )
     return replace(run, result=result, rounds=rounds, has_report=False)

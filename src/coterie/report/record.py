@@ -69,6 +69,7 @@ class Outcome:
     warnings: tuple[str, ...]
     rounds: int
     seconds: float
+    """Not a number where that is not told."""
     fairness: Fairness | None = None
     sample_gradients_per_second: float | None = None
     answered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -104,6 +105,11 @@ class RunRecord:
     @property
     def finished(self) -> bool:
         return self.result is not None
+
+    @property
+    def has_privacy(self) -> bool:
+        """Whether anything is promised to everybody: one client without a bound is one too many."""
+        return math.isfinite(self.guarantee.epsilon)
 
     @property
     def planned_rounds(self) -> int:

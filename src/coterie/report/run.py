@@ -15,7 +15,15 @@ from coterie.report.clusters import Clusters
 from coterie.report.leakage import LeakageRecord, growth, matrix, read_leakage
 from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant
-from coterie.report.outside import LEFT_OUT, MUST_NOT, has_outside, public_run, tells_choices
+from coterie.report.outside import (
+    LEFT_OUT,
+    MUST_NOT,
+    MUST_NOT_UNBOUNDED,
+    has_outside,
+    public_run,
+    tells_choices,
+    tells_times,
+)
 from coterie.report.page import (
     Column,
     Tile,
@@ -32,7 +40,7 @@ from coterie.report.page import (
     table,
     tiles,
 )
-from coterie.report.record import Measure, RunRecord, mean_over, read_run
+from coterie.report.record import RunRecord, mean_over, read_run
 
 MANY_CLIENTS = 60
 """From here on the table of clients starts folded."""
@@ -104,24 +112,25 @@ def _lede(run: RunRecord, clusters: Clusters) -> str:
     )
     rounds = count(run.rounds[-1].round if run.rounds else 0, "round")
     if accuracy.is_private:
-        return f"{who}, {rounds}: {reached} ({_noise_words(accuracy, measure)})."
+        return f"{who}, {rounds}: {reached} ({_noise_words(run, accuracy)})."
     worst = f"{measure.text(accuracy.min)} for the client served worst"
     return f"{who}, {rounds}: {reached}, {worst} (exact, outside the guarantee)."
 
 
-def _noise_words(accuracy: Spread, measure: Measure) -> str:
+def _noise_words(run: RunRecord, accuracy: Spread) -> str:
     """How far a private figure may be off, and why."""
     if accuracy.interval is None:
         return "measured with noise"
-    low, high = (measure.text(end) for end in accuracy.interval)
-    return f"measured with noise, within the guarantee: {low} to {high} in 95 of 100 cases"
+    low, high = (run.measure.text(end) for end in accuracy.interval)
+    within = ", within the guarantee" if run.has_privacy else ""
+    return f"measured with noise{within}: {low} to {high} in 95 of 100 cases"
 
 
 def _notices(run: RunRecord) -> Iterator[Markup]:
     if run.public:
         yield notice("info", LEFT_OUT)
     elif has_outside(run) and (run.served or run.experiment.own_records):
-        yield notice("warn", MUST_NOT)
+        yield notice("warn", MUST_NOT if run.has_privacy else MUST_NOT_UNBOUNDED)
     if not run.finished:
         done = run.rounds[-1].round if run.rounds else 0
         yield notice(
@@ -135,7 +144,7 @@ def _notices(run: RunRecord) -> Iterator[Markup]:
             "The noise follows a publication's own arithmetic (privacy.mode: paper). "
             "The guarantee below says what that claims and what is proven.",
         )
-    if math.isinf(run.guarantee.epsilon):
+    if not run.has_privacy:
         yield notice("warn", "This run has no privacy: nothing bounds what its releases reveal.")
     for warning in run.warnings:
         yield notice("warn", f"{warning[:1].upper()}{warning[1:]}.")
@@ -181,7 +190,7 @@ def _per_client(run: RunRecord) -> Markup:
 def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
     accuracy, measure = run.accuracy, run.measure
     if accuracy is not None:
-        how = _noise_words(accuracy, measure) if accuracy.is_private else "over clients, held-out records"
+        how = _noise_words(run, accuracy) if accuracy.is_private else "over clients, held-out records"
         yield Tile(f"Mean {measure.name}", measure.text(accuracy.mean), how, not accuracy.is_private)
         if accuracy.min is not None and accuracy.max is not None and not accuracy.is_private:
             yield Tile("Worst client", measure.text(accuracy.min), _name_of(accuracy, accuracy.min), True)
@@ -272,11 +281,11 @@ def _clusters(run: RunRecord, clusters: Clusters) -> Markup | None:
     if run.findings is not None:
         releases = figures.first_round_releases(run, clusters, run.findings)
         scores = figures.separation_scores(run.findings)
-    beside = [scores.html()] if scores else []
+    beside = [scores.html(not run.has_privacy)] if scores else []
     if clusters.looked_for and run.truth is not None:
         beside.append(_matrix(run, clusters))
-    coloured = run.truth is not None  # by the true clusters
-    columns = [*([releases.html(coloured)] if releases else []), *([stacked(beside)] if beside else [])]
+    outside = run.truth is not None or not run.has_privacy  # coloured by the true clusters, or no noise
+    columns = [*([releases.html(outside)] if releases else []), *([stacked(beside)] if beside else [])]
     return section("Clusters", side_by_side(columns)) if columns else None
 
 
@@ -549,8 +558,9 @@ def _whose(run: RunRecord) -> str:
 def _footer(run: RunRecord) -> str:
     if run.result is None:
         return f"coterie {run.version}, unfinished run"
-    if run.public and run.served and run.plan.unit is not Unit.RECORD:
-        return f"coterie {run.version}"  # how long sites took tells who was sampled, which noise counts on
+    if math.isnan(run.result.seconds):
+        return f"coterie {run.version}"
+    marked = "" if tells_times(run.plan.unit) else " (outside the guarantee)"
     took = f"coterie {run.version}; {seconds(run.result.seconds)} for {count(run.result.rounds, 'round')}"
     speed = run.result.sample_gradients_per_second
-    return took if speed is None else f"{took}, {significant(speed)} sample gradients per second"
+    return f"{took if speed is None else f'{took}, {significant(speed)} sample gradients per second'}{marked}"
