@@ -24,6 +24,7 @@ from coterie.privacy import (
     RandomStream,
     SecretKey,
 )
+from coterie.privacy.errors import RangeError
 from coterie.training.augmentation import Augmentation
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner, on_device, random_batch
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
 """Purposes of streams that are part of a simulation; all others hide something by being added to it."""
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Of what is released."""
 
 Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
 
@@ -192,14 +196,28 @@ class Clients:
 
 
 def noise_in_release(job: TrainJob, mechanism: Trainable, lr: float) -> float:
-    """Standard deviation of the noise in what is released, public like all it is computed from."""
+    """Standard deviation of the noise in what is released, public like all it is computed from.
+
+    Raises:
+        RangeError: a pull so strong that steps fly away from the anchor, beyond what a float32 holds.
+    """
     each_step = mechanism.noise_std / mechanism.denominator
     if isinstance(mechanism, FullBatchSketch):
         return each_step
     # A pull towards the anchor shrinks, in each step, the noise of the steps before.
     kept = 1.0 - lr * job.anchor_weight
-    growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
-    return each_step * lr * math.sqrt(growth)
+    try:
+        growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
+    except OverflowError:
+        growth = math.inf
+    spread = lr * math.sqrt(growth)
+    noise = each_step * spread
+    if not max(spread, noise) <= LARGEST:
+        raise RangeError(
+            f"anchor_weight: {job.anchor_weight} in {mechanism.steps} steps of {lr} is not allowed, a pull "
+            "under which steps come closer to the anchor (at most 2 over the step) is"
+        )
+    return noise
 
 
 def behaviour(

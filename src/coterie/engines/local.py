@@ -177,6 +177,9 @@ class LocalEngine:
             raise PlanError(
                 f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
             )
+        for job in request.jobs:
+            if job.anchor is not None:
+                self._noise_std(job, mechanisms[job.client])  # what cannot be released is not charged
         inputs = job_hashes(self.context, request.jobs)
         self._charge(request.release, round, inputs)
         if self.stacks:

@@ -15,6 +15,7 @@ from tiny_site import (
     LIMITS,
     REPORTING,
     START,
+    TASK,
     contract,
     deliver,
     evaluation,
@@ -27,8 +28,10 @@ from tiny_site import (
 )
 
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, Limits, approve, cost
+from coterie.engines.flower.approval import MOST_RELEASES, approve
+from coterie.engines.flower.contract import Contract, Limits, cost
 from coterie.errors import InputError
+from coterie.models import ModelSettings
 from coterie.privacy import (
     EVALUATION,
     Adjacency,
@@ -225,4 +228,82 @@ def test_a_site_whose_engine_would_draw_less_noise_releases_nothing(
         assert refused(answer) == "failed"
         assert not answer.array_records
     assert not list(made.files.answers.iterdir())
+    made.close()
+
+
+# --- what is refused leaves nothing behind ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cnn", "lstm", "resnet18", "mcmahan-cnn"])
+def test_a_model_that_does_not_fit_the_records_is_refused_and_leaves_no_trace(
+    name: str, tmp_path: Path
+) -> None:
+    offer = contract(model=ModelSettings(name=name))
+    assert offered(tmp_path, offer.to_json()) == "model"
+    assert not list((tmp_path / "books").iterdir())
+    made = joined(tmp_path / "books")  # the site goes on with the next offer
+    assert refused(deliver(made, messages.TRAIN, training())) is None
+    made.close()
+
+
+@pytest.mark.parametrize("broken", ["promised", "LocalEngine", "Ledger.open"])
+def test_books_that_cannot_be_opened_leave_no_trace(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("whatever it is")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"coterie.engines.flower.site.{broken}", fails)
+        assert offered(tmp_path, contract().to_json()) == "failed"
+    assert not list((tmp_path / "books").iterdir())
+    joined(tmp_path / "books").close()
+
+
+def test_a_model_larger_than_any_message_is_refused_before_it_takes_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = dataclasses.replace(TASK, shape=(80,), vocabulary=90)
+    offer = contract(model=ModelSettings(name="lstm", hidden=65536, layers=64), task=text)
+    monkeypatch.setattr(
+        "coterie.engines.flower.approval.build_learner", lambda *_, **__: pytest.fail("built")
+    )
+    with pytest.raises(messages.RefusedError) as refusal:
+        approve(offer, LIMITS, name="a", records=40, held_out=10, task=text)
+    assert refusal.value.reason == "out of range"
+
+
+# --- work -------------------------------------------------------------------------------------------
+
+
+def test_more_kinds_of_releases_than_a_site_should_price_are_refused_before_they_are_priced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    training_release = releases(noise=50.0)[1]
+
+    def kinds(count: int) -> dict[str, Any]:
+        made = tuple(dataclasses.replace(training_release, name=f"{n}", times=1) for n in range(count))
+        return contract(plan=plan_of(made)).to_json()
+
+    assert offered(tmp_path / "most", kinds(MOST_RELEASES)) is None
+    monkeypatch.setattr("coterie.engines.flower.approval.cost", lambda *_, **__: pytest.fail("priced"))
+    assert offered(tmp_path / "more", kinds(MOST_RELEASES + 1)) == "out of range"
+
+
+def test_a_sketch_with_more_numbers_than_the_model_is_not_signed(tmp_path: Path) -> None:
+    for number, reason in ((len(START), None), (len(START) + 1, "out of range"), (10**9, "out of range")):
+        data = planned("sketch", "dimensions", number)
+        assert offered(tmp_path / f"{number}", data) == reason
+
+
+@pytest.mark.parametrize("weight", [1e6, 1e3])
+def test_a_pull_that_flies_off_is_refused_before_it_is_charged(weight: float, tmp_path: Path) -> None:
+    steps = dataclasses.replace(releases()[1].mechanism, epochs=100)  # type: ignore[type-var]
+    agreed = contract(plan=plan_of((PlannedRelease("training", steps, 1),)), lr=1e6)
+    made = joined(tmp_path, agreed, limits=Limits(Budget(1e6, 1e-2)))
+    before = made.files.ledger.read_bytes()
+    pulled = training(agreed=agreed, anchor=START, anchor_weight=weight)
+    assert refused(deliver(made, messages.TRAIN, pulled)) == "out of range"
+    assert made.files.ledger.read_bytes() == before
+    assert refused(deliver(made, messages.TRAIN, training(agreed=agreed))) is None
     made.close()

@@ -59,6 +59,7 @@ REFUSALS = {
     "out of range": "a number in it is smaller or larger than any that is allowed",
     "too much": "the plan would spend more than its operator allows",
     "other data": "the plan does not describe its records",
+    "model": "the model does not fit its records",
     "model code": "its operator has not allowed the model's code",
     "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
     "closed": "its books are closed",

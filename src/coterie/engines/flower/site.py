@@ -33,14 +33,14 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.data import Client, Federation
-from coterie.engines.clients import behaviour, build_learner
+from coterie.engines.clients import behaviour
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import messages
+from coterie.engines.flower.approval import approve, learner_of
 from coterie.engines.flower.contract import (
     Contract,
     Limits,
     TrustedWork,
-    approve,
     cost,
     cost_of_scores,
     promised,
@@ -59,7 +59,7 @@ from coterie.engines.flower.messages import (
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import CohortMechanism, OpenCohort
 from coterie.engines.secret import SEEDED, RunSecret
-from coterie.errors import BudgetError, InputError, LedgerError, ModelError, PlanError, where
+from coterie.errors import BudgetError, CoterieError, InputError, LedgerError, ModelError, PlanError, where
 from coterie.files import forget_rounds, read_arrays, read_json, read_notes, sync, write_arrays, write_json
 from coterie.privacy import (
     EVALUATION,
@@ -74,10 +74,11 @@ from coterie.privacy import (
     SecretKey,
 )
 from coterie.privacy import Books as LedgerView
+from coterie.privacy.errors import RangeError
 from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import number_from_json, number_to_json, round_up
 from coterie.training.clipping import clip_rows
-from coterie.training.learner import Batch
+from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import total_score
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,9 @@ class Site:
         except PlanError:
             log.warning("refused a message of type %s: not planned", kind)
             return messages.refusal("not planned")
+        except RangeError:
+            log.warning("refused a message of type %s: out of range", kind)
+            return messages.refusal("out of range")
         except ModelError as mistake:
             log.error("a message of type %s failed: %s", kind, mistake)
             return messages.refusal("failed")
@@ -232,19 +236,37 @@ class Site:
         if self._books is None:
             client, alone = self._records()
             counts = {"records": len(client.train), "held_out": len(client.test)}
-            approve(contract, self.limits, name=self.name, task=alone.task, **counts)
-            self._books = self._open(contract)
+            learner = approve(contract, self.limits, name=self.name, task=alone.task, **counts)
+            self._books = self._sign(Agreed.on(contract, learner, simulation=self._seed is not None))
         elif contract != self._books.contract:
             raise RefusedError("other experiment")
         return messages.pack({"accepted": contract.digest()})
 
-    def _open(self, contract: Contract) -> "Books":
-        """Put the contract into the folder: from then on it binds, whatever happens to this process."""
+    def _sign(self, agreed: "Agreed") -> "Books":
+        """Put the contract into the folder: from then on it binds, whatever happens to this process.
+
+        Where its books cannot be opened after all, it leaves again: nothing was released under it.
+        """
+        self._check_nothing_spent()
+        written = (self.files.contract, self.files.secret, self.files.ledger)
+        for leftover in written:
+            leftover.unlink(missing_ok=True)  # of an approval cut short
+        try:
+            self._write(agreed.contract)
+            books = self._reopen(agreed)
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
+        log.info("approved %s", books.guarantee.line)
+        log.info("%s", books.guarantee.text)
+        if agreed.contract.trusted is not None:
+            log.info("the server is trusted: %s", books.consent)
+        return books
+
+    def _write(self, contract: Contract) -> None:
         _client, alone = self._records()
         key = SecretKey.from_os() if self._seed is None else SecretKey.from_seed(self._seed)
-        self._check_nothing_spent()
-        for leftover in (self.files.secret, self.files.ledger):
-            leftover.unlink(missing_ok=True)  # of an approval cut short: nothing was released
         RunSecret(key, alone.fingerprint(), contract.plan.digest()).save(self.files.secret)
         reported = self.limits.reported.epsilon if self.limits.reported else None
         budgets = _budgets(contract, self.limits.budget.epsilon, reported)
@@ -264,15 +286,13 @@ class Site:
             },
         )
         sync(self.files.path)
-        books = self._reopen()
-        log.info("approved %s", books.guarantee.line)
-        log.info("%s", books.guarantee.text)
-        if contract.trusted is not None:
-            log.info("the server is trusted: %s", books.consent)
-        return books
 
-    def _reopen(self) -> "Books":
-        """The books as they are on disk; an error where records, limits or files no longer fit them."""
+    def _reopen(self, agreed: "Agreed | None" = None) -> "Books":
+        """The books as they are on disk; an error where records, limits or files no longer fit them.
+
+        Args:
+            agreed: what follows from the contract, where it was just signed.
+        """
         contract, budgets, key, head = self._signed()
         secret = RunSecret.load(self.files.secret, key)
         client, alone = self._records()
@@ -295,7 +315,9 @@ class Site:
                 f"--evaluation-epsilon: {allowed:g} is less than what was approved in {self.files.contract}; "
                 "allowed: at least that, or another --state"
             )
-        return Books(self.files, contract, budgets, secret.key, client, alone, head)
+        if agreed is None:
+            agreed = Agreed.on(contract, learner_of(contract), simulation=secret.key.simulation)
+        return Books(self.files, agreed, budgets, secret.key, client, alone, head)
 
     def _signed(self) -> tuple[Contract, dict[str, Budget], str, ChainHead]:
         """The contract in the folder, its budgets, its key's fingerprint, and the ledger's head."""
@@ -343,13 +365,32 @@ class Site:
         return messages.pack({"closed": contract})
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """A contract and what follows from it alone: all that can fail, before anything is written."""
+
+    contract: Contract
+    learner: Learner
+    context: str
+    guarantee: Guarantee
+
+    @classmethod
+    def on(cls, contract: Contract, learner: Learner, *, simulation: bool) -> "Agreed":
+        context = behaviour(contract.model, contract.lr, contract.augmentation, contract.plan, learner)
+        try:
+            promise = promised(contract, [SEEDED] if simulation else [])
+        except CoterieError:  # epsilon can be bounded, but what it is good for cannot be said
+            raise RefusedError("not planned") from None
+        return cls(contract, learner, context, promise)
+
+
 class Books:
     """An approved contract with its ledger, its noise and the engine that works under both."""
 
     def __init__(
         self,
         files: SiteFolder,
-        contract: Contract,
+        agreed: Agreed,
         budgets: Mapping[str, Budget],
         key: SecretKey,
         client: Client,
@@ -359,23 +400,14 @@ class Books:
         """Args:
         head: the ledger's, when the contract was last written: the file may be ahead of it, never behind.
         """
-        self.contract = contract
+        self.contract = contract = agreed.contract
         self.digest = contract.digest()
         self._files = files
         self._subject = contract.client
-        self._learner = build_learner(
-            contract.model,
-            contract.task,
-            contract.public_seed,
-            torch.device("cpu"),
-            additive=contract.additive,
-        )
+        self._learner = agreed.learner
         self._test = Batch.of(client.test, self._learner.device)
-        self._context = behaviour(
-            contract.model, contract.lr, contract.augmentation, contract.plan, self._learner
-        )
-        caveats = [SEEDED] if key.simulation else []
-        self.guarantee: Guarantee = promised(contract, caveats)
+        self._context = agreed.context
+        self.guarantee = agreed.guarantee
         self._head = head
         self._ledger = Ledger.open(
             files.ledger,
@@ -387,24 +419,24 @@ class Books:
         )
         try:
             self._check_answers()
+            self._engine = LocalEngine(
+                alone,
+                self._learner,
+                contract.lr,
+                contract.own_plan,
+                self._ledger,
+                noise_key=key,
+                coin_key=coin_key(key, contract.public_seed),
+                public_seed=contract.public_seed,
+                context=self._context,
+                workers=1,
+                augmentation=contract.augmentation,
+            )
+            files.answers.mkdir(mode=0o700, exist_ok=True)
+            self._engine.members.personal = self._kept()
         except BaseException:
             self._ledger.close()
             raise
-        self._engine = LocalEngine(
-            alone,
-            self._learner,
-            contract.lr,
-            contract.own_plan,
-            self._ledger,
-            noise_key=key,
-            coin_key=coin_key(key, contract.public_seed),
-            public_seed=contract.public_seed,
-            context=self._context,
-            workers=1,
-            augmentation=contract.augmentation,
-        )
-        files.answers.mkdir(mode=0o700, exist_ok=True)
-        self._engine.members.personal = self._kept()
 
     @property
     def parameters(self) -> int:
