@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coterie.experiment import folder
-from coterie.experiment.composition import Total, total_of
+from coterie.experiment.composition import FOLDERS, Total, total_of
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
@@ -91,6 +91,35 @@ def test_other_data_are_other_records(tmp_path: Path) -> None:
     first = begun(tmp_path / "1", [1.0])
     second = begun(tmp_path / "2", [2.0], data={"name": "glyphs"})
     assert total(first, second).epsilon == pytest.approx(epsilon_of(gaussian(1.0), DELTA, "rdp", ZERO_OUT))
+
+
+@pytest.mark.parametrize("spelling", ["hospitals", "/data/../data/hospitals", "/data/link", "/data/copy"])
+def test_a_folder_under_another_path_may_hold_the_same_records(tmp_path: Path, spelling: str) -> None:
+    """A client may have another name there, so the worst of each counts."""
+    natural = {"federation": {"kind": "natural"}}
+    first = begun(tmp_path / "1", [1.0, 9.0], data={"name": "folder", "path": "/data/hospitals"}, **natural)
+    second = begun(tmp_path / "2", [9.0, 2.0], data={"name": "folder", "path": spelling}, **natural)
+    found = total(first, second)
+    both = composed([gaussian(1.0), gaussian(2.0)])
+    assert found.epsilon == pytest.approx(epsilon_of(both, DELTA, "rdp", ZERO_OUT), rel=1e-12)
+    assert FOLDERS in found.text
+
+
+def test_a_folder_whose_clients_changed_deals_its_records_anew(tmp_path: Path) -> None:
+    own = {"data": {"name": "folder", "path": "/data/hospitals"}, "federation": {"kind": "natural"}}
+    runs = [begun(tmp_path / "1", [1.0, 9.0], **own), begun(tmp_path / "2", [9.0, 2.0], **own)]
+    for records, run in zip((10, 11), runs, strict=True):
+        folder.write_json(RunFolder(run).federation, {"clients": [{"name": "a", "records": records}]})
+    both = composed([gaussian(1.0), gaussian(2.0)])
+    assert total(*runs).epsilon == pytest.approx(epsilon_of(both, DELTA, "rdp", ZERO_OUT), rel=1e-12)
+    assert FOLDERS not in total(*runs).text
+
+
+def test_one_published_data_set_is_the_same_wherever_it_lies_and_however_it_is_cut(tmp_path: Path) -> None:
+    first = begun(tmp_path / "1", [1.0], data={"name": "glyphs", "size": 500})
+    second = begun(tmp_path / "2", [2.0], data={"name": "glyphs", "size": 600})
+    both = composed([gaussian(1.0), gaussian(2.0)])
+    assert total(first, second).epsilon == pytest.approx(epsilon_of(both, DELTA, "rdp", ZERO_OUT), rel=1e-12)
 
 
 def test_many_runs_spend_more_than_any_and_less_than_their_sum(tmp_path: Path) -> None:

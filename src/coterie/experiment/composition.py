@@ -4,8 +4,9 @@ Whoever sees two runs learns what both tell, also of the one that is thrown away
 of adaptive releases add up, so a record that is in the same client in all runs spends the sum of that
 client's divergences, run by run. Where runs deal records otherwise (another seed, another federation), a
 record may be with anybody in each of them: of every such group of runs the largest divergence of all clients
-counts at each order, and these add up. Runs on other data touch other records; of several data the largest
-total counts.
+counts at each order, and these add up. Runs on other published data touch other records; of several data the
+largest total counts. What a folder holds nobody can tell by its path (two spellings, a link, a copy, some of
+the same people): runs on folders count as runs on the same records, each folder dealt in its own way.
 
 The whole plan of a run counts as soon as it has begun. Workers are charged as if everybody saw every release,
 which is more than one other worker learns. Where units or neighbours differ between runs, the total is that
@@ -31,6 +32,7 @@ from coterie.privacy.wording import weaknesses
 ALONE = (
     "Each guarantee is that of one run alone; whoever sees several runs on the same records composes them."
 )
+FOLDERS = "Folders with different paths count as the same records, since they may hold them."
 
 _SIZES = (Unit.RECORD, Unit.WORKER, Unit.CLIENT)
 """From the smallest: a record is one of a worker's or client's."""
@@ -43,6 +45,7 @@ class Total:
     Args:
         delta: the largest of theirs.
         weak: what voids or weakens the promise of one of them.
+        folders: paths of folders whose records were taken to be the same.
     """
 
     runs: int
@@ -51,6 +54,7 @@ class Total:
     unit: Unit
     adjacency: Adjacency
     weak: tuple[str, ...] = ()
+    folders: int = 0
 
     @property
     def line(self) -> str:
@@ -66,7 +70,10 @@ class Total:
         """The line, and what it means."""
         if self.runs == 1:
             return "This is one run; others on the same data would add to it."
-        return f"Runs on the same data add up, also those whose models nobody uses; {self.line}. {ALONE}"
+        same = f" {FOLDERS}" if self.folders > 1 else ""
+        return (
+            f"Runs on the same data add up, also those whose models nobody uses; {self.line}.{same} {ALONE}"
+        )
 
     def to_json(self) -> Json:
         return {
@@ -86,6 +93,8 @@ class BegunRun:
     experiment: Experiment
     plan: PrivacyPlan
     guarantee: Guarantee
+    clients: object = None
+    """Names and sizes of its clients, where the folder tells."""
 
     @classmethod
     def read(cls, path: Path) -> "BegunRun | None":
@@ -97,19 +106,24 @@ class BegunRun:
             read_experiment(files.experiment),
             PrivacyPlan.from_json(read_json(files.plan)),
             Guarantee.from_json(read_json(files.guarantee)),
+            read_json(files.federation).get("clients") if files.federation.exists() else None,
         )
 
     @property
     def source(self) -> str:
-        """Where its records come from; a record is whatever each run calls one."""
-        data = self.experiment.data
-        return f"{data.name} {getattr(data, 'path', None)}"
+        """Where its records come from; a record is whatever each run calls one.
+
+        Whatever else the settings say of it (a path, a split) may lead to the same records.
+        """
+        return self.experiment.data.name
 
     @property
     def dealt(self) -> str:
         """What decides which of them each client has, trained on and held out."""
         chosen = self.experiment
-        return repr((chosen.data, chosen.federation, chosen.seeds.simulation))
+        # The files of a folder may have changed between two runs.
+        clients = self.clients if chosen.own_records else None
+        return repr((chosen.data, chosen.federation, chosen.seeds.simulation, clients))
 
 
 def total_of(paths: Iterable[Path]) -> Total | None:
@@ -136,7 +150,8 @@ def total_of(paths: Iterable[Path]) -> Total | None:
         *(epsilon_from_rdp(ORDERS, curve, delta) for curve in curves),
         *(run.guarantee.epsilon for run in begun),
     )
-    return Total(len(begun), epsilon, delta, unit, adjacency, weak)
+    folders = len({run.experiment.data.path for run in begun if run.experiment.own_records})
+    return Total(len(begun), epsilon, delta, unit, adjacency, weak, folders)
 
 
 def _largest(runs: Sequence[BegunRun], adjacency: Adjacency) -> Floats:
