@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from coterie.algorithms.planning import UNTRUSTED_SERVER
 from coterie.algorithms.protocol import Findings
 from coterie.experiment import folder
 from coterie.experiment.files import to_yaml
@@ -35,6 +34,7 @@ from coterie.privacy import (
     UnitPlan,
     guarantee,
 )
+from coterie.privacy.threats import THREATS
 
 DELTA = 4e-4
 
@@ -121,7 +121,7 @@ def _plan(story: Story, unit: Unit) -> PrivacyPlan:
     return PrivacyPlan(
         unit=unit,
         adjacency=Adjacency.ZERO_OUT,
-        threat=UNTRUSTED_SERVER,
+        threat=THREATS[Unit.RECORD],
         units=tuple(UnitPlan(name, releases) for name in story.clients),
     )
 

@@ -23,20 +23,17 @@ from coterie.privacy import (
     Released,
     RoutedSums,
     SampledSum,
-    ThreatModel,
     TrackedRoutedSums,
     TrackedSum,
     Unit,
     UnitPlan,
 )
 from coterie.privacy.ranges import CLIP
+from coterie.privacy.threats import THREATS
 from coterie.settings import Settings
 
 SUMS = "sums"
 """The one release of a round."""
-TRUSTED_SERVER = ThreatModel(
-    observers="whoever sees the models", sees="every model of every round", trusted="the server"
-)
 ADAPTIVE = "the clip follows a noisy count of the updates within it, which is charged with the sums"
 TUNING = "hyper-parameters chosen by trying them on private data are not accounted for"
 
@@ -152,7 +149,11 @@ def client_plan(facts: PublicFacts, privacy: PrivacySettings, release: Mechanism
         )
     unit = UnitPlan(POPULATION, (PlannedRelease(SUMS, release, rounds),))
     return PrivacyPlan(
-        unit=Unit.CLIENT, adjacency=privacy.adjacency, threat=TRUSTED_SERVER, units=(unit,), caveats=(TUNING,)
+        unit=Unit.CLIENT,
+        adjacency=privacy.adjacency,
+        threat=THREATS[Unit.CLIENT],
+        units=(unit,),
+        caveats=(TUNING,),
     )
 
 

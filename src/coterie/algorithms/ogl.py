@@ -47,7 +47,7 @@ from coterie.algorithms.settings import (
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Noise, Structure, Threat, Watched
 from coterie.groups import Schedule as GroupSchedule
-from coterie.groups.leakage import MASTERS, default_threat
+from coterie.groups.leakage import default_threat
 from coterie.privacy import (
     Adjacency,
     DraftedSum,
@@ -56,16 +56,14 @@ from coterie.privacy import (
     PlannedRelease,
     PrivacyPlan,
     SampledSum,
-    ThreatModel,
     Unit,
     UnitPlan,
 )
 from coterie.privacy.ranges import STEPS
+from coterie.privacy.threats import THREATS
 
 EachGroup = float | tuple[float, ...]
 """One number for all groups, or one for each."""
-
-WORKERS = ThreatModel("the other workers", "every model of their own groups", MASTERS)
 
 
 class WorkerSettings(AlgorithmSettings):
@@ -170,7 +168,9 @@ class Grouped(Algorithm[GroupedState]):
             )
             for number, worker in enumerate(facts.clients)
         )
-        return PrivacyPlan(Unit.WORKER, self.privacy.adjacency, WORKERS, units, structure.caveats)
+        return PrivacyPlan(
+            Unit.WORKER, self.privacy.adjacency, THREATS[Unit.WORKER], units, structure.caveats
+        )
 
     @property
     def mechanism(self) -> type[SampledSum]:

@@ -16,16 +16,10 @@ from coterie.privacy import (
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
-    ThreatModel,
     Unit,
     UnitPlan,
 )
-
-UNTRUSTED_SERVER = ThreatModel(
-    observers="the server and all other clients",
-    sees="every release of every round",
-    trusted="nobody",
-)
+from coterie.privacy.threats import THREATS
 
 
 def record_plan(
@@ -40,7 +34,11 @@ def record_plan(
         UnitPlan(client, tuple(releases_of(client, facts.records[client]))) for client in facts.clients
     )
     return PrivacyPlan(
-        unit=Unit.RECORD, adjacency=privacy.adjacency, threat=UNTRUSTED_SERVER, units=units, caveats=caveats
+        unit=Unit.RECORD,
+        adjacency=privacy.adjacency,
+        threat=THREATS[Unit.RECORD],
+        units=units,
+        caveats=caveats,
     )
 
 

@@ -18,11 +18,11 @@ from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import Bools, Floats, Ints, Structure
 from coterie.privacy import Adjacency, ClientCost, Guarantee, Mode, ReleaseCost, ThreatModel, Unit, rdp
 from coterie.privacy.meaning import from_bound, sharpest
+from coterie.privacy.threats import MASTERS
 from coterie.privacy.units import check_delta, round_up
 
 _T = TypeVar("_T", bound=np.generic)
 
-MASTERS = "the group masters"
 _MOST_CELLS = 2**24
 MOST_WORKERS = 10_000
 """Workers of whom every pair has a place in a matrix: 800 megabytes for each. Of groups there is one, too."""

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.groups.leakage import MASTERS, Leakage, Threat, caveats_of, leakage, pair_epsilon
+from coterie.groups.leakage import Leakage, Threat, caveats_of, leakage, pair_epsilon
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import Structure
 from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
 from coterie.privacy.meaning import from_bound
+from coterie.privacy.threats import MASTERS
 from coterie.privacy.units import Json, round_up
 
 

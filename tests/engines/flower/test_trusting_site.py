@@ -14,10 +14,11 @@ from tiny_site import START, contract, deliver, joined, site
 
 from coterie.algorithms.protocol import Choice, LocalTraining
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, Limits, TrustedWork, cost, ranges_of
+from coterie.engines.flower.approval import MOST_EPOCHS_PRICED, MOST_WATCHED
+from coterie.engines.flower.contract import Contract, Limits, TrustedWork, cost, promised, ranges_of
 from coterie.engines.flower.messages import Asked, ContributeMessage
 from coterie.engines.flower.site import Site
-from coterie.groups import Schedule, Structure, Threat, Watched
+from coterie.groups import Noise, Schedule, Structure, Threat, Watched
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -135,6 +136,53 @@ def test_what_the_operator_did_not_allow_is_not_signed(
     made = site(tmp_path / "books", LIMITS)
     assert refused(deliver(made, messages.OFFER, offered.to_content())) == reason
     assert not made.files.contract.exists()
+
+
+def ring(workers: int, kinds: int, epochs: int) -> Contract:
+    """A contract of worker a, in a ring of pairs whose groups have so many kinds of noise."""
+    names = ("a", *(f"w{number}" for number in range(1, workers)))
+    noises = tuple(Noise(0.5, 50.0 + group % kinds) for group in range(workers))
+    groups = tuple((group, (group + 1) % workers) for group in range(workers))
+    structure = Structure("mine", groups, workers, names=names)
+    units = []
+    for worker, name in enumerate(names):
+        own = sorted(structure.groups_of(worker))
+        sums = [SampledSum(CLIP, noises[group].multiplier, 0.5, Adjacency.ZERO_OUT) for group in own]
+        made = (PlannedRelease(f"group {group}", each, 1) for group, each in zip(own, sums, strict=True))
+        units.append(UnitPlan(name, tuple(made)))
+    plan = PrivacyPlan(Unit.WORKER, Adjacency.ZERO_OUT, THREAT, tuple(units))
+    schedule = dataclasses.replace(Schedule.of(workers, period=2, rate=0.5, noise=1.0), noises=noises)
+    return trusting(plan=plan, work={"watched": Watched(structure, schedule, Threat.ANYONE, epochs)})
+
+
+@pytest.mark.parametrize(
+    ("workers", "kinds", "epochs", "reason"),
+    [
+        (10, 10, 100, None),
+        (10, 10, MOST_EPOCHS_PRICED // 10 + 1, "out of range"),
+        (10, 1, MOST_EPOCHS_PRICED + 1, "out of range"),
+        (MOST_WATCHED + 1, 1, 1, "out of range"),
+    ],
+)
+def test_more_groups_than_a_site_should_price_are_not_signed(
+    workers: int, kinds: int, epochs: int, reason: str | None, tmp_path: Path
+) -> None:
+    made = site(tmp_path / "books", LIMITS)
+    assert refused(deliver(made, messages.OFFER, ring(workers, kinds, epochs).to_content())) == reason
+    assert made.files.contract.exists() == (reason is None)
+    made.close()
+
+
+def test_a_trusted_server_does_not_choose_the_words_of_a_guarantee() -> None:
+    """Neither who sees what, nor the names of those that are exposed to each other."""
+    lie = ThreatModel("nobody", "nothing at all")
+    for offer in (trusting(), in_groups()):
+        plan = dataclasses.replace(offer.plan, threat=lie)
+        told = promised(dataclasses.replace(offer, plan=plan), [])
+        assert told == promised(offer, [])
+        assert "nothing at all" not in told.text
+        assert told.threat.trusted in ("the server", "the group masters")
+        assert told.most_exposed is None
 
 
 WORK: dict[str, dict[str, Any]] = {

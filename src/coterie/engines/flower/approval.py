@@ -1,13 +1,12 @@
 """What a site checks before it agrees to a contract: cheap things first, a server may propose anything."""
 
-import logging
-
 import torch
 
 from coterie.data.records import Task
 from coterie.engines.clients import build_learner
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
 from coterie.engines.flower.messages import RefusedError
+from coterie.engines.flower.words import MOST_CAVEATS, is_release_name, site_log
 from coterie.errors import CoterieError, where
 from coterie.groups import Watched
 from coterie.models import build_model
@@ -28,7 +27,7 @@ from coterie.privacy import (
 from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
 from coterie.training.learner import Learner
 
-log = logging.getLogger(__name__)
+log = site_log(__name__)
 
 _COUNTED = (PoissonSteps, FullBatchSteps, FullBatchSketch)
 _ALLOWED = (*_COUNTED, PrivateSelection)
@@ -36,7 +35,11 @@ _SUMMED = (SampledSum, RoutedSums, RebalancedSums)
 
 MOST_RELEASES = 16
 """Kinds of releases of one unit. Each is priced on its own before the plan is signed; algorithms here have at
-most four. A worker has one for each of its groups, which are priced together."""
+most four. A worker has one for each of its groups, see below."""
+MOST_WATCHED = 256
+"""Workers, and groups of them: what each tells every other is computed for all pairs."""
+MOST_EPOCHS_PRICED = 10**5
+"""Epochs of a worker's groups, times the kinds of noise among them: each is priced in every epoch."""
 MOST_PARAMETERS = 5 * 10**8
 """Of a model: a message with more of them would be beyond what the network carries."""
 
@@ -65,6 +68,9 @@ def approve(
         raise RefusedError("other data")
     if contract.model.own and contract.model.name not in limits.models:
         raise RefusedError("model code")
+    named = all(is_release_name(release.name) for unit in contract.units for release in unit.releases)
+    if not named or len(contract.plan.caveats) > MOST_CAVEATS:
+        raise RefusedError("words")
     _approve_scores(contract, limits)
     trusts = contract.plan.unit is not Unit.RECORD
     if not trusts and contract.plan.adjacency is Adjacency.ADD_REMOVE:
@@ -110,8 +116,12 @@ def approve(
 def _few_releases(contract: Contract) -> bool:
     """Whether pricing the plan is work that a site should do before it has agreed to anything."""
     watched = None if contract.trusted is None else contract.trusted.watched
-    # Of a worker: `_planned_as_watched` compares them with the groups, one by one.
-    return len(contract.own.releases) <= (MOST_RELEASES if watched is None else len(watched.structure.groups))
+    if watched is None:
+        return len(contract.own.releases) <= MOST_RELEASES
+    # One release for each of a worker's groups: `_planned_as_watched` compares them.
+    structure, kinds = watched.structure, len(set(watched.schedule.noises))
+    few = max(structure.workers, len(structure.groups)) <= MOST_WATCHED
+    return few and kinds * watched.epochs <= MOST_EPOCHS_PRICED
 
 
 def _in_range(contract: Contract) -> bool:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
 from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of, task_from_json
+from coterie.engines.flower.words import check_texts, quoted
 from coterie.errors import CoterieError
 from coterie.groups import Watched
 from coterie.models import ModelSettings, code_caveats
@@ -43,6 +44,7 @@ from coterie.privacy import (
 )
 from coterie.privacy.errors import RangeError
 from coterie.privacy.plan import canonical_json
+from coterie.privacy.threats import THREATS
 from coterie.training.augmentation import Augmentation
 
 IN_THE_CLEAR = "the server sees the clipped update of whoever it samples in the clear"
@@ -143,11 +145,15 @@ class Contract:
         return found[0] if found else None
 
     @property
+    def units(self) -> tuple[UnitPlan, ...]:
+        """Of this site: its records that train, and those held out where they are units of their own."""
+        return (self.own,) if self.scored is None else (self.own, self.scored)
+
+    @property
     def own_plan(self) -> PrivacyPlan:
         """The plan as far as it concerns this site: what its ledger enforces."""
-        plan, scored = self.plan, self.scored
-        units = (self.own,) if scored is None else (self.own, scored)
-        return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, units, plan.caveats)
+        plan = self.plan
+        return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, self.units, plan.caveats)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -171,6 +177,7 @@ class Contract:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
+        check_texts(data)
         try:
             contract = cls(
                 experiment=str(data["experiment"]),
@@ -266,29 +273,27 @@ def cost_of_scores(contract: Contract, delta: float, adjacency: Adjacency | None
 
 
 def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
-    """What the contract promises to this site, by its own arithmetic."""
-    plan, caveats = contract.plan, (*code_caveats(contract.model), *caveats)
-    if contract.trusted is None:
-        return guarantee(
-            contract.own_plan,
-            delta=contract.delta,
-            accountant=contract.accountant,
-            caveats=caveats,
-            held_by=Custody.EACH_SITE,
-        )
-    said = (IN_THE_CLEAR, WHO_IS_ASKED, *caveats)
-    watched = contract.trusted.watched
-    if watched is None:
-        return guarantee(
-            plan,
-            delta=contract.delta,
-            accountant=contract.accountant,
-            caveats=said,
-            held_by=Custody.TRUSTED_SERVER,
-        )
-    return watched.guarantee(
+    """What the contract promises to this site, by its own arithmetic and in its own words.
+
+    Who sees what follows from the unit; what the server's plan adds is quoted.
+    """
+    theirs = (quoted(caveat) for caveat in contract.plan.caveats)
+    caveats = (*theirs, *code_caveats(contract.model), *caveats)
+    watched = None if contract.trusted is None else contract.trusted.watched
+    said, held_by = caveats, Custody.EACH_SITE
+    if contract.trusted is not None:
+        said, held_by = (IN_THE_CLEAR, WHO_IS_ASKED, *caveats), Custody.TRUSTED_SERVER
+    if watched is not None:
+        adjacency = contract.plan.adjacency
+        found = watched.guarantee(delta=contract.delta, adjacency=adjacency, caveats=said, held_by=held_by)
+        return replace(found, most_exposed=None)  # two names of the server's choice
+    plan, units = contract.plan, contract.units
+    if contract.trusted is not None:  # one of all, where the plan is the same for all
+        units = tuple(plan.for_subject(subject) for subject in plan.subjects_of((contract.client,)))
+    return guarantee(
+        replace(plan, threat=THREATS[plan.unit], units=units, caveats=()),
         delta=contract.delta,
-        adjacency=plan.adjacency,
-        caveats=(*plan.caveats, *said),
-        held_by=Custody.TRUSTED_SERVER,
+        accountant=contract.accountant,
+        caveats=said,
+        held_by=held_by,
     )

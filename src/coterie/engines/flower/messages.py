@@ -60,6 +60,7 @@ REFUSALS = {
     "too much": "the plan would spend more than its operator allows",
     "other data": "the plan does not describe its records",
     "model": "the model does not fit its records",
+    "words": "a text in it is too long, or not one that a site would print",
     "model code": "its operator has not allowed the model's code",
     "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
     "closed": "its books are closed",

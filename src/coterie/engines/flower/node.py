@@ -1,6 +1,5 @@
 """A site's side of the network: Flower's node as a child, and our own code in place of Flower's app."""
 
-import logging
 import os
 import secrets
 import time
@@ -13,9 +12,10 @@ from flwr.app import Message, RecordDict
 from coterie.engines.flower import runtime
 from coterie.engines.flower.link import is_loopback
 from coterie.engines.flower.processes import Child, ChildEnded, free_port, wait_until_healthy
+from coterie.engines.flower.words import site_log
 from coterie.errors import InputError
 
-log = logging.getLogger(__name__)
+log = site_log(__name__)
 
 POLL_SECONDS = 0.2
 AGAIN_SECONDS = 3.0

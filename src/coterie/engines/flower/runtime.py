@@ -9,7 +9,6 @@ not even opened.
 
 import contextlib
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,9 +39,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
+from coterie.engines.flower.words import site_log
 from coterie.errors import CoterieError
 
-log = logging.getLogger(__name__)
+log = site_log(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 LINK_SECONDS = 60.0

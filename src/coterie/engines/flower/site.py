@@ -11,7 +11,6 @@ something, too. Parameters that are its own stay here, beside its answers.
 
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -56,6 +55,7 @@ from coterie.engines.flower.messages import (
     TrainMessage,
     Values,
 )
+from coterie.engines.flower.words import site_log
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import CohortMechanism, OpenCohort
 from coterie.engines.secret import SEEDED, RunSecret
@@ -81,7 +81,7 @@ from coterie.training.clipping import clip_rows
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import total_score
 
-log = logging.getLogger(__name__)
+log = site_log(__name__)
 
 Records = Callable[[], tuple[Client, Federation]]
 """How a site reads its records, split as its operator said: the client, and the federation of it alone."""
