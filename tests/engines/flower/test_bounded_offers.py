@@ -28,7 +28,7 @@ from tiny_site import (
 )
 
 from coterie.engines.flower import messages
-from coterie.engines.flower.approval import MOST_RELEASES, approve
+from coterie.engines.flower.approval import MOST_RELEASES, MOST_STEPS, approve
 from coterie.engines.flower.contract import Contract, Limits, cost
 from coterie.errors import InputError
 from coterie.models import ModelSettings
@@ -283,6 +283,17 @@ def test_more_kinds_of_releases_than_a_site_should_price_are_refused_before_they
     assert offered(tmp_path / "most", kinds(MOST_RELEASES)) is None
     monkeypatch.setattr("coterie.engines.flower.approval.cost", lambda *_, **__: pytest.fail("priced"))
     assert offered(tmp_path / "more", kinds(MOST_RELEASES + 1)) == "out of range"
+
+
+def test_more_steps_in_all_rounds_than_a_site_should_price_are_refused_before_they_are_priced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    each = dataclasses.replace(releases(noise=1e9)[1].mechanism, batch=40, epochs=10**4)  # type: ignore[type-var]
+    most = MOST_STEPS // 10**4
+    for times, reason in ((most, None), (most + 1, "out of range")):
+        plan = plan_of((PlannedRelease("training", each, times),))
+        assert offered(tmp_path / f"{times}", contract(plan=plan, accountant="pld").to_json()) == reason
+        monkeypatch.setattr("coterie.engines.flower.approval.cost", lambda *_, **__: pytest.fail("priced"))
 
 
 def test_a_sketch_with_more_numbers_than_the_model_is_not_signed(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ _SUMMED = (SampledSum, RoutedSums, RebalancedSums)
 MOST_RELEASES = 16
 """Kinds of releases of one unit. Each is priced on its own before the plan is signed; algorithms here have at
 most four. A worker has one for each of its groups, see below."""
+MOST_STEPS = 10**8
+"""Of all releases together. Some accountants compose them one power of two after the other."""
 MOST_WATCHED = 256
 """Workers, and groups of them: what each tells every other is computed for all pairs."""
 MOST_EPOCHS_PRICED = 10**5
@@ -117,7 +119,9 @@ def _few_releases(contract: Contract) -> bool:
     """Whether pricing the plan is work that a site should do before it has agreed to anything."""
     watched = None if contract.trusted is None else contract.trusted.watched
     if watched is None:
-        return len(contract.own.releases) <= MOST_RELEASES
+        releases = contract.own.releases
+        steps = sum(release.times * getattr(release.mechanism, "steps", 1) for release in releases)
+        return len(releases) <= MOST_RELEASES and steps <= MOST_STEPS
     # One release for each of a worker's groups: `_planned_as_watched` compares them.
     structure, kinds = watched.structure, len(set(watched.schedule.noises))
     few = max(structure.workers, len(structure.groups)) <= MOST_WATCHED
