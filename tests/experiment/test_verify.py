@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from coterie import api
-from coterie.errors import CoterieError, InputError
+from coterie.cli.report import report
+from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment import checkpoint, runner, sweep
 from coterie.experiment.claim import read_claim, with_claim
+from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder, read_json, write_json, write_text
 from coterie.experiment.integrity import check_folder
+from coterie.experiment.memory import RunMemory
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
-from coterie.experiment.sweep import Cell, Sweep, compare
+from coterie.experiment.sweep import Cell, Progress, Sweep, SweepResult, compare
 from coterie.experiment.verify import Verification, verify
 from coterie.report import write_comparison_report, write_run_report
 
@@ -495,6 +498,81 @@ def test_a_comparison_is_not_resumed_over_an_edited_run(copy: Callable[[str], Pa
         compare(Sweep.read(folder / "sweep.yaml"), folder, resume=True)
 
 
+LOST = "epsilon=2.0"
+
+
+def refusals(folder: Path) -> Iterator[str]:
+    """What everything says that would tell of a comparison or go on with it."""
+    for refused in (
+        lambda: report(folder, show=False),
+        lambda: report(folder, show=False, public=True),
+        lambda: compare(Sweep.read(folder / "sweep.yaml"), folder, resume=True),
+    ):
+        with pytest.raises(LedgerError) as told:
+            refused()
+        yield str(told.value)
+    problems = [problem for problem in verify(folder).problems if LOST in problem]
+    assert problems
+    yield problems[0]
+
+
+def test_a_run_that_was_deleted_from_a_comparison_is_missed(copy: Callable[[str], Path]) -> None:
+    folder = copy("comparison")
+    (folder / "report.html").unlink()
+    shutil.rmtree(folder / "cells" / LOST)
+    for told in refusals(folder):
+        assert told.startswith(f"{folder / 'cells' / LOST}: missing; ")
+        assert len(told.splitlines()) == 1
+    assert not (folder / "cells" / LOST).exists(), "nothing was spent again"
+    assert verify(folder).epsilon_total is None, "what is left spent less"
+
+
+def test_a_run_that_was_deleted_and_run_again_is_not_the_one_that_the_comparison_knew(
+    copy: Callable[[str], Path],
+) -> None:
+    folder = copy("comparison")
+    (folder / "report.html").unlink()
+    experiment = read_experiment(folder / "cells" / LOST / "experiment.yaml")
+    shutil.rmtree(folder / "cells" / LOST)
+    runner.run(experiment, folder / "cells" / LOST)
+    for told in refusals(folder):
+        assert told.startswith(str(folder / "cells" / LOST / NAME))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_had_only_begun_is_missed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Also where the comparison had no time to end in order."""
+
+    def begin(cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[Progress], None]) -> None:
+        stop(cells[0].experiment.model_dump(mode="json"), out / "cells" / cells[0].name, 1)
+        watch(Progress({}, {}, frozenset()))
+        raise KeyboardInterrupt
+
+    grid = Sweep(base={**RECORDS, "algorithm": {"name": "global"}}, grid={"privacy.epsilon": [2.0, 4.0]})
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "_run_cells", begin)
+        if killed:
+            patch.setattr(RunMemory, "note_all", lambda *arguments: None)
+        with pytest.raises(KeyboardInterrupt):
+            compare(grid, tmp_path / "comparison")
+    monkeypatch.setattr(sweep, "_run_cells", lambda *arguments: None)
+    whole = Path(shutil.copytree(tmp_path / "comparison", tmp_path / "whole"))
+    assert set(compare(grid, whole, resume=True).failed) == {LOST, "epsilon=4.0"}
+    shutil.rmtree(tmp_path / "comparison" / "cells" / LOST)
+    for told in refusals(tmp_path / "comparison"):
+        assert told.startswith(f"{tmp_path / 'comparison' / 'cells' / LOST}: missing; ")
+
+
+def test_a_comparison_tells_what_all_its_runs_spend_together(originals: dict[str, Path]) -> None:
+    found, total = verify(originals["comparison"]), SweepResult.load(originals["comparison"]).total
+    assert total is not None
+    assert found.epsilon_claimed is not None
+    assert found.epsilon_total == total.epsilon > found.epsilon_claimed
+    assert found.to_json()["epsilon_total"] == total.epsilon
+
+
 def test_what_is_neither_run_nor_comparison_nor_page_is_wrong_input(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><title>mine</title>")
     for path in (tmp_path, tmp_path / "page.html", tmp_path / "nowhere"):
@@ -507,5 +585,5 @@ def test_the_answer_has_the_promised_keys(originals: dict[str, Path]) -> None:
     promised = {"verdict", "finished", "epsilon_claimed", "epsilon_recounted", "ledger_head", "problems"}
     assert set(content) == promised
     json.dumps(content, allow_nan=False)
-    assert set(verify(originals["comparison"]).to_json()) == promised | {"runs"}
+    assert set(verify(originals["comparison"]).to_json()) == promised | {"runs", "epsilon_total"}
     assert isinstance(verify(originals["records"]), Verification)

@@ -8,6 +8,7 @@ from coterie.cli.console import out
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.integrity import check_folder
+from coterie.experiment.memory import run_checks
 from coterie.experiment.recount import recount
 from coterie.experiment.reproductions.running import RECORD
 from coterie.experiment.seal import Seal
@@ -39,7 +40,7 @@ def report(folder: Path, *, show: bool, public: bool = False) -> None:
 
 def _recount_all(folder: Path) -> str:
     """The books of every finished run of a comparison."""
-    for check in Seal(folder).checks():
+    for check in (*Seal(folder).checks(), *run_checks(folder)):
         check()
     cells = SweepResult.load(folder).cells.values()
     for path in cells:

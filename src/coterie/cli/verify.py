@@ -25,6 +25,8 @@ def show(path: Path, *, json: bool) -> None:
             lines.append(f"epsilon counted again: {round_up(found.epsilon_recounted)}")
         if found.ledger_head is not None:
             lines.append(f"ledger: {found.ledger_head.count} lines, the last {found.ledger_head.hash}")
+        if found.epsilon_total is not None:
+            lines.append(f"epsilon of all runs together: {round_up(found.epsilon_total)}")
         if found.runs:
             lines.append(f"runs: {len(found.runs)}")
         for line in lines:

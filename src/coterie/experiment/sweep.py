@@ -30,6 +30,7 @@ from coterie.experiment.composition import Total, total_of
 from coterie.experiment.files import SELECTORS, override, read_yaml, to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.integrity import check_folder
+from coterie.experiment.memory import RunMemory
 from coterie.experiment.metrics import Fairness
 from coterie.experiment.runner import RunResult
 from coterie.experiment.schema import Experiment
@@ -308,7 +309,7 @@ def compare(
         if not stored.exists():
             raise InputError(f"{out}: exists and is not a comparison; --out names another folder")
         seal = Seal(out)
-        for check in seal.checks():
+        for check in (*seal.checks(), *RunMemory(seal).checks()):
             check()
         if not sweep.contains(Sweep.read(stored)):
             raise InputError(f"{out}: was begun with another sweep; resume it as it was or with more values")
@@ -322,7 +323,18 @@ def compare(
             folder.write_text(scratch / stored.name, sweep.to_yaml())
             Seal.create(scratch)
         seal = Seal(out)
-    _run_cells(cells, out, workers or _default_workers(cells), watch or (lambda progress: None))
+    memory, paths = RunMemory(seal), [_cell_path(out, cell) for cell in cells]
+
+    def remember(progress: Progress) -> None:
+        memory.note_begun(paths)
+        if watch is not None:
+            watch(progress)
+
+    try:
+        memory.note_begun(paths)  # what a comparison that was killed had begun
+        _run_cells(cells, out, workers or _default_workers(cells), remember)
+    finally:
+        memory.note_all(paths)
     result = SweepResult.load(out)
     done = sorted(result.cells)
     seal.write_text(out / CSV, table_csv(result.rows), cells=done)

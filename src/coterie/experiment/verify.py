@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment.claim import RunClaim, is_page, read_claim
+from coterie.experiment.composition import Total, total_of
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.memory import run_checks
 from coterie.experiment.recount import Account
 from coterie.experiment.seal import Check, Seal
 from coterie.experiment.sweep import Sweep, check_tables
@@ -33,6 +35,8 @@ class Verification:
         epsilon_claimed: what is promised; of several runs, the largest.
         epsilon_recounted: of a run, what was charged so far, counted again; of a page, what follows from the
             plan that it embeds; None where nothing was charged yet, or a problem is in the way.
+        epsilon_total: of a comparison, what all its runs that have begun spend together; None where none has,
+            or a problem is in the way.
     """
 
     finished: bool
@@ -41,6 +45,7 @@ class Verification:
     ledger_head: ChainHead | None
     problems: tuple[str, ...]
     runs: Mapping[str, "Verification"] = field(default_factory=dict)
+    epsilon_total: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -56,6 +61,7 @@ class Verification:
             "problems": list(self.problems),
         }
         if self.runs:
+            content["epsilon_total"] = _number(self.epsilon_total)
             content["runs"] = {name: run.to_json() for name, run in self.runs.items()}
         return content
 
@@ -122,6 +128,7 @@ def _verify_comparison(path: Path) -> Verification:
     for name in PAGES:
         if (path / name).exists():
             problems += _problems(_page_checks(path / name, accounts))
+    total: Total | None = None if problems else total_of(path / "cells" / name for name in runs)
     return Verification(
         finished=bool(planned) and all(name in runs and runs[name].finished for name in planned),
         epsilon_claimed=_largest(run.epsilon_claimed for run in runs.values()),
@@ -129,6 +136,7 @@ def _verify_comparison(path: Path) -> Verification:
         ledger_head=None,
         problems=_once(problems),
         runs=runs,
+        epsilon_total=None if total is None else total.epsilon,
     )
 
 
@@ -136,6 +144,7 @@ def _comparison_checks(path: Path) -> Iterator[Check]:
     yield lambda: _ignore(Seal(path))
     with suppress(CoterieError):  # said by the check before
         yield from Seal(path).checks()
+        yield from run_checks(path)
 
 
 # --- a page -----------------------------------------------------------------------------------------
