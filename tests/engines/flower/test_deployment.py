@@ -233,13 +233,15 @@ def test_a_trusted_server_killed_in_between_reaches_the_simulations_state(tmp_pa
         "privacy": {"unit": "client", "epsilon": 30, "delta": 0.05, "clip": 0.5},
         "schedule": {"rounds": 3, "batch": 40},
         "seeds": {"noise": 5},
-        "evaluation": {"references": False, "every": 3},
     }
     consent = ("--trust-server", "--epsilon", "30", "--delta", "0.05")
     with RealFederation(tmp_path, sites, experiment) as made:
         server_process = made.serve()
-        for name in NAMES:
-            made.join(name, *consent)
+        for place, name in enumerate(NAMES):
+            # The records that the simulation holds out, and its one report.
+            made.join(
+                name, *consent, "--held-out", "0.2", "--split", f"0:{place}", "--evaluation-epsilon", "30"
+            )
         made.wait_for_round(1)
         made.kill(server_process)
         made.serve("--resume")
@@ -259,6 +261,8 @@ def test_a_trusted_server_killed_in_between_reaches_the_simulations_state(tmp_pa
         ledgers = [RunFolder(out).ledger.read_bytes() for out in (made.run, tmp_path / "alone")]
         assert ledgers[0] == ledgers[1]
         assert result["epsilon"] == alone.epsilon
+        assert alone.accuracy is not None
+        assert result["accuracy"]["mean"] == alone.accuracy.mean
         assert "in the clear" in made.log("amber")
         assert (made.run / "report.html").exists()
         assert not made.run.with_name("run.link").exists()

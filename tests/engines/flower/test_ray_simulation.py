@@ -24,7 +24,11 @@ pytestmark = [
 
 
 def test_virtual_sites_reach_the_same_state(tmp_path: Path) -> None:
-    chosen = experiment(algorithm={"name": "r-dpcfl", "clusters": 2}, schedule={"rounds": 3, "batch": 20})
+    chosen = experiment(
+        algorithm={"name": "r-dpcfl", "clusters": 2},
+        schedule={"rounds": 3, "batch": 20},
+        evaluation={"kind": "private"},
+    )
     served = simulate(chosen, tmp_path / "served", Watcher())
     alone = runner.run(chosen, tmp_path / "alone")
     kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
