@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from coterie.cli.main import _Ended
 from coterie.data.records import Task
 from coterie.engines.clients import build_learner
 from coterie.errors import InputError, ModelError
@@ -234,3 +235,14 @@ def test_a_table_made_on_the_first_call_is_no_state(module: types.ModuleType) ->
     learner = learner_of(module, lambda task: Table())
     first = learner.predict(learner.initial(), batch().features)  # type: ignore[attr-defined]
     torch.testing.assert_close(first[:1], learner.predict(learner.initial(), batch().features[:1]))  # type: ignore[attr-defined]
+
+
+def test_a_signal_that_ends_the_program_passes_through_a_model(module: types.ModuleType) -> None:
+    """What the command line raises when it is told to end is not the model's mistake."""
+
+    def ended(features: Tensor) -> Tensor:
+        raise _Ended
+
+    learner = learner_of(module, lambda task: Own(ended))
+    with pytest.raises(_Ended):
+        total_score(learner, learner.initial(), batch())  # type: ignore[arg-type,attr-defined]

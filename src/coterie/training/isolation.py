@@ -42,6 +42,8 @@ def withheld(call: Callable[P, Tensor]) -> Callable[P, Tensor]:
             ended.args = ()  # whoever stops the program has nothing to say; a model could
             raise
         except BaseException as error:  # user code may raise anything, and end the program
+            if not isinstance(error, Exception) and type(error).__module__.startswith("coterie."):
+                raise  # a signal came while the model ran
             told = error in _told
             found = str(error) if told else where(error)
         # Outside of the handler: the error that is raised must not carry the one that it replaces.
