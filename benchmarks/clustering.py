@@ -38,7 +38,7 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
 from coterie import __version__, clustering
-from coterie.algorithms.rdpcfl import default_sketch_dimensions
+from coterie.algorithms.record.r_dpcfl import default_sketch_dimensions
 from coterie.clustering.embedding import centred_gram, components_of
 from coterie.clustering.evidence import standing_out
 from coterie.clustering.mixture import Mixture, choose_mixture, fit_mixture

@@ -25,10 +25,10 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from coterie.bench.records import PARTS, BenchResult, run_bench
 from coterie.cli.bench import show
 from coterie.data.records import Task
 from coterie.engines.memory import keep_freed_memory
-from coterie.experiment.bench import PARTS, BenchResult, run_bench
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import SecretKey
 from coterie.training import cpu_kernels

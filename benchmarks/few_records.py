@@ -23,7 +23,7 @@ import torch
 
 from clustering import CLIP, SEED, Floats, Labels, draw_noise, same_partition
 from coterie import __version__
-from coterie.algorithms.rdpcfl import default_sketch_dimensions
+from coterie.algorithms.record.r_dpcfl import default_sketch_dimensions
 from coterie.clustering.mixture import fit_mixture
 from coterie.data import ClustersFederation, DataSettings, build_federation, load_dataset
 from coterie.models import ModelSettings, build_model

@@ -350,7 +350,7 @@ def check_local(bench: Bench) -> dict[str, Any]:
 
 
 def round_work(bench: Bench) -> Any:
-    from coterie.experiment.bench_rounds import RoundWork  # here: it needs more packages than the rest
+    from coterie.bench.rounds import RoundWork  # here: it needs more packages than the rest
 
     shape = IMAGES["cnn"]
     return RoundWork(1000, 100, shape=shape) if not bench.tiny else RoundWork(6, 3, 8, 2, shape=shape)
@@ -358,7 +358,7 @@ def round_work(bench: Bench) -> Any:
 
 def our_client_level_round(bench: Bench) -> dict[str, Any]:
     """Sampled, charged, trained, clipped, noised: the round of the engine that runs experiments."""
-    from coterie.experiment.bench_rounds import our_round
+    from coterie.bench.rounds import our_round
 
     work = round_work(bench)
     with our_round(work, work.federation(), bench.device) as run:
@@ -371,7 +371,7 @@ def our_client_level_round(bench: Bench) -> dict[str, Any]:
 
 
 def plain_client_level_round(bench: Bench) -> dict[str, Any]:
-    from coterie.experiment.peers import plain_round
+    from coterie.bench.peers import plain_round
 
     work = round_work(bench)
     model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(bench.device)

@@ -20,9 +20,9 @@ import torch
 
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.reproductions import EVERYTHING, ScaleName, find, sweep_of
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import Cell
+from coterie.reproduce import EVERYTHING, ScaleName, find, sweep_of
 
 
 def finished(cell: Cell, out: Path) -> RunResult:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coterie.experiment import runner, sweep
-from coterie.experiment.reproductions import EVERYTHING, ScaleName, Selection, find, running
-from coterie.experiment.reproductions.running import Reproduced
 from coterie.experiment.runner import RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Progress, Sweep, SweepResult
-from coterie.report import write_comparison_report, write_reproduction_report, write_run_report
+from coterie.report import write_comparison_report, write_run_report
+from coterie.reproduce import EVERYTHING, ScaleName, Selection, find, running
+from coterie.reproduce.page import write_reproduction_report
+from coterie.reproduce.running import Reproduced
 
 
 def run(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.algorithms import algorithm_names, find_algorithm, revival
+from coterie.algorithms import algorithm_names, find_algorithm
+from coterie.algorithms.client import revival
 from coterie.algorithms.protocol import (
     Algorithm,
     Assignment,

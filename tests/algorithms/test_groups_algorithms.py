@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from coterie.algorithms import find_algorithm
-from coterie.algorithms.ogl import personal_models, release_name
 from coterie.algorithms.protocol import Cohort, CohortJob, Opened, PublicFacts, Sum, Sums
 from coterie.algorithms.settings import PrivacySettings, Schedule
+from coterie.algorithms.worker.dp_ogl import personal_models, release_name
 from coterie.engines.driver import drive
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Structure, Threat, label, ring

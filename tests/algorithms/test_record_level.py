@@ -8,7 +8,7 @@ from scripted import SCRIPTED_NOISE, ScriptedEngine, facts_of
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Select, State, Train, TrainJob, Vector
-from coterie.algorithms.rdpcfl import RDPCFL, RDPCFLSettings
+from coterie.algorithms.record.r_dpcfl import RDPCFL, RDPCFLSettings
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.clustering.mixture import CLEAR_OVERLAP
 from coterie.engines.driver import drive

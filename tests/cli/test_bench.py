@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
+from coterie.bench import records as measuring
+from coterie.bench import timing
+from coterie.bench.peers import installed_peers, installed_round_peers
+from coterie.bench.records import BenchResult, Scaling, Work
+from coterie.bench.rounds import RoundWork, compare_rounds
+from coterie.bench.timing import Row
 from coterie.cli.bench import bench
-from coterie.experiment import bench as measuring
-from coterie.experiment import timing
-from coterie.experiment.bench import BenchResult, Scaling, Work
-from coterie.experiment.bench_rounds import RoundWork, compare_rounds
-from coterie.experiment.peers import installed_peers, installed_round_peers
-from coterie.experiment.timing import Row
 
 TINY = Work("softmax", clients=2, steps=2, batch=4, shape=(1, 4, 4))
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from coterie.algorithms.client_level import AdaptiveClip
+from coterie.algorithms.client.client_level import AdaptiveClip
 from coterie.algorithms.protocol import Cohort, CohortJob, Count, Sum, Sums
 from coterie.engines import cohorts
 from coterie.engines.cohorts import halves

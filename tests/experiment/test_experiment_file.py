@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coterie.algorithms.rdpcfl import RDPCFLSettings
+from coterie.algorithms.record.r_dpcfl import RDPCFLSettings
 from coterie.errors import InputError
 from coterie.experiment.files import commented_default, override, read_experiment, to_yaml
 from coterie.experiment.schema import Experiment

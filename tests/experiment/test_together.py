@@ -87,7 +87,7 @@ def test_cells_end_where_each_would_end_alone(tmp_path: Path, programs: list[int
 def test_a_cell_that_fails_stops_no_other_and_resumes_later(
     tmp_path: Path, programs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coterie.algorithms.mrmtl import MRMTL
+    from coterie.algorithms.record.mr_mtl import MRMTL
 
     rounds = MRMTL.round
 

@@ -14,8 +14,8 @@ from coterie.groups import Schedule, Structure, Threat, clustered, leakage, ring
 from coterie.privacy.units import round_up
 from coterie.report.figures import Figure
 from coterie.report.leakage import LEVELS, SIDE, LeakageRecord, growth, growths, matrix, read_leakage
-from coterie.report.reproduction_figures import OF_ROWS
 from coterie.report.standalone import file_name
+from coterie.reproduce.figures import OF_ROWS
 
 
 def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE, *, noise: float = 2.0) -> Path:

@@ -1,7 +1,7 @@
 """`coterie bench`: this machine, ours against the peers that are installed."""
 
+from coterie.bench.records import BenchResult, run_bench
 from coterie.cli.console import err, out, print_json, print_table
-from coterie.experiment.bench import BenchResult, run_bench
 
 NAMES = {
     "ours": "coterie",

@@ -10,10 +10,10 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.integrity import check_folder
 from coterie.experiment.memory import run_checks
 from coterie.experiment.recount import recount
-from coterie.experiment.reproductions.running import RECORD
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
+from coterie.reproduce.running import RECORD
 
 
 def report(folder: Path, *, show: bool, public: bool = False) -> None:

@@ -10,11 +10,11 @@ from coterie.cli.console import Watch, err, out, print_json, print_table
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import finite
-from coterie.experiment.reproductions import ScaleName, Selection, find, names, sweep_of
-from coterie.experiment.reproductions.docs import write_into
-from coterie.experiment.reproductions.running import Reproduced
-from coterie.experiment.reproductions.table import Line, notes, setting_text
 from coterie.experiment.sweep import Progress
+from coterie.reproduce import ScaleName, Selection, find, names, sweep_of
+from coterie.reproduce.docs import write_into
+from coterie.reproduce.running import Reproduced
+from coterie.reproduce.table import Line, notes, setting_text
 
 
 def show_names() -> None:

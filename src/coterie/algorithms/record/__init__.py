@@ -1,0 +1,1 @@
+"""Algorithms that protect one record of one client from an untrusted server."""

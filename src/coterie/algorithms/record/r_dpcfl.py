@@ -1,0 +1,363 @@
+"""`r-dpcfl`: robust clustered federated learning under record-level privacy.
+
+Malekmohammadi, Taik and Farnadi, "Differentially Private Clustered Federated Learning", TMLR 2025,
+Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
+
+- Round 1 serves only to cluster, so by default a client releases a random projection of its clipped
+  gradients (`first_round_release: sketch`) with a noise of its own (`first_round_noise: auto`) instead
+  of the update under the noise of training: same sensitivity, far fewer noisy dimensions.
+- The mixture knows the noise that was added; its separation scores are what remains once noise and the
+  search for the best partition are taken off, and an unknown M is the one with the most evidence
+  (`coterie.clustering`).
+- Clients choose by the exponential mechanism on counts, and the assignment that is kept is the choice
+  made most often, not the last one: the votes are released anyway.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from coterie.algorithms.averaging import step_clusters
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Asking,
+    Assignment,
+    Findings,
+    PublicFacts,
+    State,
+    TrainJob,
+    Vector,
+    select,
+    train,
+)
+from coterie.algorithms.record.planning import (
+    check_clusters,
+    clustering_round,
+    record_plan,
+    selections,
+    training,
+)
+from coterie.algorithms.registry import register
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.clustering.embedding import principal_components
+from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, draw_labels, fit_mixture
+from coterie.errors import InputError
+from coterie.privacy import (
+    FullBatchSketch,
+    NoiseRule,
+    PlannedRelease,
+    PrivacyPlan,
+    Unit,
+)
+from coterie.privacy.ranges import NOISE, RECORDS
+from coterie.privacy.released import Released
+
+FIRST_SELECTION = 3
+"""Earliest round with private selections: before one round of training all cluster models are equal."""
+
+
+def default_sketch_dimensions(parameters: int) -> int:
+    """Enough to keep distances, few enough to keep noise out: measured best between 50 and 200."""
+    return max(2, min(parameters, 200, max(64, parameters // 10)))
+
+
+class RDPCFLSettings(AlgorithmSettings):
+    """Options of r-dpcfl."""
+
+    clusters: int | Literal["auto"] = Field("auto", description="number of clusters, or auto")
+    candidates: tuple[int, ...] = Field(
+        tuple(range(2, 11)), min_length=1, description="numbers of clusters that auto tries"
+    )
+    first_round_release: Literal["sketch", "update"] = Field(
+        "sketch", description="sketch (a random projection) | update (the paper's)"
+    )
+    sketch_dimensions: int | Literal["auto"] = Field("auto", description="length of the sketch, or auto")
+    first_round_noise: float | Literal["auto", "shared"] = Field(
+        "auto", description="auto | shared (the paper's: that of training) | a noise multiplier"
+    )
+    first_round_batch: int | Literal["all"] = Field(
+        "all", description="all records in one step (the paper's), or Poisson batches: for update only"
+    )
+    selection_share: float = Field(
+        0.03, gt=0, lt=1, description="epsilon of one private selection, as a share of privacy.epsilon"
+    )
+
+    @field_validator("first_round_batch")
+    @classmethod
+    def _sane_batch(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value not in RECORDS:
+            raise ValueError(f"must be all or {RECORDS}")
+        return value
+
+    @model_validator(mode="after")
+    def _only_updates_come_in_batches(self) -> Self:
+        if self.first_round_batch != "all" and self.first_round_release == "sketch":
+            raise ValueError("first_round_batch: a sketch sums all records; allowed with sketch: all")
+        return self
+
+    @field_validator("clusters", "sketch_dimensions")
+    @classmethod
+    def _at_least_two(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 2:
+            raise ValueError("must be auto or at least 2")
+        return value
+
+    @field_validator("candidates")
+    @classmethod
+    def _candidates_at_least_two(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if min(value) < 2:
+            raise ValueError("every candidate must be at least 2")
+        return tuple(sorted(set(value)))
+
+    @field_validator("first_round_noise")
+    @classmethod
+    def _sane_noise(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and value not in NOISE:
+            raise ValueError(f"must be auto, shared or {NOISE}")
+        return value
+
+
+@dataclass(frozen=True)
+class RDPCFLState(State):
+    initial: Vector
+    models: NDArray[np.float32]
+    """Cluster models, one per row; before clusters are known, the initial model alone."""
+    responsibilities: NDArray[np.float64]
+    """Probability of each cluster (column) for each client (row), from the mixture."""
+    cluster_of: Mapping[str, int]
+    votes: Mapping[str, tuple[int, ...]]
+    """Private selections of each client so far."""
+    switch_round: int
+    """E_c: first round in which clients choose themselves (0 before it is known)."""
+    scores: Mapping[str, float]
+    spread: float
+    separation: float
+    overlap: float
+    clustered: bool
+    points: NDArray[np.float64]
+    centres: NDArray[np.float64]
+
+
+@register
+class RDPCFL(Algorithm[RDPCFLState]):
+    name = "r-dpcfl"
+    unit = Unit.RECORD
+    settings_type = RDPCFLSettings
+    state_type = RDPCFLState
+    settings: RDPCFLSettings
+
+    def __init__(self, settings: RDPCFLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
+        super().__init__(settings, schedule, privacy)
+        if schedule.rounds < 2:
+            raise InputError(
+                f"schedule.rounds: {schedule.rounds} leaves no round to train after the clustering round; "
+                "allowed for r-dpcfl: 2 or more"
+            )
+
+    @property
+    def selections(self) -> int:
+        """Rounds E_c .. E_c + floor(E/10), both ends included, if there are so many."""
+        return min(self.schedule.rounds // 10 + 1, self.schedule.rounds - FIRST_SELECTION + 1)
+
+    def plan(self, facts: PublicFacts) -> PrivacyPlan:
+        self._clusters_allowed(len(facts.clients))
+        share = self.settings.selection_share
+        return record_plan(
+            facts,
+            self.privacy,
+            lambda client, records: [
+                self._first_round(records, facts.parameters),
+                training(self.schedule, self.privacy, records, self.schedule.rounds - 1),
+                *selections(self.privacy, client, share, self.selections),
+            ],
+        )
+
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RDPCFLState:
+        seed = int(rng.integers(2**31))
+        initial = facts.initialise(seed)
+        clients = len(facts.clients)
+        return RDPCFLState(
+            round=0,
+            clients=facts.clients,
+            seed=seed,
+            initial=initial,
+            models=initial[None].copy(),
+            responsibilities=np.ones((clients, 1)),
+            cluster_of=dict.fromkeys(facts.clients, 0),
+            votes=dict.fromkeys(facts.clients, ()),
+            switch_round=0,
+            scores={},
+            spread=0.0,
+            separation=0.0,
+            overlap=1.0,
+            clustered=False,
+            points=np.zeros((clients, 2)),
+            centres=np.zeros((1, 2)),
+        )
+
+    def round(self, state: RDPCFLState) -> Asking[RDPCFLState]:
+        if state.round == 0:
+            return (yield from self._cluster(state))
+        current = state.round + 1
+        votes, cluster_of = state.votes, state.cluster_of
+        joined = cluster_of
+        if current < state.switch_round:  # l. 15-17: join a cluster with the mixture's probability
+            joined = self._draw(state)
+        elif current < state.switch_round + self.selections:  # l. 19-21, made private
+            choices = yield from select("selection", state.clients, state.models)
+            votes = {
+                client: (*state.votes[client], choices[client]) if client in choices else state.votes[client]
+                for client in state.clients
+            }
+            joined = cluster_of = self._most_voted(state, votes)
+        jobs = [TrainJob(client, state.models[joined[client]]) for client in state.clients]
+        updates = yield from train("training", jobs)  # l. 22-23
+        return replace(  # l. 24-28
+            state,
+            round=current,
+            models=step_clusters(state.models, joined, updates),
+            cluster_of=cluster_of,
+            votes=votes,
+        )
+
+    def models(self, state: RDPCFLState) -> Assignment:
+        return Assignment(state.models, state.cluster_of)
+
+    def findings(self, state: RDPCFLState) -> Findings | None:
+        if state.switch_round == 0:
+            return None
+        warnings = []
+        help_by = (
+            "more records, a larger epsilon or a larger share of it in round 1 "
+            "(algorithm.first_round_noise) would help"
+        )
+        if not state.clustered:
+            warnings.append(
+                f"round 1 shows no clusters: a single one explains it no worse than {len(state.centres)}; "
+                f"{help_by}, if there are any"
+            )
+        elif state.overlap > CLEAR_OVERLAP:
+            warnings.append(
+                f"the clusters found in round 1 are not clearly apart: the closest two overlap by "
+                f"{state.overlap:.0%}, clear is up to {CLEAR_OVERLAP:.0%}; {help_by}"
+            )
+        return Findings(
+            clients=state.clients,
+            points=tuple((float(x), float(y)) for x, y in state.points),
+            centres=tuple((float(x), float(y)) for x, y in state.centres),
+            spread=state.spread,
+            responsibilities=tuple(tuple(float(p) for p in row) for row in state.responsibilities),
+            separation=state.separation,
+            overlap=state.overlap,
+            scores=dict(state.scores),
+            switch_round=state.switch_round,
+            warnings=tuple(warnings),
+        )
+
+    # --- round 1 ------------------------------------------------------------------------------------
+
+    def _first_round(self, records: int, parameters: int) -> PlannedRelease:
+        noise = {"auto": NoiseRule.AUTO, "shared": NoiseRule.SHARED}.get(
+            str(self.settings.first_round_noise)
+        ) or float(self.settings.first_round_noise)
+        if self.settings.first_round_release == "update":
+            batch = self.settings.first_round_batch
+            return clustering_round(self.schedule, self.privacy, records, noise, batch)
+        sketch = FullBatchSketch(
+            clip=self.privacy.clip,
+            noise_multiplier=noise,
+            records=records,
+            dimensions=self._sketch_dimensions(parameters),
+            adjacency=self.privacy.adjacency,
+        )
+        return PlannedRelease("first round", sketch, 1)
+
+    def _sketch_dimensions(self, parameters: int) -> int:
+        wanted = self.settings.sketch_dimensions
+        if wanted == "auto":
+            return default_sketch_dimensions(parameters)
+        if wanted > parameters:
+            raise InputError(
+                f"algorithm.sketch_dimensions: {wanted} is more than the model's {parameters} parameters, "
+                f"which a sketch is to be shorter than; allowed: auto, or 2 to {parameters}"
+            )
+        return wanted
+
+    def _cluster(self, state: RDPCFLState) -> Asking[RDPCFLState]:
+        jobs = [TrainJob(client, state.initial) for client in state.clients]
+        answers = yield from train("first round", jobs)  # l. 6-7
+        present = [client for client in state.clients if client in answers]
+        releases = [answers[client] for client in present]
+        mixture, scores = self._fit(releases, int(state.rng().integers(2**31)))  # l. 9-11
+        clusters = mixture.clusters
+        responsibilities = np.full((len(state.clients), clusters), 1.0 / clusters)
+        points = np.zeros((len(state.clients), 2))
+        rows = [state.clients.index(client) for client in present]
+        plane = principal_components(np.stack([release.value for release in releases]), 2)
+        responsibilities[rows] = mixture.responsibilities
+        points[rows, : plane.shape[1]] = plane
+        centres = np.stack([points[rows][mixture.labels == k].mean(axis=0) for k in range(clusters)])
+        rounds = self.schedule.rounds
+        return replace(
+            state,
+            round=1,
+            models=np.tile(state.initial, (clusters, 1)),  # l. 13
+            responsibilities=responsibilities,
+            cluster_of={**state.cluster_of, **dict(zip(present, mixture.labels.tolist(), strict=True))},
+            switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * rounds / 2 + 1e-6)),  # l. 12
+            scores={str(candidate): score for candidate, score in scores.items()},
+            spread=mixture.spread,
+            separation=mixture.separation,
+            overlap=mixture.overlap,
+            clustered=mixture.clustered,
+            points=points,
+            centres=centres,
+        )
+
+    def _fit(self, releases: list[Released[Vector]], seed: int) -> tuple[Mixture, Mapping[int, float]]:
+        allowed = self._clusters_allowed(len(releases))
+        if self.settings.clusters == "auto":
+            return choose_mixture(releases, allowed, seed)
+        mixture = fit_mixture(releases, self.settings.clusters, seed)
+        return mixture, {self.settings.clusters: mixture.separation}
+
+    def _clusters_allowed(self, clients: int) -> list[int]:
+        """Numbers of clusters that can be told apart among so many clients."""
+        if self.settings.clusters != "auto":
+            check_clusters(self.settings.clusters, clients, also="auto, or ")
+            return [self.settings.clusters]
+        allowed = [candidate for candidate in self.settings.candidates if candidate < clients]
+        if clients < 3:
+            found = "2 clients" if clients == 2 else "1 client"
+            instead = "2, or another algorithm" if clients == 2 else "another algorithm"
+            raise InputError(
+                f"algorithm.clusters: auto cannot tell clusters among {found}, it takes 3 or more; "
+                f"allowed here: {instead} (local, global)"
+            )
+        if not allowed:
+            raise InputError(
+                f"algorithm.candidates: {list(self.settings.candidates)} leaves nothing to try with "
+                f"{clients} clients; allowed: numbers from 2 to {clients - 1}"
+            )
+        return allowed
+
+    # --- later rounds -------------------------------------------------------------------------------
+
+    def _draw(self, state: RDPCFLState) -> dict[str, int]:
+        labels = draw_labels(state.responsibilities, state.rng())
+        return dict(zip(state.clients, labels.tolist(), strict=True))
+
+    def _most_voted(self, state: RDPCFLState, votes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """The cluster a client chose most often; between equals, the one chosen last."""
+        chosen = {}
+        for client in state.clients:
+            counts = Counter(votes[client])
+            most = max(counts.values(), default=0)
+            tied = [vote for vote in votes[client] if counts[vote] == most]
+            chosen[client] = tied[-1] if tied else state.cluster_of[client]
+        return chosen

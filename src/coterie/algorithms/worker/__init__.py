@@ -1,0 +1,1 @@
+"""Algorithms that protect one worker from every other in overlapping groups; group masters are trusted."""

@@ -1,0 +1,467 @@
+"""Figures of reproductions by name: each from the runs in the folder, or from a computation that has none.
+
+A new figure is a function in `FIGURES`; reproductions name it under `figures`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from coterie.data import build_federation, load_dataset
+from coterie.errors import InputError
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.sweep import LABEL
+from coterie.report import grid_figures, leakage, words
+from coterie.report.clusters import Clusters
+from coterie.report.figures import Figure, first_round_releases
+from coterie.report.grid import CellRun, Comparison, Setting
+from coterie.report.leakage import LeakageRecord, read_leakage
+from coterie.report.lines import Scale, Series, bar_figure, line_figure
+from coterie.report.record import read_findings, read_run
+from coterie.reproduce import first_round, two_clusters
+from coterie.reproduce.running import Reproduced
+
+Draw = Callable[[Comparison | None], Iterator[Figure]]
+DrawRows = Callable[[Reproduced, Comparison | None], Iterator[Figure]]
+
+EPSILON = "privacy.epsilon"
+WORTH_DRAWING = 1000.0
+"""Epsilon beyond which a run promises nothing, and would push all others into a corner."""
+CLEAR = 2.0
+"""Separation from which the publication calls clusters always found."""
+
+
+def figures_of(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """What the reproduction asks for, as far as its runs allow."""
+    for name in result.reproduction.figures:
+        if name in FIGURES:
+            yield from FIGURES[name](runs)
+        elif name in OF_ROWS:
+            yield from OF_ROWS[name](result, runs)
+        else:
+            known = ", ".join((*FIGURES, *OF_ROWS))
+            raise InputError(f"{result.reproduction.name}: no figure is called '{name}'; allowed: {known}")
+
+
+# --- from runs --------------------------------------------------------------------------------------
+
+
+def _budgets(runs: Comparison | None) -> Iterator[Figure]:
+    """Accuracy of all and of the minority against epsilon, and how often clusters were found."""
+    if runs is None or not runs.settings:
+        return
+    yield from grid_figures.accuracy_against_epsilon(runs)
+    yield from grid_figures.minority_against_epsilon(runs)
+    yield from _found(runs, "Runs that found all clusters", lambda run: run.result.clusters_found)
+    yield from _found(
+        runs, "Runs that found the minority as a cluster of its own", lambda run: run.result.minority_found
+    )
+
+
+def _found(runs: Comparison, heading: str, of: Callable[[CellRun], bool | None]) -> Iterator[Figure]:
+    searching = [
+        each
+        for each in runs.settings
+        if hasattr(each.runs[0].cell.experiment.algorithm, "clusters")
+        and all(of(run) is not None for run in each.runs)
+    ]
+    budgets = sorted({float(each.values[EPSILON]) for each in searching if EPSILON in each.values})
+    if not budgets:
+        return
+    by_name: dict[str, dict[float, Setting]] = {}
+    for each in searching:
+        rest = {key: value for key, value in each.values.items() if key != EPSILON}
+        by_name.setdefault(words.setting(rest), {})[float(each.values[EPSILON])] = each
+    series = [
+        (
+            f"{name} (of {max(len(each.runs) for each in known.values())})",
+            [sum(bool(of(run)) for run in known[e].runs) if e in known else None for e in budgets],
+        )
+        for name, known in by_name.items()
+    ]
+    yield bar_figure(
+        heading.split()[-1],
+        heading,
+        [f"{budget:g}" for budget in budgets],
+        series,
+        "Only algorithms that look for clusters; in brackets how many runs there were for each budget.",
+        "epsilon",
+    )
+
+
+def _rounds(runs: Comparison | None) -> Iterator[Figure]:
+    """Accuracy against round."""
+    if runs is not None and runs.settings:
+        yield from grid_figures.curves(runs)
+
+
+def _clustered(runs: Comparison | None) -> list[tuple[Setting, CellRun]]:
+    """Runs that clustered the releases of round 1."""
+    if runs is None:
+        return []
+    return [(setting, run) for setting in runs.settings for run in setting.runs if run.has_findings]
+
+
+def _separation(runs: Comparison | None) -> Iterator[Figure]:
+    """Separation score against the number of clusters tried: a chart per setting, a line per run."""
+    charts: dict[str, list[Series]] = {}
+    for setting, run in _clustered(runs):
+        findings = read_findings(RunFolder(run.result.folder).findings)
+        if findings is None:
+            continue
+        points = [(float(tried), score) for tried, score in sorted_scores(findings.scores)]
+        if len(points) > 1:
+            seed = f"seed {run.cell.experiment.seeds.simulation}: takes {len(findings.centres)}"
+            charts.setdefault(words.setting(setting.values), []).append(Series(seed, points))
+    for place, (name, series) in enumerate(charts.items()):
+        tried = [x for x, _ in series[0].points]
+        yield line_figure(
+            f"separation-{place}",
+            f"Separation score by number of clusters: {name}",
+            series,
+            Scale("number of clusters tried", lambda value: f"{value:.0f}", places=tried),
+            Scale("", lambda value: f"{value:.3g}", floor=0.0),
+            "Half the distance of the two closest components in units of what blurs the line between them; "
+            "one line for each run, and the number of clusters it went on with.",
+        )
+
+
+def sorted_scores(scores: Mapping[str, float]) -> list[tuple[int, float]]:
+    """Finite scores by the number of clusters they were tried for."""
+    return sorted((int(tried), score) for tried, score in scores.items() if math.isfinite(score))
+
+
+def _success(runs: Comparison | None) -> Iterator[Figure]:
+    """Whether the clusters were found, against the separation score of round 1: a mark for each run."""
+    marks: dict[str, list[tuple[float, float]]] = {"found": [], "not found": []}
+    for _, run in _clustered(runs):
+        findings = read_findings(RunFolder(run.result.folder).findings)
+        if findings is not None and run.result.clusters_found is not None:
+            found = bool(run.result.clusters_found)
+            marks["found" if found else "not found"].append((findings.separation, float(found)))
+    series = [Series(name, points, joined=False) for name, points in marks.items() if points]
+    if series:
+        yield line_figure(
+            "success",
+            "All clusters found, against the separation score",
+            series,
+            Scale("separation score of round 1 (MSS)", lambda value: f"{value:.3g}", floor=0.0),
+            Scale("", lambda value: {0.0: "no", 1.0: "yes"}.get(value, ""), places=(0.0, 1.0)),
+            f"One mark for each run. The publication finds all clusters from a score of {CLEAR:g} on.",
+            threshold=(CLEAR, "score 2"),
+        )
+
+
+def _releases(runs: Comparison | None) -> Iterator[Figure]:
+    """Releases of round 1 in the plane of their first two principal components, a chart for each run."""
+    for place, (setting, run) in enumerate(_clustered(runs)):
+        record = read_run(run.result.folder)
+        if record.findings is not None:
+            name = words.setting(
+                {key: value for key, value in setting.values.items() if key != "algorithm.name"}
+            )
+            figure = first_round_releases(
+                record, Clusters(record), record.findings, f"releases-{place}", f"Round 1: {name}"
+            )
+            if figure is not None:
+                yield figure
+
+
+def _batches(runs: Comparison | None) -> Iterator[Figure]:
+    """Distance of the closest two centres and separation score, against the batch of round 1."""
+    distances: dict[int, list[tuple[float, float]]] = {}
+    scores: dict[int, list[tuple[float, float]]] = {}
+    for _, run in _clustered(runs):
+        findings = read_findings(RunFolder(run.result.folder).findings)
+        batch = getattr(run.cell.experiment.algorithm, "first_round_batch", None)
+        if findings is None or batch is None or len(findings.centres) < 2:
+            continue
+        size = float(_records(run) if batch == "all" else batch)
+        centres = np.array(findings.centres)
+        apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
+        later = run.cell.experiment.schedule.batch
+        distances.setdefault(later, []).append((size, float(apart[np.triu_indices(len(centres), 1)].min())))
+        scores.setdefault(later, []).append((size, findings.separation))
+    varied = [later for later, points in distances.items() if len({size for size, _ in points}) > 1]
+    if not varied:
+        return
+    batch_axis = Scale("batch of round 1, in records", lambda value: f"{value:.4g}", logarithmic=True)
+    yield line_figure(
+        "centres",
+        "Distance of the closest two centres",
+        [Series(f"later batches of {later}", sorted(distances[later])) for later in varied],
+        batch_axis,
+        Scale("", lambda value: f"{value:.2g}", logarithmic=True),
+        "In the plane of the first two principal components. Fewer, larger steps move a model less: the "
+        "distance falls about as fast as the batch grows, once it is more than noise.",
+    )
+    yield line_figure(
+        "scores-by-batch",
+        "Separation score against the batch of round 1",
+        [Series(f"later batches of {later}", sorted(scores[later])) for later in varied],
+        batch_axis,
+        Scale("", lambda value: f"{value:.3g}", floor=0.0),
+        "Half the distance of the two closest centres in units of what blurs the line between them.",
+    )
+
+
+def _records(run: CellRun) -> int:
+    return max(client.records for client in read_run(run.result.folder).clients)
+
+
+def _panels(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """Accuracy and loss against round of the rows that a publication draws together."""
+    by_row = {} if runs is None else {str(each.values.get(LABEL)): each for each in runs.settings}
+    for place, (heading, rows) in enumerate(result.scale.panels.items()):
+        for kind in ("accuracy", "loss"):
+            series = [
+                Series(row, points)
+                for row in rows
+                if row in by_row and len(points := _curve(by_row[row], kind)) > 1
+            ]
+            if series:
+                ends = ", ".join(f"{each.name} {each.points[-1][1]:.3g}" for each in series)
+                yield line_figure(
+                    f"panel-{place}-{kind}",
+                    f"{kind.capitalize()} against round: {heading}",
+                    series,
+                    Scale("round", lambda value: f"{value:.0f}"),
+                    Scale(kind, lambda value: f"{value:.3g}", floor=0.0 if kind == "accuracy" else None),
+                    f"Mean over clients on held-out records. At the end: {ends}.",
+                )
+
+
+def _curve(setting: Setting, kind: str) -> list[tuple[float, float]]:
+    """The mean over runs after each round that all of them measured."""
+    series = [
+        {line.round: float(spread.mean) for line in run.rounds if (spread := getattr(line, kind)) is not None}
+        for run in setting.runs
+    ]
+    common = sorted(set.intersection(*(set(values) for values in series))) if series else []
+    return [(number, sum(values[number] for values in series) / len(series)) for number in common]
+
+
+def _leakage(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """Epsilon of workers against epoch, and the matrix of every row that the reproduction wants drawn."""
+    wanted = result.scale.matrices
+    found = [(row, record) for row, record, _ in _watched(runs) if row in wanted or not wanted]
+    if not found:
+        return
+    # What leaks does not depend on what is learnt: rows that differ in the model alone are one here.
+    alike = {(record.epsilon, record.history): (name, record) for name, record in reversed(found)}
+    found = list(alike.values())[::-1]
+    yield leakage.growths(found)
+    top = max(record.largest for _, record in found)
+    for name, record in found:
+        yield leakage.matrix(record, name=name, top=top)
+
+
+def _watched(runs: Comparison | None) -> Iterator[tuple[str, LeakageRecord, Setting]]:
+    """Rows in which workers watch each other, by name."""
+    for setting in runs.settings if runs is not None else ():
+        record = read_leakage(RunFolder(setting.runs[0].result.folder).leakage) if setting.runs else None
+        if record is not None:
+            yield str(setting.values.get(LABEL) or words.setting(setting.values)), record, setting
+
+
+def _exchange(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+    """What accuracy costs: a mark for each row, by the epsilon of its worst pair and of its mean pair."""
+    found = [(row, record, each) for row, record, each in _watched(runs) if record.largest <= WORTH_DRAWING]
+    if not found:
+        return
+    longest = max(_epochs(setting) for _, _, setting in found)
+    found = [each for each in found if _epochs(each[2]) == longest]
+    for name, of, said in (
+        ("worst", "the worst pair", "the pair of workers of which one learns most about the other"),
+        ("mean", "the mean pair", "the mean over all pairs that the threat model is about"),
+    ):
+        kinds: dict[str, list[tuple[float, float]]] = {}
+        for row, record, setting in found:
+            values = [value for line in record.epsilon for value in line if value is not None]
+            across = record.largest if name == "worst" else sum(values) / len(values)
+            scores = [run.result.accuracy.mean for run in setting.runs if run.result.accuracy]
+            kinds.setdefault(row.split()[0], []).append((across, sum(scores) / len(scores)))
+        yield line_figure(
+            f"exchange-{name}",
+            f"Accuracy against the epsilon of {of}",
+            [Series(kind, points, joined=False) for kind, points in kinds.items()],
+            Scale(f"epsilon of {of}", lambda value: f"{value:.4g}", floor=0.0),
+            Scale("", lambda value: f"{100 * value:.1f}%"),
+            f"One mark for each row of {longest} rounds: its mean accuracy, and {said}. "
+            f"Rows that leak more than epsilon {WORTH_DRAWING:g} are left out.",
+        )
+
+
+def _epochs(setting: Setting) -> int:
+    return setting.runs[0].cell.experiment.schedule.rounds
+
+
+# --- without runs -----------------------------------------------------------------------------------
+
+
+def _two_clusters(runs: Comparison | None) -> Iterator[Figure]:
+    """The example on a line: how each way of grouping goes from a bad start, and how often it ends well."""
+    rounds = Scale("round", lambda value: f"{value:.0f}", places=(0, 10, 20, 30))
+    for place, strategy in enumerate(two_clusters.STRATEGIES):
+        course = two_clusters.play(
+            strategy, two_clusters.TRAPPED_START, noise=4.0, rng=np.random.default_rng(0)
+        )
+        series = [
+            Series(f"model {k + 1}", [(float(t), models[k]) for t, models in enumerate(course.models)])
+            for k in range(2)
+        ]
+        groups = [f"client {client + 1} in {group + 1}" for client, group in enumerate(course.groups[-1])]
+        right = sum(two_clusters.same_groups(each) for each in course.groups)
+        yield line_figure(
+            f"course-{place}",
+            f"Models, clients grouped {strategy}",
+            series,
+            rounds,
+            Scale("", lambda value: f"{value:.3g}".replace("-", "−"), places=(-5.5, 0.0, 5.5, 13.0)),
+            "Best for clients 1 and 2 is −5.5, for 3 and 4 it is 5.5. "
+            f"At the end {', '.join(groups)}; grouped right in {right} of {len(course.groups)} rounds.",
+        )
+    levels = (0.0, 10.0, 20.0, 40.0, 60.0, 80.0)
+    yield line_figure(
+        "strategies",
+        "Clients grouped right, against noise",
+        [
+            Series(
+                strategy,
+                [(level, two_clusters.success(strategy, level, draws=200, seed=0)) for level in levels],
+            )
+            for strategy in two_clusters.STRATEGIES
+        ],
+        Scale("standard deviation of the noise on a gradient", lambda value: f"{value:g}"),
+        Scale("", lambda value: f"{100 * value:.0f}%", places=(0.0, 0.25, 0.5, 0.75, 1.0)),
+        "Share of 200 random starts after 30 rounds. Losses depend on where models start, updates vanish as "
+        "models converge; updates from one start, then losses, suffer neither.",
+    )
+
+
+def _noise(runs: Comparison | None) -> Iterator[Figure]:
+    """The noise multiplier and the noise of an update against the batches of round 1 and of later rounds."""
+    client = first_round.Client()
+    firsts = (16, 64, 256, 1024, client.records)
+    laters = (8, 16, 32, 64, 128, 256)
+    batch = Scale(
+        "batch of round 1, in records", lambda value: f"{value:.4g}", logarithmic=True, places=firsts
+    )
+    where = f"{client.records:,} records, epsilon {client.epsilon:g}, delta {client.delta:g}, 200 rounds"
+    yield line_figure(
+        "multiplier",
+        "Noise multiplier against the batches of a run",
+        [
+            Series(
+                f"later batches of {later}",
+                [(float(first), first_round.noise_multiplier(client, first, later)) for first in firsts],
+            )
+            for later in laters
+        ],
+        batch,
+        Scale("", lambda value: f"{value:.3g}", floor=0.0),
+        f"One multiplier for all rounds; {where}. Round 1 is one round, the later batches are all others.",
+    )
+    for in_round_1, heading in ((True, "in round 1"), (False, "in a later round")):
+        yield line_figure(
+            f"variance-{int(in_round_1)}",
+            f"Variance of the noise in an update {heading}",
+            [
+                Series(
+                    f"later batches of {later}",
+                    [
+                        (
+                            float(first),
+                            first_round.update_variance(client, first, later, in_round_1=in_round_1),
+                        )
+                        for first in firsts
+                    ],
+                )
+                for later in laters
+            ],
+            batch,
+            Scale("", lambda value: f"{value:.0e}", logarithmic=True),
+            f"Summed over {client.parameters:,} coordinates; clip {client.clip:g}, step size {client.lr:g}; "
+            f"{where}.",
+        )
+    budgets = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
+    large = {epsilon: first_round.Client(records=50_000, epsilon=epsilon) for epsilon in budgets}
+    yield line_figure(
+        "ratio",
+        "What a full batch in round 1 costs all rounds",
+        [
+            Series(
+                f"batches of {later}",
+                [
+                    (
+                        epsilon,
+                        first_round.noise_multiplier(large[epsilon], 50_000, later)
+                        / first_round.noise_multiplier(large[epsilon], later, later),
+                    )
+                    for epsilon in budgets
+                ],
+            )
+            for later in (16, 32, 64, 128, 256, 512, 1024)
+        ],
+        Scale("epsilon", lambda value: f"{value:g}", places=(1, 3, 5, 10, 15)),
+        Scale("", lambda value: f"{value:.3g}", floor=1.0),
+        "Noise multiplier with a full batch in round 1, over that with the same batch in all rounds; 50,000 "
+        "records, 200 rounds.",
+    )
+
+
+def _lines(runs: Comparison | None) -> Iterator[Figure]:
+    """Points of four lines and the models that were fitted to them: a model that nobody uses lies astray."""
+    if runs is None:
+        return
+    number = Scale("x", lambda value: f"{value:.1f}".replace("-", "−"))
+    upward = Scale("", number.label)
+    for place, run in enumerate(run for setting in runs.settings for run in setting.runs):
+        experiment, models = run.cell.experiment, run.result.models
+        if experiment.data.name != "lines" or models is None:
+            continue
+        seed = experiment.seeds.simulation
+        federation = build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
+        points: dict[int, list[tuple[float, float]]] = {}
+        for client, cluster in zip(federation.clients, federation.truth or (), strict=True):
+            x, y = client.train.features[:2, 0].tolist(), client.train.targets[:2].tolist()
+            points.setdefault(cluster, []).extend(zip(x, y, strict=True))
+        users = Counter(run.result.clusters.values())
+        series = [
+            Series(f"cluster {cluster}", spots, joined=False) for cluster, spots in sorted(points.items())
+        ]
+        series += [
+            Series(
+                f"model {row}, {users[row]} clients",
+                [(x, slope * x + intercept) for x in (-2.0, 2.0)],
+            )
+            for row, (slope, intercept) in enumerate(models)
+        ]
+        row = str(run.cell.values.get("label") or experiment.algorithm.name)
+        used = sum(users[model] > 0 for model in range(len(models)))
+        yield line_figure(
+            f"lines-{place}",
+            f"{row}, {experiment.data.scenario or 'balanced-easy'}",
+            series,
+            number,
+            upward,
+            f"Two points of each client by its cluster, and the models; {used} of {len(models)} are used.",
+        )
+
+
+FIGURES: Mapping[str, Draw] = {
+    "budgets": _budgets,
+    "rounds": _rounds,
+    "separation": _separation,
+    "success": _success,
+    "releases": _releases,
+    "batches": _batches,
+    "two-clusters": _two_clusters,
+    "noise": _noise,
+    "lines": _lines,
+}
+
+OF_ROWS: Mapping[str, DrawRows] = {"panels": _panels, "leakage": _leakage, "exchange": _exchange}
+"""Those for which the reproduction itself says which rows belong together."""
