@@ -34,13 +34,13 @@ from coterie.engines.flower.messages import (
     SiteFacts,
     TrainMessage,
 )
-from coterie.engines.flower.post import Patience
 from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
-from coterie.engines.flower.proxy import Door, OpenDoor, Upstream
+from coterie.engines.flower.proxy import AllowlistProxy, OpenDoor, Upstream
 from coterie.engines.flower.runtime import Control
+from coterie.engines.flower.transport import Timeouts
 from coterie.experiment.deployment import APP, Serving, on_grid
 from coterie.experiment.files import read_experiment
-from coterie.experiment.serving import ServedRound, Watcher
+from coterie.experiment.serving import Callbacks, ServedRound
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut
 from coterie.training.parameters import flatten
@@ -64,7 +64,7 @@ def write_sites(folder: Path) -> dict[str, Path]:
     return found
 
 
-def passed(door: Door) -> int:
+def passed(door: AllowlistProxy) -> int:
     return sum(door.bytes_in.values()) + sum(door.bytes_out.values())
 
 
@@ -100,8 +100,8 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
         def start(guarantee: str) -> None:
             last[0] = passed(link.door.door)
 
-        serving = Serving(folder / "run", keys, patience=Patience(), wait=600)
-        watch = Watcher(agreed=start, round=note)
+        serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
+        watch = Callbacks(agreed=start, round=note)
         expect = link.door.door.expect
         on_grid(read_experiment(experiment), grid, link.nodes, serving, watch, sent=expect)
     return found
@@ -130,7 +130,7 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
         for name in sites:
             control.register(name, public_key_bytes(keys.sites / f"{name}.pub"))
         control.close()
-        door = Door(Upstream(address, keys.authority))
+        door = AllowlistProxy(Upstream(address, keys.authority))
         opened = stack.enter_context(OpenDoor(door, "127.0.0.1", 0, keys.certificate, keys.key))
         for name, data in sites.items():
             node = Child(

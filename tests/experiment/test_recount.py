@@ -17,7 +17,7 @@ from coterie.experiment.folder import RunFolder, read_json, write_json
 from coterie.experiment.recount import recount
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import ChainedLines, Seal
-from coterie.privacy import Books, Custody, Guarantee, Ledger, Meaning, PrivacyPlan
+from coterie.privacy import Custody, Guarantee, Ledger, LedgerView, Meaning, PrivacyPlan
 
 RECORDS = {
     "federation": {"sizes": [2, 2], "records_per_client": 40},
@@ -167,7 +167,7 @@ def _lost_line(files: RunFolder) -> None:
 def _new_chain(files: RunFolder) -> None:
     """A ledger that holds together, with less in it, and nothing that remembers the other."""
     plan = PrivacyPlan.from_json(read_json(files.plan))
-    books = Books.read(files.ledger, plan)
+    books = LedgerView.read(files.ledger, plan)
     files.ledger.unlink()
     shutil.rmtree(files.checkpoint)
     (files.path / "seal.jsonl").unlink()

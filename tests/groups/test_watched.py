@@ -8,10 +8,10 @@ import pytest
 from coterie.errors import InputError
 from coterie.groups import (
     GroupAlgorithm,
+    Observer,
     Schedule,
     Structure,
     Threat,
-    Watched,
     clustered,
     coalition_leakage,
     drawn_labels,
@@ -27,7 +27,7 @@ DELTA = 1e-5
 
 def watched(structure, epochs=199, threat=Threat.ANYONE, **more):
     schedule = Schedule.of(len(structure.groups), **{"period": 10, "rate": 0.7, "noise": 2.0} | more)
-    return Watched(structure, schedule, threat, epochs)
+    return Observer(structure, schedule, threat, epochs)
 
 
 def test_the_guarantee_of_a_ring_names_its_worst_pair_and_what_pooling_would_give():

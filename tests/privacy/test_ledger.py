@@ -20,7 +20,7 @@ from coterie.privacy import ledger as ledger_module
 from coterie.privacy.accounting import ACCOUNTANTS, epsilon_of
 from coterie.privacy.chain import ChainHead, link
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
-from coterie.privacy.ledger import Books, Charge, Ledger
+from coterie.privacy.ledger import Charge, Ledger, LedgerView
 from coterie.privacy.mechanisms import FullBatchSteps, NoiseRule, PoissonSteps, PrivateSelection
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.units import Adjacency, Budget, ThreatModel, Unit
@@ -814,7 +814,7 @@ def test_what_was_executed_is_read_without_a_lock_or_a_write(path: Path) -> None
     with open_ledger(path) as ledger:
         ledger.charge([training("a", 1), training("b", 1), Charge("a", 1, "first", "00")])
         path.chmod(0o444)
-        counts = Books.read(path, PLAN).counts
+        counts = LedgerView.read(path, PLAN).counts
         assert counts == {subject: ledger.executed(subject) for subject in "abc"}
     assert counts["a"] == {"first": 1, "training": 1, "selection": 0}
 
@@ -822,14 +822,14 @@ def test_what_was_executed_is_read_without_a_lock_or_a_write(path: Path) -> None
 def test_reading_checks_the_chain_and_the_plan(path: Path, finished: bytes) -> None:
     path.write_bytes(finished)
     with pytest.raises(LedgerError, match="belongs to another plan"):
-        Books.read(path, make_plan(noise=1.3))
+        LedgerView.read(path, make_plan(noise=1.3))
     lines = lines_of(finished)
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
     with pytest.raises(LedgerError, match="does not follow"):
-        Books.read(path, PLAN)
+        LedgerView.read(path, PLAN)
     path.write_bytes(b"")
     with pytest.raises(LedgerError, match="line 1"):
-        Books.read(path, PLAN)
+        LedgerView.read(path, PLAN)
     path.unlink()
     with pytest.raises(LedgerError, match="cannot be used"):
-        Books.read(path, PLAN)
+        LedgerView.read(path, PLAN)

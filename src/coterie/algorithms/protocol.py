@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
-from coterie.groups import Structure, Watched
+from coterie.groups import Observer, Structure
 from coterie.privacy import PrivacyPlan, Unit
 from coterie.privacy.released import Released
 
@@ -285,10 +285,10 @@ class Sums:
 Request: TypeAlias = Train | Select | Cohort | Count | Sum
 Reply: TypeAlias = Updates | Choices | Opened | Histogram | Sums
 T = TypeVar("T")
-Asking: TypeAlias = Generator[Request, Reply, T]
+Rounds: TypeAlias = Generator[Request, Reply, T]
 
 
-def train(release: str, jobs: Sequence[TrainJob]) -> Asking[Mapping[str, Released[Vector]]]:
+def train(release: str, jobs: Sequence[TrainJob]) -> Rounds[Mapping[str, Released[Vector]]]:
     """Yield a `Train` request and return its answer, typed.
 
     A client whose vector holds anything that is not a finite number counts as one that did not answer: in a
@@ -304,7 +304,7 @@ def train(release: str, jobs: Sequence[TrainJob]) -> Asking[Mapping[str, Release
     return usable
 
 
-def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) -> Asking[Mapping[str, int]]:
+def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) -> Rounds[Mapping[str, int]]:
     """Yield a `Select` request and return the chosen index of each client."""
     reply = yield Select(release, tuple(clients), models)
     if not isinstance(reply, Choices):
@@ -312,7 +312,7 @@ def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) ->
     return {client: choice.value for client, choice in reply.by_client.items()}
 
 
-def open_cohort(release: str, job: CohortJob) -> Asking[Opened]:
+def open_cohort(release: str, job: CohortJob) -> Rounds[Opened]:
     """Yield a `Cohort` request and return its handle."""
     reply = yield Cohort(release, job)
     if not isinstance(reply, Opened):
@@ -320,7 +320,7 @@ def open_cohort(release: str, job: CohortJob) -> Asking[Opened]:
     return reply
 
 
-def count(cohort: Opened) -> Asking[Released[NDArray[np.float64]]]:
+def count(cohort: Opened) -> Rounds[Released[NDArray[np.float64]]]:
     """Yield a `Count` request and return the noisy counts."""
     reply = yield Count(cohort)
     if not isinstance(reply, Histogram):
@@ -328,7 +328,7 @@ def count(cohort: Opened) -> Asking[Released[NDArray[np.float64]]]:
     return reply.counts
 
 
-def add_up(cohort: Opened, route: NDArray[np.float64] | None = None, minimum: int = 0) -> Asking[Sums]:
+def add_up(cohort: Opened, route: NDArray[np.float64] | None = None, minimum: int = 0) -> Rounds[Sums]:
     """Yield a `Sum` request and return the noisy sums."""
     reply = yield Sum(cohort, route, minimum)
     if not isinstance(reply, Sums):
@@ -445,14 +445,14 @@ class Algorithm(ABC, Generic[S]):
         """The state before the first round."""
 
     @abstractmethod
-    def round(self, state: S) -> Asking[S]:
+    def round(self, state: S) -> Rounds[S]:
         """One round: ask, combine what was released, return the next state."""
 
     @abstractmethod
     def models(self, state: S) -> Assignment | OwnChoice:
         """The model each client would use after `state`, or how it would choose one."""
 
-    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched | None:
+    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer | None:
         """Who sees what when, where units watch each other; None where an observer sees every release."""
         return None
 

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     Findings,
     LocalTraining,
     OwnChoice,
     PublicFacts,
+    Rounds,
     State,
 )
-from coterie.groups import Watched
+from coterie.groups import Observer
 from coterie.privacy import PrivacyPlan
 
 
@@ -54,14 +54,14 @@ class Smoothed(Algorithm[Any]):
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> State:
         return self._with_mean(self.algorithm.start(facts, rng), None)
 
-    def round(self, state: Any) -> Asking[State]:
+    def round(self, state: Any) -> Rounds[State]:
         following = yield from self.algorithm.round(state)
         return self._with_mean(following, state)
 
     def models(self, state: Any) -> Assignment | OwnChoice:
         return replace(self.algorithm.models(state), models=state.mean)
 
-    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched | None:
+    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer | None:
         return self.algorithm.watched(facts, plan)
 
     def local_training(self) -> LocalTraining | None:

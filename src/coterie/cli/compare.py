@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from coterie import api
-from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, err, out, print_json, print_table
 from coterie.experiment.folder import finite, newest_first, next_free
 from coterie.experiment.sweep import BRIEF, OUTSIDE, Progress, Sweep, SweepResult, table_columns
 
@@ -14,7 +14,7 @@ def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int |
     sweep = Sweep.read(path)
     target = out or _folder_for(sweep, path, resume)
     total = sum(cell.experiment.schedule.rounds for cell in sweep.cells())
-    with Watch("comparing", total) as bar:
+    with ProgressBar("comparing", total) as bar:
 
         def watch(progress: Progress) -> None:
             finished = sum(progress.done[name] == progress.rounds[name] for name in progress.done)

@@ -21,7 +21,7 @@ def print_json(content: Mapping[str, Any]) -> None:
     print(json.dumps(content, allow_nan=False))
 
 
-class Watch:
+class ProgressBar:
     """How far a long command is: a bar on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, what: str, total: int) -> None:

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, err, out, print_json, print_table
 from coterie.cli.run import private_figures
 from coterie.engines.flower.joining import Joining, open_site
 from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key
 from coterie.engines.flower.messages import SiteFacts
 from coterie.engines.flower.node import Connection, attend
-from coterie.engines.flower.post import Patience
+from coterie.engines.flower.transport import Timeouts
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving
 from coterie.experiment.deployment import serve as serve_experiment
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
-from coterie.experiment.serving import ServedResult, ServedRound, Watcher
+from coterie.experiment.serving import Callbacks, ServedResult, ServedRound
 from coterie.experiment.simulation import simulate as simulate_on_ray
 from coterie.privacy.units import round_up
 from coterie.report import write_run_report
@@ -74,13 +74,13 @@ def serve(
         port=port,
         sites=sites,
         wait=wait,
-        patience=Patience(answer=answer, rejoin=rejoin),
+        timeouts=Timeouts(answer=answer, rejoin=rejoin),
         truth=_read_truth(truth),
         resume=resume,
         opened=lambda found, names: _opened(host, found, names),
     )
-    with _log_to_stderr(), Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
-        watcher = Watcher(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
+    with _log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
+        watcher = Callbacks(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
         if simulate:
             result = simulate_on_ray(chosen, target, watcher)
         else:
@@ -107,7 +107,7 @@ def _agreed(guarantee: str) -> None:
     print(f"agreed: {guarantee}", file=sys.stderr, flush=True)
 
 
-def _round(report: ServedRound, progress: Watch) -> None:
+def _round(report: ServedRound, progress: ProgressBar) -> None:
     left = ", ".join(f"{name} {_left(report.budget[name] - spent)}" for name, spent in report.epsilon.items())
     missing = "".join(f"; {name} missing ({why})" for name, why in report.missing.items())
     accuracy = f", accuracy {report.accuracy:.1%}" if report.accuracy is not None else ""

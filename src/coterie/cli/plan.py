@@ -119,7 +119,7 @@ class SampleSchedule:
         return PrivacyPlan(Unit.RECORD, self.adjacency, SERVER, (unit,))
 
 
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds in all.")]
+RoundCount = Annotated[int, typer.Option(min=1, help="Rounds in all.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Epsilon = Annotated[float | None, typer.Option(help="Budget: find the noise for it (inf: no privacy).")]
 Accounting = Annotated[AccountantName, typer.Option(help="Accountant that proves the plan.")]
@@ -130,7 +130,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 def sample(
     records: Annotated[int, typer.Option(min=1, help="Records of a client.")],
     batch: Annotated[int, typer.Option(min=1, help="Expected batch size.")],
-    rounds: Rounds,
+    rounds: RoundCount,
     delta: Delta,
     epochs: Annotated[int, typer.Option(min=1, help="Local epochs a round.")] = 1,
     epsilon: Epsilon = None,
@@ -201,7 +201,7 @@ def sample(
 def client(
     clients: Annotated[int, typer.Option(min=1, help="Clients in the population.")],
     rate: Annotated[float, typer.Option(help="Share of the clients that is sampled each round.")],
-    rounds: Rounds,
+    rounds: RoundCount,
     delta: Delta,
     epsilon: Epsilon = None,
     noise: Annotated[

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from coterie import api
-from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, err, out, print_json, print_table
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import finite
@@ -47,7 +47,7 @@ def reproduce(
     else:
         planned = sweep_of(reproduction, scale, selection, overrides)
         total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
-        with Watch(name, total) as bar:
+        with ProgressBar(name, total) as bar:
 
             def watch(progress: Progress) -> None:
                 finished = sum(progress.done[cell] == progress.rounds[cell] for cell in progress.done)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from coterie import api
-from coterie.cli.console import Watch, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, err, out, print_json, print_table
 from coterie.errors import InputError
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
@@ -23,7 +23,7 @@ def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Pat
         if not experiment.exists():
             raise InputError(f"--resume: {out} holds no run to go on with; allowed: the folder of one")
     chosen = read_experiment(experiment, overrides)
-    with Watch(chosen.algorithm.name, chosen.schedule.rounds) as progress:
+    with ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
 
         def watch(report: RoundReport) -> None:
             accuracy = f"accuracy {report.accuracy:.1%}, " if report.accuracy is not None else ""

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from coterie.algorithms.protocol import Asking, Reply, Request
+from coterie.algorithms.protocol import Reply, Request, Rounds
 from coterie.engines.local import Begun, LocalEngine, share_trainer
 from coterie.privacy import Unit
 
@@ -34,7 +34,7 @@ Work: TypeAlias = Generator[Ask, Reply, T]
 """Something that goes on (a round, a whole run) whenever what it asked for is answered."""
 
 
-def asks(asking: Asking[T], engine: Engine, round: int) -> Work[T]:
+def asks(asking: Rounds[T], engine: Engine, round: int) -> Work[T]:
     """A round's requests, addressed; returns what the round returns."""
     try:
         request = next(asking)
@@ -56,7 +56,7 @@ def finish(work: Work[T]) -> T:
         return result
 
 
-def drive(asking: Asking[T], engine: Engine, round: int) -> T:
+def drive(asking: Rounds[T], engine: Engine, round: int) -> T:
     """Run a round's generator to its end and return what it returns."""
     return finish(asks(asking, engine, round))
 

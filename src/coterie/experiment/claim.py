@@ -15,7 +15,7 @@ from typing import Any
 from coterie.errors import CoterieError, LedgerError
 from coterie.experiment.recount import Account, Basis, close_to
 from coterie.files import digest_bytes
-from coterie.groups import Watched
+from coterie.groups import Observer
 from coterie.privacy import Budget, ChainHead, Custody, Mode, PrivacyPlan
 from coterie.privacy.units import number_from_json, number_to_json
 
@@ -118,7 +118,7 @@ def _basis_from_json(data: Mapping[str, Any]) -> Basis:
         str(data["accountant"]),
         Mode(data["mode"]),
         Custody(data["held_by"]),
-        None if data["watched"] is None else Watched.from_json(data["watched"]),
+        None if data["watched"] is None else Observer.from_json(data["watched"]),
     )
 
 

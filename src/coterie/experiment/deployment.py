@@ -12,12 +12,12 @@ from flwr.serverapp import Grid
 from coterie.engines.flower import server
 from coterie.engines.flower.keys import KeyFolder
 from coterie.engines.flower.link import open_link
-from coterie.engines.flower.post import Patience, Post
+from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import check_same_experiment
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable, trusts_server
+from coterie.experiment.serving import Callbacks, ServedResult, ServedRun, check_servable, trusts_server
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class Serving:
     port: int = 0
     sites: int = 0
     wait: float = 600.0
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     truth: Mapping[str, int] | None = None
     resume: bool = False
     opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
     simulated: bool = False
 
 
-def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedResult:
+def serve(experiment: Experiment, serving: Serving, watch: Callbacks) -> ServedResult:
     """Serve an experiment from its first round, or from where it stopped, to its end."""
     files = RunFolder(serving.out)
     check_servable(experiment)
@@ -73,7 +73,7 @@ def serve(experiment: Experiment, serving: Serving, watch: Watcher) -> ServedRes
     with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
         serving.opened(link.door.port, list(link.nodes))
         with link.grid() as grid:
-            nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.patience)
+            nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
             result = on_grid(experiment, grid, nodes, serving, watch, sent=link.door.door.expect)
     if trusts_server(experiment):
         shutil.rmtree(folder)  # what the link remembers of messages tells who was sampled
@@ -85,7 +85,7 @@ def on_grid(
     grid: Grid,
     nodes: Mapping[str, int],
     serving: Serving,
-    watch: Watcher,
+    watch: Callbacks,
     *,
     sent: Callable[[int], None] = lambda size: None,
 ) -> ServedResult:
@@ -94,31 +94,33 @@ def on_grid(
     Args:
         sent: is told how large messages are, so that answers need be no larger.
     """
-    post = Post(grid, nodes, serving.patience, sent)
+    transport = Transport(grid, nodes, serving.timeouts, sent)
     files = RunFolder(serving.out)
-    wait_for(post, serving.wait, everyone=not files.exists)
-    run = ServedRun(experiment, files, post, truth=serving.truth, watch=watch, simulated=serving.simulated)
+    wait_for(transport, serving.wait, everyone=not files.exists)
+    run = ServedRun(
+        experiment, files, transport, truth=serving.truth, watch=watch, simulated=serving.simulated
+    )
     return run.finish()
 
 
-def wait_for(post: Post, seconds: float, *, everyone: bool) -> None:
+def wait_for(transport: Transport, seconds: float, *, everyone: bool) -> None:
     """Wait for all sites (or, in a run that goes on, for as many as come in time)."""
     until = time.monotonic() + seconds
-    while missing := set(post.nodes) - post.online():
+    while missing := set(transport.nodes) - transport.online():
         if time.monotonic() >= until:
-            if everyone or missing == set(post.nodes):
+            if everyone or missing == set(transport.nodes):
                 raise InputError(
                     f"--wait: after {seconds:g} seconds {', '.join(sorted(missing))} did not join"
                 )
             return
-        time.sleep(post.patience.poll)
+        time.sleep(transport.timeouts.poll)
 
 
-def discover(grid: Grid, sites: int, seconds: float, patience: Patience) -> dict[str, int]:
+def discover(grid: Grid, sites: int, seconds: float, timeouts: Timeouts) -> dict[str, int]:
     """Nodes by the names that they give themselves, where no keys say who they are."""
     until = time.monotonic() + seconds
     while len(nodes := list(grid.get_node_ids())) < sites:
         if time.monotonic() >= until:
             raise InputError(f"--wait: after {seconds:g} seconds {len(nodes)} of {sites} sites have joined")
-        time.sleep(patience.poll)
-    return server.names_of(grid, nodes, patience)
+        time.sleep(timeouts.poll)
+    return server.names_of(grid, nodes, timeouts)

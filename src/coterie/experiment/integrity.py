@@ -15,7 +15,7 @@ from coterie.experiment import checkpoint
 from coterie.experiment.checkpoint import Stored
 from coterie.experiment.folder import Json, RunFolder, read_json
 from coterie.experiment.seal import NAME, ChainedLines, Check, Seal
-from coterie.privacy import Books, ChainHead, PrivacyPlan
+from coterie.privacy import ChainHead, LedgerView, PrivacyPlan
 
 METRICS = "file of metrics"
 
@@ -38,8 +38,8 @@ class Integrity:
             raise LedgerError(f"{self.files.plan}: {mistake}") from None
 
     @cached_property
-    def books(self) -> Books:
-        return Books.read(self.files.ledger, self.plan)
+    def books(self) -> LedgerView:
+        return LedgerView.read(self.files.ledger, self.plan)
 
     @cached_property
     def metrics(self) -> ChainedLines:

@@ -16,14 +16,14 @@ from coterie.algorithms.protocol import PublicFacts
 from coterie.algorithms.settings import PrivacySettings
 from coterie.errors import BudgetError, InputError
 from coterie.experiment.folder import Json
-from coterie.groups import Leakage, Watched
+from coterie.groups import Leakage, Observer
 from coterie.privacy import (
     Adjacency,
-    Books,
     Budget,
     Custody,
     Guarantee,
     Ledger,
+    LedgerView,
     Mode,
     PrivacyPlan,
     calibrate,
@@ -45,10 +45,10 @@ class Promise:
     plan: PrivacyPlan
     budgets: Mapping[str, Budget]
     guarantee: Guarantee
-    watched: Watched | None = None
+    watched: Observer | None = None
     """Who sees what, where workers watch each other."""
 
-    def spent(self, ledger: Ledger | Books) -> float:
+    def spent(self, ledger: Ledger | LedgerView) -> float:
         """Epsilon of what was charged so far, of the unit that spent most."""
         if self.watched is None:
             return ledger.spent()
@@ -101,7 +101,7 @@ class Promise:
 
 
 @lru_cache(maxsize=8)
-def _leakage_after(watched: Watched, epochs: int, delta: float, adjacency: Adjacency) -> Leakage:
+def _leakage_after(watched: Observer, epochs: int, delta: float, adjacency: Adjacency) -> Leakage:
     """The log and the progress bar ask the same after every epoch."""
     return watched.leakage(epochs, delta=delta, adjacency=adjacency)
 

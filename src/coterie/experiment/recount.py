@@ -23,7 +23,7 @@ from coterie.experiment.promises import Promise
 from coterie.experiment.proposal import build_algorithm
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Check
-from coterie.groups import Structure, Watched
+from coterie.groups import Observer, Structure
 from coterie.models import code_caveats
 from coterie.privacy import (
     Budget,
@@ -99,7 +99,7 @@ class Account:
         return stored
 
     @cached_property
-    def watched(self) -> Watched | None:
+    def watched(self) -> Observer | None:
         """Who sees what, where workers watch each other."""
         return watched_in(self.files, self.integrity.plan)
 
@@ -147,7 +147,7 @@ class Basis:
     accountant: str
     mode: Mode
     held_by: Custody
-    watched: Watched | None
+    watched: Observer | None
 
     def proven(self, caveats: Sequence[str] = ()) -> Guarantee:
         """The guarantee as the plan proves it; caveats of the run itself are taken as they are."""
@@ -185,7 +185,7 @@ def recount(path: Path) -> Recount | None:
     return Recount(releases, books.head.count, account.spent, account.stored.epsilon)
 
 
-def watched_in(files: RunFolder, plan: PrivacyPlan) -> Watched | None:
+def watched_in(files: RunFolder, plan: PrivacyPlan) -> Observer | None:
     """Who sees what, where workers watch each other, from the groups that the folder names."""
     if not files.leakage.exists():
         return None

@@ -9,12 +9,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.engines.flower.post import Patience
+from coterie.engines.flower.transport import Timeouts
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import ServedRound, Watcher
+from coterie.experiment.serving import Callbacks, ServedRound
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ def main(grid: Grid, context: Context) -> None:
         if not config.get(key):
             raise InputError(f"run config: {key} is needed")
     experiment = read_experiment(Path(str(config["experiment"])))
-    patience = Patience()
+    timeouts = Timeouts()
     wait = float(config["wait"])
-    nodes = discover(grid, int(config["clients"]), wait, patience)
-    serving = Serving(Path(str(config["out"])), None, wait=wait, patience=patience, resume=True)
+    nodes = discover(grid, int(config["clients"]), wait, timeouts)
+    serving = Serving(Path(str(config["out"])), None, wait=wait, timeouts=timeouts, resume=True)
     if not RunFolder(serving.out).finished:
-        on_grid(experiment, grid, nodes, serving, Watcher(agreed=log.info, round=_tell))
+        on_grid(experiment, grid, nodes, serving, Callbacks(agreed=log.info, round=_tell))
 
 
 def _tell(report: ServedRound) -> None:

@@ -32,8 +32,8 @@ from coterie.engines.flower import server
 from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
 from coterie.engines.flower.members import RemoteMembers
 from coterie.engines.flower.messages import SiteFacts, task_from_json
-from coterie.engines.flower.post import Journal, NobodyAnswered, Post
 from coterie.engines.flower.server import FlowerEngine, Participation
+from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.local import coin_key
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import InputError
@@ -72,7 +72,7 @@ class ServedRound:
 
 
 @dataclass(frozen=True)
-class Watcher:
+class Callbacks:
     """Whom to tell, and what about."""
 
     joined: Callable[[Mapping[str, SiteFacts]], None] = lambda sites: None
@@ -207,10 +207,10 @@ class ServedRun:
         self,
         experiment: Experiment,
         files: RunFolder,
-        post: Post,
+        transport: Transport,
         *,
         truth: Mapping[str, int] | None = None,
-        watch: Watcher | None = None,
+        watch: Callbacks | None = None,
         simulated: bool = False,
     ) -> None:
         """Args beside the obvious:
@@ -221,9 +221,9 @@ class ServedRun:
         self._simulated = simulated
         self.experiment = experiment
         self.files = files
-        self.post = post
+        self.transport = transport
         self.truth = truth
-        self.watch = watch or Watcher()
+        self.watch = watch or Callbacks()
         self._tally: dict[str, dict[str, int]] = {}
         self._latest: list[Participation] = []
         self._share_sum: Callable[
@@ -246,8 +246,8 @@ class ServedRun:
 
     def _gather(self) -> Sites:
         """The public facts of all sites."""
-        names = sorted(self.post.nodes)
-        found = server.gather_facts(self.post)
+        names = sorted(self.transport.nodes)
+        found = server.gather_facts(self.transport)
         for name, reason in found.missing.items():
             raise InputError(f"client {name}: no facts ({reason}); all are needed before the first round")
         self.watch.joined(found.by_client)
@@ -375,9 +375,9 @@ class ServedRun:
 
     def _agree(self, resumed: bool) -> None:
         """Propose the contracts; before the first release everybody must have agreed."""
-        there = set(self.post.present(list(self.contracts))) if resumed else set(self.contracts)
+        there = set(self.transport.present(list(self.contracts))) if resumed else set(self.contracts)
         wanted = {name: contract for name, contract in self.contracts.items() if name in there}
-        answers, promised = server.offer(self.post, wanted), self.proposal.promise.guarantee.line
+        answers, promised = server.offer(self.transport, wanted), self.proposal.promise.guarantee.line
         if answers.missing and not resumed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in answers.missing.items())
             raise InputError(
@@ -426,7 +426,7 @@ class ServedRun:
                 self._journal.forget(before=state.round + 1)
                 self.watch.round(self._report(state, judged, ledger, seconds))
             result = self._result(state, ledger)
-            server.finish(self.post, self.contracts)
+            server.finish(self.transport, self.contracts)
             integrity.seal_result(self.files, seal, result.to_json(), ledger.head, metrics.head)
         self.files.secret.unlink(missing_ok=True)
         return result
@@ -438,7 +438,7 @@ class ServedRun:
         )
         parameters = proposal.facts.parameters
         return FlowerEngine(
-            self.post,
+            self.transport,
             self.contracts,
             proposal.plan,
             ledger,
@@ -465,7 +465,7 @@ class ServedRun:
             public_seed=seed,
         )
         parameters = proposal.facts.parameters
-        members = RemoteMembers(self.post, self.contracts, parameters, self._journal)
+        members = RemoteMembers(self.transport, self.contracts, parameters, self._journal)
         scores = PrivateScores(facts, proposal.plan, ledger, context)
         self._share_sum = lambda models, rows, round: scores.of_clients(
             models, round, lambda: members.shares(rows, round)

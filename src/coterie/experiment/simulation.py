@@ -20,8 +20,8 @@ from coterie.data import Federation
 from coterie.engines.flower import messages
 from coterie.engines.flower.clientapp import app_answering
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.post import Patience
 from coterie.engines.flower.site import Site, one_client
+from coterie.engines.flower.transport import Timeouts
 from coterie.errors import CoterieError, InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
 from coterie.experiment.evaluation import evaluation_epsilon
@@ -30,7 +30,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.proposal import default_delta
 from coterie.experiment.runner import load_federation, truth_of
 from coterie.experiment.schema import EvaluationKind, Experiment
-from coterie.experiment.serving import ServedResult, Watcher, check_servable, trusts_server
+from coterie.experiment.serving import Callbacks, ServedResult, check_servable, trusts_server
 from coterie.privacy import Budget, HeldOut
 
 
@@ -77,7 +77,7 @@ def client_app(text: str, folder: Path) -> ClientApp:
     return app_answering(answer)
 
 
-def simulate(experiment: Experiment, out: Path, watch: Watcher) -> ServedResult:
+def simulate(experiment: Experiment, out: Path, watch: Callbacks) -> ServedResult:
     """One run with all clients of the experiment's federation as virtual sites on Ray."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--simulate: Ray is not installed; pip install 'coterie[simulation]'")
@@ -97,10 +97,10 @@ def simulate(experiment: Experiment, out: Path, watch: Watcher) -> ServedResult:
     done = threading.Event()
 
     def main(grid: Grid, context: Context) -> None:
-        patience = Patience(poll=0.05)
+        timeouts = Timeouts(poll=0.05)
         try:
-            nodes = discover(grid, len(federation.clients), 600.0, patience)
-            serving = Serving(out, None, patience=patience, truth=truth_of(federation), simulated=True)
+            nodes = discover(grid, len(federation.clients), 600.0, timeouts)
+            serving = Serving(out, None, timeouts=timeouts, truth=truth_of(federation), simulated=True)
             results.append(on_grid(experiment, grid, nodes, serving, watch))
         except BaseException as mistake:
             failures.append(mistake)

@@ -12,6 +12,7 @@ from coterie.groups.leakage import (
     pair_guarantee,
 )
 from coterie.groups.named import Shape, is_file, named_structure
+from coterie.groups.observer import Observer
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
 from coterie.groups.structures import (
     Structure,
@@ -22,20 +23,19 @@ from coterie.groups.structures import (
     ring,
     string,
 )
-from coterie.groups.watched import Watched
 
 __all__ = [
     "Design",
     "GroupAlgorithm",
     "Leakage",
     "Noise",
+    "Observer",
     "Relation",
     "Requirement",
     "Schedule",
     "Shape",
     "Structure",
     "Threat",
-    "Watched",
     "check",
     "clustered",
     "coalition_leakage",

@@ -9,7 +9,7 @@ from coterie.privacy.chain import ChainHead
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.evaluation import EVALUATION, HeldOut
 from coterie.privacy.guarantee import ClientCost, Guarantee, ReleaseCost, guarantee
-from coterie.privacy.ledger import Books, Charge, Ledger
+from coterie.privacy.ledger import Charge, Ledger, LedgerView
 from coterie.privacy.meaning import Meaning
 from coterie.privacy.mechanisms import (
     AccuracySelection,
@@ -41,7 +41,6 @@ __all__ = [
     "POPULATION",
     "AccuracySelection",
     "Adjacency",
-    "Books",
     "Budget",
     "BudgetError",
     "ChainHead",
@@ -56,6 +55,7 @@ __all__ = [
     "HeldOut",
     "Ledger",
     "LedgerError",
+    "LedgerView",
     "LowestLoss",
     "Meaning",
     "Mechanism",

@@ -268,7 +268,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Books:
+class LedgerView:
     """What the file of a ledger says, read without a lock and without a write."""
 
     plan: PrivacyPlan

@@ -17,7 +17,7 @@ from coterie.experiment.folder import RunFolder, read_json, read_lines
 from coterie.experiment.metrics import Fairness, Scores, Spread, fairness
 from coterie.experiment.runner import RunResult
 from coterie.experiment.sweep import LABEL, Cell, Sweep
-from coterie.privacy import Books, PrivacyPlan, Unit
+from coterie.privacy import LedgerView, PrivacyPlan, Unit
 from coterie.privacy.units import number_from_json, round_up
 from coterie.reproduce import ALGORITHM, SEED, Reproduction, Source, central, published
 from coterie.reproduce.published import Printed, Publication
@@ -379,7 +379,7 @@ def charged_in(path: Path, result: RunResult) -> Charged:
     """The ledger of a run folder against its plan."""
     files = RunFolder(path)
     plan = PrivacyPlan.from_json(read_json(files.plan))
-    books = Books.read(files.ledger, plan)
+    books = LedgerView.read(files.ledger, plan)
     pairs = [
         (release.times, books.executed(unit.subject)[release.name])
         for unit in plan.units

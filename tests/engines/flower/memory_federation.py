@@ -9,12 +9,12 @@ from typing import Any
 from memory_grid import MemoryGrid
 
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.post import Patience, Post
 from coterie.engines.flower.site import Site, one_client
+from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import load_federation, truth_of
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import ServedResult, ServedRun, Watcher
+from coterie.experiment.serving import Callbacks, ServedResult, ServedRun
 from coterie.privacy import Budget
 
 BASE: dict[str, Any] = {
@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
     "evaluation": {"every": 5, "references": False},
 }
 LIMITS = Limits(Budget(8.0, 1e-3))
-QUICK = Patience(answer=60.0, rejoin=0.0, poll=0.001)
+QUICK = Timeouts(answer=60.0, rejoin=0.0, poll=0.001)
 
 
 def experiment(**sections: Any) -> Experiment:
@@ -65,10 +65,10 @@ class MemoryFederation:
     def _handler(self, name: str) -> Any:
         return lambda message: self.sites[name].handle(message)
 
-    def serve(self, out: Path, *, watch: Watcher | None = None) -> ServedResult:
-        post = Post(self.grid, self.nodes, QUICK)
+    def serve(self, out: Path, *, watch: Callbacks | None = None) -> ServedResult:
+        transport = Transport(self.grid, self.nodes, QUICK)
         truth = truth_of(self.federation)
-        return ServedRun(self.experiment, RunFolder(out), post, truth=truth, watch=watch).finish()
+        return ServedRun(self.experiment, RunFolder(out), transport, truth=truth, watch=watch).finish()
 
     def close(self) -> None:
         for site in self.sites.values():

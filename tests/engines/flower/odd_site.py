@@ -20,16 +20,16 @@ from flwr.app import Message, RecordDict
 from coterie.cli.main import main
 from coterie.engines import clients
 from coterie.engines.flower import messages
-from coterie.engines.flower.site import Books, Site
+from coterie.engines.flower.site import Site, SiteSession
 
 SECONDS = 600.0
 
 
 def make_odd(oddities: dict[str, int]) -> None:
-    train, handle, once = clients.train_privately, Site.handle, Books._once
+    train, handle, once = clients.train_privately, Site.handle, SiteSession._once
     current: list[int] = [0]
 
-    def noted_once(self: Books, asked: Any, *rest: Any) -> Any:
+    def noted_once(self: SiteSession, asked: Any, *rest: Any) -> Any:
         current[0] = asked.round
         return once(self, asked, *rest)
 
@@ -56,7 +56,7 @@ def make_odd(oddities: dict[str, int]) -> None:
         return answer
 
     clients.train_privately = slow_train
-    Books._once = noted_once  # type: ignore[method-assign]
+    SiteSession._once = noted_once  # type: ignore[method-assign]
     Site.handle = odd_handle  # type: ignore[method-assign]
 
 

@@ -23,7 +23,7 @@ from coterie.engines.flower import messages, server
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import Asked, TrainMessage
-from coterie.engines.flower.post import Patience, Post
+from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment import checkpoint, runner
 from coterie.experiment.deployment import APP, wait_for
 from coterie.experiment.files import read_experiment
@@ -180,9 +180,9 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
     ):
         made.join("amber")
         with link.grid() as grid:
-            post = Post(grid, link.nodes, Patience(answer=120.0))
-            wait_for(post, 600.0, everyone=True)
-            run = ServedRun(read_experiment(made.experiment), RunFolder(made.run), post)
+            transport = Transport(grid, link.nodes, Timeouts(answer=120.0))
+            wait_for(transport, 600.0, everyone=True)
+            run = ServedRun(read_experiment(made.experiment), RunFolder(made.run), transport)
             contract: Contract = run.contracts["amber"]
             start = run.proposal.facts.initialise(0)
 
@@ -190,7 +190,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
                 asked = Asked(digest, round, "training")
                 content = {"amber": TrainMessage(asked, model, None, 0.0).to_content()}
                 length = run.proposal.facts.parameters
-                return post.ask(
+                return transport.ask(
                     messages.TRAIN, content, lambda name, found: messages.vector_in(found, asked, length)
                 )
 
@@ -198,7 +198,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
                 return str(answers.missing["amber"])
 
             assert messages.REFUSALS["no contract"] in reason(ask(1, start))
-            assert server.offer(post, run.contracts).by_client == {"amber": contract.digest()}
+            assert server.offer(transport, run.contracts).by_client == {"amber": contract.digest()}
             assert messages.REFUSALS["other contract"] in reason(ask(1, start, "0" * 64))
             first = ask(1, start).by_client["amber"]
             np.testing.assert_array_equal(ask(1, start).by_client["amber"], first)
@@ -209,7 +209,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             assert messages.REFUSALS["over budget"] in reason(ask(2, start + 2))
             assert messages.REFUSALS["not planned"] in reason(ask(3, start))
             assert charged(made, "amber") == {1: 1, 2: 1}
-            assert server.finish(post, run.contracts).by_client == {"amber": contract.digest()}
+            assert server.finish(transport, run.contracts).by_client == {"amber": contract.digest()}
         made.joined["amber"].wait(timeout=120)
         assert made.joined["amber"].returncode == 0
         assert released(made, "amber") == {1: 1, 2: 1}

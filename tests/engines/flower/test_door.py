@@ -12,7 +12,14 @@ import pytest
 from flwr.common.constant import PUBLIC_KEY_HEADER
 
 from coterie.engines.flower.processes import environment, keep_loopback_direct
-from coterie.engines.flower.proxy import ALLOWED, FIRST_BYTES, KEY_HEADER, LARGEST_BODY, Door, Upstream
+from coterie.engines.flower.proxy import (
+    ALLOWED,
+    FIRST_BYTES,
+    KEY_HEADER,
+    LARGEST_BODY,
+    AllowlistProxy,
+    Upstream,
+)
 
 
 class Inside:
@@ -33,7 +40,7 @@ def knock(
 ) -> tuple[int, bytes, Inside]:
     """One request at the door: the status, the body, and what was inside."""
     inside = Inside()
-    door = Door(Upstream("127.0.0.1:1", None), **options)
+    door = AllowlistProxy(Upstream("127.0.0.1:1", None), **options)
     door._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
     sent: list[dict[str, Any]] = []
     pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)] or [b""]
@@ -111,7 +118,7 @@ def test_a_body_that_no_site_sends_does_not_pass() -> None:
     assert inside.reached == []
 
 
-def pushing(door: Door, key: bytes, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
+def pushing(door: AllowlistProxy, key: bytes, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
     """The status that a node with this key gets for so many bytes."""
     sent: list[dict[str, Any]] = []
     headers = [(KEY_HEADER, key)]
@@ -131,7 +138,7 @@ def pushing(door: Door, key: bytes, size: int, path: bytes = b"/v1/fleet/push-ob
 def test_a_site_cannot_fill_the_servers_disk() -> None:
     """A few megabytes at first, then a few times what it was sent; what others push counts for them."""
     inside = Inside()
-    door = Door(Upstream("127.0.0.1:1", None))
+    door = AllowlistProxy(Upstream("127.0.0.1:1", None))
     door._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
     assert pushing(door, b"a", FIRST_BYTES) == 200
     assert pushing(door, b"a", 1) == 413
@@ -148,7 +155,7 @@ def test_a_site_cannot_fill_the_servers_disk() -> None:
 
 def test_a_stranger_cannot_use_up_what_a_site_may_push() -> None:
     """The link answers 401 to who sends another's key: that counts for nobody."""
-    door = Door(Upstream("127.0.0.1:1", None))
+    door = AllowlistProxy(Upstream("127.0.0.1:1", None))
     door._client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(401)))
     for _ in range(3):
         assert pushing(door, b"a", FIRST_BYTES) == 401

@@ -12,7 +12,7 @@ from memory_federation import experiment
 from coterie.algorithms import find_algorithm
 from coterie.experiment import checkpoint, runner
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import Watcher
+from coterie.experiment.serving import Callbacks
 from coterie.experiment.simulation import simulate
 
 pytestmark = [
@@ -29,7 +29,7 @@ def test_virtual_sites_reach_the_same_state(tmp_path: Path) -> None:
         schedule={"rounds": 3, "batch": 20},
         evaluation={"kind": "private"},
     )
-    served = simulate(chosen, tmp_path / "served", Watcher())
+    served = simulate(chosen, tmp_path / "served", Callbacks())
     alone = runner.run(chosen, tmp_path / "alone")
     kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
     states = [checkpoint.load(RunFolder(tmp_path / out).checkpoint, kind) for out in ("served", "alone")]

@@ -113,7 +113,7 @@ def test_a_stranger_cannot_join(federation: RealFederation, public: dict[str, An
 
 
 def test_a_stranger_cannot_take_the_servers_task(federation: RealFederation, public: dict[str, Any]) -> None:
-    desk = runtime.TaskDesk(
+    desk = runtime.TaskClient(
         public["server_address"], b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP
     )
     with pytest.raises(runtime.Unreachable):
@@ -121,7 +121,7 @@ def test_a_stranger_cannot_take_the_servers_task(federation: RealFederation, pub
     desk.close()
     # Not even from inside, on the link's own port, without the secret.
     inside = inner_address(federation)
-    desk = runtime.TaskDesk(inside, b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP)
+    desk = runtime.TaskClient(inside, b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP)
     assert 400 <= refused(desk._client.AcquireTask, runtime.AcquireTaskRequest(supported_task_types=[])) < 500
     desk.close()
     secret = federation.run.with_name("run.link") / "task.secret"

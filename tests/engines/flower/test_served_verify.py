@@ -11,7 +11,7 @@ from memory_federation import MemoryFederation, experiment
 from trusting import TRUSTING, sites_of, trusting
 
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.post import Journal
+from coterie.engines.flower.transport import Journal
 from coterie.errors import CoterieError
 from coterie.experiment import checkpoint
 from coterie.experiment.folder import RunFolder

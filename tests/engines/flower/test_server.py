@@ -18,12 +18,12 @@ from coterie.algorithms.protocol import TrainJob
 from coterie.engines.clients import Trainable
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.post import NobodyAnswered, Patience, Post
 from coterie.engines.flower.server import largest_release
+from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import ServedRun, Watcher, check_servable
+from coterie.experiment.serving import Callbacks, ServedRun, check_servable
 from coterie.privacy import (
     EVALUATION,
     Adjacency,
@@ -108,8 +108,8 @@ def serve_spoiled(out: Path, spoil: Callable[[Message], list[Message]]) -> tuple
         return spoiled
 
     made.grid.spoil = on_the_way
-    post = Post(made.grid, made.nodes, Patience(answer=5.0, rejoin=0.0, poll=0.001))
-    result = ServedRun(made.experiment, RunFolder(out / "run"), post).finish()
+    transport = Transport(made.grid, made.nodes, Timeouts(answer=5.0, rejoin=0.0, poll=0.001))
+    result = ServedRun(made.experiment, RunFolder(out / "run"), transport).finish()
     made.close()
     return made, bad, result, state_of(made.experiment, out / "run")
 
@@ -173,7 +173,7 @@ def test_a_client_that_is_away_is_not_charged_and_may_come_back(
             federation.start(away)
             federation.grid.offline.discard(node)
 
-    result = federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+    result = federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
     assert {charge["round"] for charge in charges(federation, away)} == {1, 4}
     assert result.asked[away] < min(value for name, value in result.asked.items() if name != away)
     assert result.asked[away] == pytest.approx(
@@ -211,8 +211,8 @@ def test_a_client_that_left_with_a_message_and_came_back_is_sent_it_again(
 
     federation.grid.spoil = on_the_way
     federation.grid.get_node_ids = look_again  # type: ignore[method-assign]
-    post = Post(federation.grid, federation.nodes, Patience(answer=30, rejoin=30, poll=0.001))
-    result = ServedRun(federation.experiment, RunFolder(tmp_path / "run"), post).finish()
+    transport = Transport(federation.grid, federation.nodes, Timeouts(answer=30, rejoin=30, poll=0.001))
+    result = ServedRun(federation.experiment, RunFolder(tmp_path / "run"), transport).finish()
     assert result.participation[name]["missed"] == 0
     assert same(undisturbed.state, state_of(federation.experiment, tmp_path / "run"))
     assert charges(federation, name) == undisturbed.charges[name]
@@ -226,7 +226,7 @@ def test_when_nobody_answers_the_run_says_so_and_can_go_on(
             federation.grid.offline |= set(federation.nodes.values())
 
     with pytest.raises(NobodyAnswered, match="round 3"):
-        federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+        federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
     federation.grid.offline.clear()
     result = federation.serve(tmp_path / "run")
     assert result.rounds == ROUNDS

@@ -119,7 +119,7 @@ def test_killed_between_charge_answer_and_head_it_goes_on_and_is_charged_once(
         if moment == "before the answer":
             patch.setattr(site_module, "write_arrays", killed)
         elif moment == "before the head":
-            patch.setattr(site_module.Books, "_keep_head", killed)
+            patch.setattr(site_module.SiteSession, "_keep_head", killed)
         else:
             patch.setattr(site_module, "write_json", killed)
         with pytest.raises(Killed):

@@ -21,14 +21,14 @@ from trusting import CLIP, TRUSTING, sites_of, trusting
 
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.post import NobodyAnswered, Patience, Post
+from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
 from coterie.experiment import runner
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
-from coterie.experiment.serving import ServedResult, ServedRun, Watcher, check_servable
+from coterie.experiment.serving import Callbacks, ServedResult, ServedRun, check_servable
 from coterie.privacy import POPULATION, Budget, HeldOut, SecretKey, Unit
 
 FEDAVG = {"name": "dp-fedavg"}
@@ -111,8 +111,8 @@ def serve_spoiled(
         return spoiled
 
     federation.grid.spoil = on_the_way
-    post = Post(federation.grid, federation.nodes, Patience(answer=1.0, rejoin=0.0, poll=0.001))
-    result = ServedRun(chosen, RunFolder(folder / "run"), post).finish()
+    transport = Transport(federation.grid, federation.nodes, Timeouts(answer=1.0, rejoin=0.0, poll=0.001))
+    result = ServedRun(chosen, RunFolder(folder / "run"), transport).finish()
     federation.close()
     return result, state_of(chosen, folder / "run")
 
@@ -225,7 +225,7 @@ def test_only_the_sampled_are_sent_anything_and_the_folder_does_not_say_who(tmp_
     def watch(report: Any) -> None:
         journals.append(len(list((tmp_path / "run" / "journal").glob("*"))))
 
-    result = federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+    result = federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
     asked = [m for m in federation.grid.sent if m.metadata.message_type == messages.CONTRIBUTE]
     rounds = Counter(m.content.config_records["coterie"]["round"] for m in asked)
     assert 0 < min(rounds.values()) < 4
@@ -281,7 +281,7 @@ def test_a_client_that_is_away_adds_nothing_and_the_round_goes_on(tmp_path: Path
     def watch(report: Any) -> None:
         federation.grid.offline.add(federation.nodes[BAD])
 
-    federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+    federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
     federation.close()
     unanswered = serve_spoiled(EVERYBODY, tmp_path / "unanswered", lambda reply: [], round=2)[1]
     assert same(unanswered, state_of(EVERYBODY, tmp_path / "run"))
@@ -291,7 +291,7 @@ def test_who_was_late_before_still_has_its_whole_time(tmp_path: Path) -> None:
     """It is not given up once the others are done: whether one counts must not depend on another."""
     federation = sites_of(EVERYBODY, tmp_path / "sites")
     slow, pull, first_look = federation.nodes[BAD], federation.grid.pull_messages, []
-    post = Post(federation.grid, federation.nodes, QUICK)
+    transport = Transport(federation.grid, federation.nodes, QUICK)
 
     def slowly(identities: Any) -> list[Message]:
         ready = []
@@ -300,14 +300,14 @@ def test_who_was_late_before_still_has_its_whole_time(tmp_path: Path) -> None:
             asked = message is not None and message.metadata.message_type == messages.CONTRIBUTE
             if asked and message.metadata.dst_node_id == slow:
                 first_look.append(time.monotonic())
-                post._late.add(BAD)
+                transport._late.add(BAD)
                 if time.monotonic() < first_look[0] + 1.5:
                     continue
             ready.append(identity)
         return pull(ready)
 
     federation.grid.pull_messages = slowly  # type: ignore[method-assign]
-    ServedRun(EVERYBODY, RunFolder(tmp_path / "run"), post).finish()
+    ServedRun(EVERYBODY, RunFolder(tmp_path / "run"), transport).finish()
     federation.close()
     undisturbed = serve_spoiled(EVERYBODY, tmp_path / "undisturbed", lambda reply: [reply])[1]
     assert same(undisturbed, state_of(EVERYBODY, tmp_path / "run"))
@@ -321,7 +321,7 @@ def test_when_no_site_is_connected_the_run_says_so_and_can_go_on(tmp_path: Path)
             federation.grid.offline |= set(federation.nodes.values())
 
     with pytest.raises(NobodyAnswered, match="round 2: no site is connected"):
-        federation.serve(tmp_path / "run", watch=Watcher(round=watch))
+        federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
     federation.grid.offline.clear()
     result = federation.serve(tmp_path / "run")
     federation.close()

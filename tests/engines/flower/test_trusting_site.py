@@ -18,7 +18,7 @@ from coterie.engines.flower.approval import MOST_EPOCHS_PRICED, MOST_WATCHED
 from coterie.engines.flower.contract import Contract, Limits, TrustedWork, cost, promised, ranges_of
 from coterie.engines.flower.messages import Asked, ContributeMessage
 from coterie.engines.flower.site import Site
-from coterie.groups import Noise, Schedule, Structure, Threat, Watched
+from coterie.groups import Noise, Observer, Schedule, Structure, Threat
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -67,7 +67,7 @@ def in_groups(watched: dict[str, Any] | None = None, noise: float = 1.0, times: 
         "threat": Threat.ANYONE,
         "epochs": 3,
     }
-    return trusting(plan=plan, work={"watched": Watched(**{**seen, **(watched or {})})})
+    return trusting(plan=plan, work={"watched": Observer(**{**seen, **(watched or {})})})
 
 
 def refused(answer: RecordDict) -> str | None:
@@ -152,7 +152,7 @@ def ring(workers: int, kinds: int, epochs: int) -> Contract:
         units.append(UnitPlan(name, tuple(made)))
     plan = PrivacyPlan(Unit.WORKER, Adjacency.ZERO_OUT, THREAT, tuple(units))
     schedule = dataclasses.replace(Schedule.of(workers, period=2, rate=0.5, noise=1.0), noises=noises)
-    return trusting(plan=plan, work={"watched": Watched(structure, schedule, Threat.ANYONE, epochs)})
+    return trusting(plan=plan, work={"watched": Observer(structure, schedule, Threat.ANYONE, epochs)})
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from coterie.algorithms.client import revival
 from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSettings, ClientLevelState, stepped
 from coterie.algorithms.client.rebalancing import RebalanceSettings, Rebalancing, Update
 from coterie.algorithms.protocol import (
-    Asking,
     Choice,
     CohortJob,
     OwnChoice,
     Parts,
     PublicFacts,
+    Rounds,
 )
 from coterie.algorithms.record.planning import check_clusters
 from coterie.algorithms.starts import StartSettings, cluster_starts
@@ -69,7 +69,7 @@ class Clustered(ClientLevel[ClusteredState]):
         return super().release(facts)
 
     @abstractmethod
-    def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
+    def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
         """Everything that a round asks of its cohort: noisy sums, and what to divide them by."""
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> ClusteredState:
@@ -86,7 +86,7 @@ class Clustered(ClientLevel[ClusteredState]):
         """Which parameters all clusters have in common."""
         return np.zeros(facts.parameters, dtype=np.bool_)
 
-    def round(self, state: ClusteredState) -> Asking[ClusteredState]:
+    def round(self, state: ClusteredState) -> Rounds[ClusteredState]:
         job = CohortJob(
             state.clients,
             state.models,
@@ -160,5 +160,5 @@ class Rebalanced(Clustered):
         self.rebalancing.check(len(facts.clients))
         return self.rebalancing.release(self.privacy, len(facts.clients))
 
-    def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
+    def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
         return self.rebalancing.ask(job, state.round, state.believed)

@@ -20,12 +20,12 @@ from coterie.algorithms.client.client_level import (
     stepped,
 )
 from coterie.algorithms.protocol import (
-    Asking,
     Assignment,
     CohortJob,
     OwnChoice,
     Parts,
     PublicFacts,
+    Rounds,
     State,
     add_up,
     open_cohort,
@@ -57,7 +57,7 @@ class FedAvg(ClientLevel[OneModelState]):
             0, facts.clients, seed, models=facts.initialise(seed)[None], clip=self.first_clip()
         )
 
-    def round(self, state: OneModelState) -> Asking[OneModelState]:
+    def round(self, state: OneModelState) -> Rounds[OneModelState]:
         job = CohortJob(
             state.clients, state.models, self.local_training(), parts=state.parts, clip=state.clip
         )

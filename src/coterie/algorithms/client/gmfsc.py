@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from coterie.algorithms.client.client_level import SUMS, routed_sums
 from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
 from coterie.algorithms.client.rebalancing import Update
-from coterie.algorithms.protocol import Asking, Choice, CohortJob, PublicFacts, add_up, count, open_cohort
+from coterie.algorithms.protocol import Choice, CohortJob, PublicFacts, Rounds, add_up, count, open_cohort
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import Ratio
 from coterie.privacy import Mechanism
@@ -37,7 +37,7 @@ class GMFSC(Clustered):
         super().release(facts)
         return routed_sums(self.privacy, self.settings, self.settings.histogram_ratio)
 
-    def ask(self, job: CohortJob, state: ClusteredState) -> Asking[Update]:
+    def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
         expected = self.expected(len(job.members))
         least = self.settings.minimum or expected / self.settings.clusters / 2
         cohort = yield from open_cohort(SUMS, job)

@@ -24,7 +24,7 @@ from coterie.algorithms.client.client_level import (
     routed_sums,
     sampled_sum,
 )
-from coterie.algorithms.protocol import Asking, CohortJob, add_up, count, open_cohort
+from coterie.algorithms.protocol import CohortJob, Rounds, add_up, count, open_cohort
 from coterie.algorithms.settings import PrivacySettings, Ratio
 from coterie.errors import InputError
 from coterie.privacy import Mechanism, NoiseRule, RebalancedSums, Released
@@ -135,7 +135,7 @@ class Rebalancing:
         weight = max(1.0 - self.settings.memory, 1.0 / (round + 1))
         return (1.0 - weight) * before + weight * histogram
 
-    def ask(self, job: CohortJob, round: int, before: NDArray[np.float64]) -> Asking[Update]:
+    def ask(self, job: CohortJob, round: int, before: NDArray[np.float64]) -> Rounds[Update]:
         """Everything that one round asks of its cohort.
 
         Args:

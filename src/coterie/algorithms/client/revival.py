@@ -37,7 +37,7 @@ class Rhythm:
     """Of the newest histogram in the running mean."""
     first: int
     """The round from which clusters may be split."""
-    patience: int
+    timeouts: int
     """Rounds between two splits."""
 
     @classmethod
@@ -59,7 +59,7 @@ class Rhythm:
 
     def may_split(self, round: int, rounds: int, last_split: int) -> bool:
         """Whether clusters may be split after `round` of `rounds` rounds."""
-        return self.first <= round <= LAST * rounds and round - last_split >= self.patience
+        return self.first <= round <= LAST * rounds and round - last_split >= self.timeouts
 
 
 def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int]]:

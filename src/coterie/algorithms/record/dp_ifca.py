@@ -21,9 +21,9 @@ from pydantic import Field
 from coterie.algorithms.averaging import step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     select,
@@ -85,7 +85,7 @@ class IFCA(Algorithm[IFCAState]):
             cluster_of=dict.fromkeys(facts.clients, 0),
         )
 
-    def round(self, state: IFCAState) -> Asking[IFCAState]:
+    def round(self, state: IFCAState) -> Rounds[IFCAState]:
         cluster_of = state.cluster_of
         if state.round < self.selections:
             choices = yield from select("selection", state.clients, state.models)

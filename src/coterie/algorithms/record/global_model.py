@@ -7,9 +7,9 @@ import numpy as np
 from coterie.algorithms.averaging import step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     Vector,
@@ -38,7 +38,7 @@ class Global(Algorithm[GlobalState]):
         seed = int(rng.integers(2**31))
         return GlobalState(round=0, clients=facts.clients, seed=seed, model=facts.initialise(seed))
 
-    def round(self, state: GlobalState) -> Asking[GlobalState]:
+    def round(self, state: GlobalState) -> Rounds[GlobalState]:
         updates = yield from train("training", [TrainJob(client, state.model) for client in state.clients])
         together = dict.fromkeys(state.clients, 0)
         return replace(

@@ -16,9 +16,9 @@ from pydantic import Field
 
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     train,
@@ -65,7 +65,7 @@ class Myopic(Algorithm[MyopicState]):
             cluster_of=dict.fromkeys(facts.clients, 0),
         )
 
-    def round(self, state: MyopicState) -> Asking[MyopicState]:
+    def round(self, state: MyopicState) -> Rounds[MyopicState]:
         before = state.cluster_of
         jobs = [TrainJob(client, state.models[before[client]]) for client in state.clients]
         updates = yield from train("training", jobs)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from coterie.algorithms.averaging import each_alone, step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     train,
@@ -40,7 +40,7 @@ class Local(Algorithm[LocalState]):
         models = np.tile(facts.initialise(seed), (len(facts.clients), 1))
         return LocalState(round=0, clients=facts.clients, seed=seed, models=models)
 
-    def round(self, state: LocalState) -> Asking[LocalState]:
+    def round(self, state: LocalState) -> Rounds[LocalState]:
         updates = yield from train("training", self.jobs(state))
         return replace(
             state,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from coterie.algorithms.averaging import step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     train,
@@ -68,7 +68,7 @@ class Oracle(Algorithm[OracleState]):
             cluster_of=dict(self.truth),
         )
 
-    def round(self, state: OracleState) -> Asking[OracleState]:
+    def round(self, state: OracleState) -> Rounds[OracleState]:
         jobs = [TrainJob(client, state.models[state.cluster_of[client]]) for client in state.clients]
         updates = yield from train("training", jobs)
         return replace(

@@ -25,10 +25,10 @@ from pydantic import Field, field_validator, model_validator
 from coterie.algorithms.averaging import step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     Findings,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     Vector,
@@ -200,7 +200,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
             centres=np.zeros((1, 2)),
         )
 
-    def round(self, state: RDPCFLState) -> Asking[RDPCFLState]:
+    def round(self, state: RDPCFLState) -> Rounds[RDPCFLState]:
         if state.round == 0:
             return (yield from self._cluster(state))
         current = state.round + 1
@@ -288,7 +288,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
             )
         return wanted
 
-    def _cluster(self, state: RDPCFLState) -> Asking[RDPCFLState]:
+    def _cluster(self, state: RDPCFLState) -> Rounds[RDPCFLState]:
         jobs = [TrainJob(client, state.initial) for client in state.clients]
         answers = yield from train("first round", jobs)  # l. 6-7
         present = [client for client in state.clients if client in answers]

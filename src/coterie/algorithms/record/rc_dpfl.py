@@ -21,9 +21,9 @@ from pydantic import Field
 from coterie.algorithms.averaging import step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     PublicFacts,
+    Rounds,
     State,
     TrainJob,
     select,
@@ -109,7 +109,7 @@ class RCDPFL(Algorithm[RCDPFLState]):
             cluster_of=dict.fromkeys(facts.clients, 0),
         )
 
-    def round(self, state: RCDPFLState) -> Asking[RCDPFLState]:
+    def round(self, state: RCDPFLState) -> Rounds[RCDPFLState]:
         if state.round == 0:
             return (yield from self._cluster(state))
         current, joined = state.round + 1, state.cluster_of
@@ -126,7 +126,7 @@ class RCDPFL(Algorithm[RCDPFLState]):
     def models(self, state: RCDPFLState) -> Assignment:
         return Assignment(state.models, state.cluster_of)
 
-    def _cluster(self, state: RCDPFLState) -> Asking[RCDPFLState]:
+    def _cluster(self, state: RCDPFLState) -> Rounds[RCDPFLState]:
         jobs = [TrainJob(client, state.models[0]) for client in state.clients]
         answers = yield from train("first round", jobs)  # l. 4-6
         present = [client for client in state.clients if client in answers]

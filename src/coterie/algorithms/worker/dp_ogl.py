@@ -23,12 +23,12 @@ from pydantic import Field
 
 from coterie.algorithms.protocol import (
     Algorithm,
-    Asking,
     Assignment,
     CohortJob,
     Drafts,
     LocalTraining,
     PublicFacts,
+    Rounds,
     State,
     add_up,
     open_cohort,
@@ -45,7 +45,7 @@ from coterie.algorithms.settings import (
 )
 from coterie.algorithms.worker.masters import MasterSettings, Models
 from coterie.errors import InputError
-from coterie.groups import GroupAlgorithm, Noise, Structure, Threat, Watched
+from coterie.groups import GroupAlgorithm, Noise, Observer, Structure, Threat
 from coterie.groups import Schedule as GroupSchedule
 from coterie.groups.leakage import default_threat
 from coterie.privacy import (
@@ -191,7 +191,7 @@ class Grouped(Algorithm[GroupedState]):
             for clip, noise, rate in zip(clips, noises, rates, strict=True)
         ]
 
-    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Watched:
+    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer:
         """Who sees what when; rates and noise are read back from the plan that is executed."""
         structure = self.structure(facts)
         noises = []
@@ -202,7 +202,7 @@ class Grouped(Algorithm[GroupedState]):
         schedule = GroupSchedule(self.rule, self.period, tuple(noises), self.privacy.mode)
         wanted = self.settings.threat_model
         threat = default_threat(schedule) if wanted is None else Threat(wanted)
-        return Watched(structure, schedule, threat, self.schedule.rounds)
+        return Observer(structure, schedule, threat, self.schedule.rounds)
 
     # --- epochs --------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Grouped(Algorithm[GroupedState]):
             second_moment=second,
         )
 
-    def round(self, state: GroupedState) -> Asking[GroupedState]:
+    def round(self, state: GroupedState) -> Rounds[GroupedState]:
         merges = state.round % self.period == 0  # line 9, epochs numbered from 1
         return (yield from self._epoch(state, merges))
 
@@ -249,7 +249,7 @@ class Grouped(Algorithm[GroupedState]):
             return self.drafts * training.epochs * records
         return self.drafts * training.iterations * min(training.batch, records)
 
-    def _epoch(self, state: GroupedState, merges: bool) -> Asking[GroupedState]:
+    def _epoch(self, state: GroupedState, merges: bool) -> Rounds[GroupedState]:
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
         own, training = personal_models(state) if merges else None, self.local_training()
         cohorts = []
@@ -326,7 +326,7 @@ class DPOGLPlus(DPOGL):
     def clip_factor(self) -> float:
         return math.sqrt(self.period)
 
-    def round(self, state: GroupedState) -> Asking[GroupedState]:
+    def round(self, state: GroupedState) -> Rounds[GroupedState]:
         if (state.round + 1) % self.period:
             return replace(state, round=state.round + 1)
         return (yield from self._epoch(state, True))

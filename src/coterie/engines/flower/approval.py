@@ -8,7 +8,7 @@ from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scor
 from coterie.engines.flower.messages import RefusedError
 from coterie.engines.flower.words import MOST_CAVEATS, is_release_name, site_log
 from coterie.errors import CoterieError, where
-from coterie.groups import Watched
+from coterie.groups import Observer
 from coterie.models import build_model
 from coterie.privacy import (
     EVALUATION,
@@ -192,7 +192,7 @@ def _sound_work(contract: Contract) -> bool:
     return doable and not (contract.plan.unit is Unit.WORKER and noisy)
 
 
-def _planned_as_watched(contract: Contract, watched: Watched) -> bool:
+def _planned_as_watched(contract: Contract, watched: Observer) -> bool:
     """Whether the groups that epsilon is computed from are those that the plan releases for."""
     structure, schedule = watched.structure, watched.schedule
     if contract.plan.unit is not Unit.WORKER or contract.client not in structure.names:

@@ -27,7 +27,7 @@ from coterie.data.records import Task
 from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of, task_from_json
 from coterie.engines.flower.words import check_texts, quoted
 from coterie.errors import CoterieError
-from coterie.groups import Watched
+from coterie.groups import Observer
 from coterie.models import ModelSettings, code_caveats
 from coterie.privacy import (
     Adjacency,
@@ -65,7 +65,7 @@ class TrustedWork:
     training: LocalTraining
     choice: Choice = Choice.GIVEN
     personal: tuple[tuple[int, int], ...] = ()
-    watched: Watched | None = None
+    watched: Observer | None = None
 
     def parts(self, parameters: int) -> Parts | None:
         """Which of the parameters stay, as a cohort's job says it."""
@@ -90,7 +90,7 @@ class TrustedWork:
             LocalTraining(**data["training"]),
             Choice(data["choice"]),
             tuple((int(first), int(end)) for first, end in data["personal"]),
-            None if data["watched"] is None else Watched.from_json(data["watched"]),
+            None if data["watched"] is None else Observer.from_json(data["watched"]),
         )
 
 

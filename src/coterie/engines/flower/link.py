@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import KeyFolder, public_key_bytes
 from coterie.engines.flower.processes import Child, free_port, wait_until_healthy
-from coterie.engines.flower.proxy import Door, OpenDoor, Upstream
+from coterie.engines.flower.proxy import AllowlistProxy, OpenDoor, Upstream
 from coterie.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
         wait_until_healthy(child, upstream.url, authority)
         pem = authority.read_bytes() if authority else None
         nodes = _register(address, pem, keys) if keys else {}
-        door = Door(upstream, self_registration=keys is None)
+        door = AllowlistProxy(upstream, self_registration=keys is None)
         certificate, key = (keys.certificate, keys.key) if keys else (None, None)
         with OpenDoor(door, host, port, certificate, key) as opened:
             log.info("listening on %s:%d for %s", host, opened.port, ", ".join(nodes) or "anybody")

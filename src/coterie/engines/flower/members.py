@@ -23,7 +23,7 @@ from coterie.algorithms.protocol import CohortJob
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, TrustedWork, ranges_of
 from coterie.engines.flower.messages import Asked, ContributeMessage, EvaluateMessage
-from coterie.engines.flower.post import Journal, NobodyAnswered, Post
+from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.members import NO_ANSWER, OpenCohort
 from coterie.errors import PlanError
 from coterie.files import read_arrays, write_arrays
@@ -49,12 +49,12 @@ class RemoteMembers:
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         contracts: Mapping[str, Contract],
         parameters: int,
         journal: Journal | None = None,
     ) -> None:
-        self._post = post
+        self._transport = transport
         self._contracts = contracts
         self._digests = {name: contract.digest() for name, contract in contracts.items()}
         self._parameters = parameters
@@ -82,9 +82,9 @@ class RemoteMembers:
         path = None if self._journal is None else self._journal.next(round, digest)
         known = None if path is None else read_arrays(path)
         if known is None:
-            there = self._post.present(list(models))
+            there = self._transport.present(list(models))
             asked = {name: Asked(self._digests[name], round, EVALUATION) for name in there}
-            answers = self._post.ask(
+            answers = self._transport.ask(
                 messages.EVALUATE,
                 {name: EvaluateMessage(asked[name], models[name]).to_content() for name in there},
                 lambda name, content: np.array([messages.score_in(content, asked[name], 0.0, 1.0)]),
@@ -140,11 +140,11 @@ class RemoteMembers:
     def _ask(self, wave: Sequence[_Asking]) -> list[tuple[_Asking, Contribution]]:
         by_name = {asking.member: asking for asking in wave}
         first = wave[0].cohort
-        if not self._post.online():
+        if not self._transport.online():
             # Of all sites, not of those that were sampled: stopping must not tell who they are.
             raise NobodyAnswered(f"round {first.round}: no site is connected; --resume tries it again")
         contents = {name: self._content(asking) for name, asking in by_name.items()}
-        answers = self._post.ask(
+        answers = self._transport.ask(
             messages.CONTRIBUTE,
             contents,
             lambda name, content: self._read(by_name[name], content),

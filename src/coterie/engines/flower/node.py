@@ -107,14 +107,14 @@ class _Node:
     def attend(self, handle: Callable[[Message], RecordDict], done: Callable[[], bool]) -> None:
         wait_until_healthy(self._child, f"http://{self._address}", None)
         desk = runtime.client_desk(self._address, self._secret)
-        attendant = runtime.Attendant(desk, handle)
+        worker = runtime.TaskWorker(desk, handle)
         try:
             while not done():
                 if self._child.ended:
                     raise ChildEnded(f"the node ended; see {self.log}")
-                if not attendant.take_next():
+                if not worker.take_next():
                     time.sleep(POLL_SECONDS)
-            attendant.settle(SETTLE_SECONDS)
+            worker.settle(SETTLE_SECONDS)
             time.sleep(LAST_WORDS_SECONDS)
         finally:
             desk.close()

@@ -78,7 +78,7 @@ class Upstream:
         return f"{'http' if self.authority is None else 'https'}://{self.address}"
 
 
-class Door:
+class AllowlistProxy:
     """The proxy as an ASGI application."""
 
     def __init__(self, upstream: Upstream, *, self_registration: bool = False) -> None:
@@ -183,7 +183,9 @@ async def _reply(
 class OpenDoor:
     """The proxy, listening in a thread of this process."""
 
-    def __init__(self, door: Door, host: str, port: int, certificate: Path | None, key: Path | None) -> None:
+    def __init__(
+        self, door: AllowlistProxy, host: str, port: int, certificate: Path | None, key: Path | None
+    ) -> None:
         self.door = door
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)

@@ -57,7 +57,7 @@ class Unreachable(CoterieError):
 # --- tasks ------------------------------------------------------------------------------------------
 
 
-class TaskDesk:
+class TaskClient:
     """Where a node or a link hands out its tasks, to whoever knows the secret."""
 
     def __init__(self, address: str, secret: bytes, authority: bytes | None, kind: Any) -> None:
@@ -96,7 +96,7 @@ class TaskDesk:
 
 @contextlib.contextmanager
 def _heartbeats(client: Any) -> Iterator[None]:
-    """Tell Flower that the task is alive; the answer may take longer than its patience."""
+    """Tell Flower that the task is alive; the answer may take longer than its timeouts."""
     done = threading.Event()
 
     def beat() -> None:
@@ -115,14 +115,14 @@ def _heartbeats(client: Any) -> Iterator[None]:
         thread.join(timeout=5)
 
 
-class Attendant:
+class TaskWorker:
     """Takes a node's tasks as they come and answers their messages, one at a time, with our own code.
 
     Every task has a thread, because the message of one may never arrive: a node keeps the task of a run that
     ended while it was fetching. Only answering is serial.
     """
 
-    def __init__(self, desk: TaskDesk, handle: Callable[[Message], RecordDict]) -> None:
+    def __init__(self, desk: TaskClient, handle: Callable[[Message], RecordDict]) -> None:
         self._desk = desk
         self._handle = handle
         self._one_at_a_time = threading.Lock()
@@ -167,15 +167,15 @@ class Attendant:
             client.close()
 
 
-def client_desk(address: str, secret: bytes) -> TaskDesk:
+def client_desk(address: str, secret: bytes) -> TaskClient:
     """The desk of this machine's own node, on loopback."""
-    return TaskDesk(address, secret, None, TaskType.CLIENT_APP)
+    return TaskClient(address, secret, None, TaskType.CLIENT_APP)
 
 
 @contextlib.contextmanager
 def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[HttpGrid]:
     """The grid of the run that was started, in place of Flower's own server process."""
-    desk = TaskDesk(address, secret, authority, TaskType.SERVER_APP)
+    desk = TaskClient(address, secret, authority, TaskType.SERVER_APP)
     try:
         token = desk.acquire()
         if token is None:
@@ -190,7 +190,7 @@ def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterato
         desk.close()
 
 
-def _server_task(desk: TaskDesk, client: Any, token: str) -> Iterator[HttpGrid]:
+def _server_task(desk: TaskClient, client: Any, token: str) -> Iterator[HttpGrid]:
     found = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id = found.task_id
     TaskIdentity.run_id = found.run.run_id

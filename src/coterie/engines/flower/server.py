@@ -42,7 +42,7 @@ from coterie.engines.flower.messages import (
     TrainMessage,
     Values,
 )
-from coterie.engines.flower.post import Answers, Journal, NobodyAnswered, Patience, Post
+from coterie.engines.flower.transport import Answers, Journal, NobodyAnswered, Timeouts, Transport
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
 from coterie.files import read_arrays, write_arrays
@@ -67,7 +67,7 @@ NOISE_DEVIATIONS = 12.0
 # --- before the first round -------------------------------------------------------------------------
 
 
-def gather_facts(post: Post) -> Answers[SiteFacts]:
+def gather_facts(transport: Transport) -> Answers[SiteFacts]:
     """Ask every site for its public facts."""
 
     def read(name: str, content: RecordDict) -> SiteFacts:
@@ -76,26 +76,26 @@ def gather_facts(post: Post) -> Answers[SiteFacts]:
             raise GarbageError("a site under another's name")
         return facts
 
-    return post.ask(messages.FACTS, dict.fromkeys(sorted(post.nodes), messages.pack({})), read)
+    return transport.ask(messages.FACTS, dict.fromkeys(sorted(transport.nodes), messages.pack({})), read)
 
 
-def names_of(grid: Grid, nodes: Sequence[int], patience: Patience) -> dict[str, int]:
+def names_of(grid: Grid, nodes: Sequence[int], timeouts: Timeouts) -> dict[str, int]:
     """The names that nodes give themselves, where no keys say who they are."""
-    post = Post(grid, {str(node): node for node in nodes}, patience)
-    found = post.ask(
+    transport = Transport(grid, {str(node): node for node in nodes}, timeouts)
+    found = transport.ask(
         messages.FACTS,
-        dict.fromkeys(post.nodes, messages.pack({})),
+        dict.fromkeys(transport.nodes, messages.pack({})),
         lambda node, content: SiteFacts.from_content(content),
     )
     for node, reason in found.missing.items():
         raise CoterieError(f"node {node}: no facts ({reason})")
-    names = {facts.name: post.nodes[node] for node, facts in found.by_client.items()}
+    names = {facts.name: transport.nodes[node] for node, facts in found.by_client.items()}
     if len(names) < len(nodes):
         raise CoterieError("two nodes give themselves the same name")
     return names
 
 
-def offer(post: Post, contracts: Mapping[str, Contract]) -> Answers[str]:
+def offer(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[str]:
     """Propose its contract to every site."""
 
     def read(name: str, content: RecordDict) -> str:
@@ -105,12 +105,12 @@ def offer(post: Post, contracts: Mapping[str, Contract]) -> Answers[str]:
         return accepted
 
     contents = {name: contract.to_content() for name, contract in contracts.items()}
-    return post.ask(messages.OFFER, contents, read)
+    return transport.ask(messages.OFFER, contents, read)
 
 
-def finish(post: Post, contracts: Mapping[str, Contract]) -> Answers[str]:
+def finish(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[str]:
     """Tell the sites that are there that nothing more will be asked."""
-    there = post.online()
+    there = transport.online()
     contents = {
         name: messages.pack({"contract": contract.digest()})
         for name, contract in contracts.items()
@@ -121,7 +121,7 @@ def finish(post: Post, contracts: Mapping[str, Contract]) -> Answers[str]:
         closed: str = messages.plain_of(content, {"closed": str})["closed"]
         return closed
 
-    return post.ask(messages.FINISHED, contents, read)
+    return transport.ask(messages.FINISHED, contents, read)
 
 
 # --- rounds -----------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class FlowerEngine:
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         contracts: Mapping[str, Contract],
         plan: PrivacyPlan,
         ledger: Ledger,
@@ -162,7 +162,7 @@ class FlowerEngine:
         watch: is told about every request, as it is answered.
         cohorts: of a server that the sites trust; None where they trust nobody.
         """
-        self._post = post
+        self._transport = transport
         self._plan = plan
         self._ledger = ledger
         self._lr = lr
@@ -310,12 +310,14 @@ class FlowerEngine:
                 before = {client: "missing before the restart" for client in hashes if client not in known}
                 self._watch(Participation(round, release, tuple(known), before, 0.0))
                 return known
-        present = self._post.present(list(hashes))
+        present = self._transport.present(list(hashes))
         if present:
             self._ledger.charge(
                 [Charge(subject_of(client), round, release, hashes[client]) for client in present]
             )
-        found = self._post.ask(kind, {client: content(client) for client in present}, read, group=str(round))
+        found = self._transport.ask(
+            kind, {client: content(client) for client in present}, read, group=str(round)
+        )
         away = {client: "not there" for client in hashes if client not in present}
         self._watch(
             Participation(round, release, tuple(found.by_client), {**away, **found.missing}, found.seconds)

@@ -68,12 +68,12 @@ from coterie.privacy import (
     Charge,
     Guarantee,
     Ledger,
+    LedgerView,
     RebalancedSums,
     RoutedSums,
     SampledSum,
     SecretKey,
 )
-from coterie.privacy import Books as LedgerView
 from coterie.privacy.errors import RangeError
 from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import number_from_json, number_to_json, round_up
@@ -140,7 +140,7 @@ class Site:
         self._records = records
         self._seed = noise_seed
         self._clock = clock
-        self._books: Books | None = None
+        self._books: SiteSession | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if self.files.finished.exists():
             self._check_closed()
@@ -154,7 +154,7 @@ class Site:
         return self.files.finished.exists()
 
     @property
-    def books(self) -> "Books | None":
+    def books(self) -> "SiteSession | None":
         """The open books, once a contract was approved."""
         return self._books
 
@@ -242,7 +242,7 @@ class Site:
             raise RefusedError("other experiment")
         return messages.pack({"accepted": contract.digest()})
 
-    def _sign(self, agreed: "Agreed") -> "Books":
+    def _sign(self, agreed: "Agreed") -> "SiteSession":
         """Put the contract into the folder: from then on it binds, whatever happens to this process.
 
         Where its books cannot be opened after all, it leaves again: nothing was released under it.
@@ -287,7 +287,7 @@ class Site:
         )
         sync(self.files.path)
 
-    def _reopen(self, agreed: "Agreed | None" = None) -> "Books":
+    def _reopen(self, agreed: "Agreed | None" = None) -> "SiteSession":
         """The books as they are on disk; an error where records, limits or files no longer fit them.
 
         Args:
@@ -317,7 +317,7 @@ class Site:
             )
         if agreed is None:
             agreed = Agreed.on(contract, learner_of(contract), simulation=secret.key.simulation)
-        return Books(self.files, agreed, budgets, secret.key, client, alone, head)
+        return SiteSession(self.files, agreed, budgets, secret.key, client, alone, head)
 
     def _signed(self) -> tuple[Contract, dict[str, Budget], str, ChainHead]:
         """The contract in the folder, its budgets, its key's fingerprint, and the ledger's head."""
@@ -384,7 +384,7 @@ class Agreed:
         return cls(contract, learner, context, promise)
 
 
-class Books:
+class SiteSession:
     """An approved contract with its ledger, its noise and the engine that works under both."""
 
     def __init__(
@@ -697,4 +697,4 @@ def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:
     raise InputError(f"no client is called {name!r}")
 
 
-__all__ = ["Books", "Site", "SiteFolder", "one_client"]
+__all__ = ["Site", "SiteFolder", "SiteSession", "one_client"]

@@ -17,7 +17,7 @@ from coterie.privacy.units import Json, round_up
 
 
 @dataclass(frozen=True)
-class Watched:
+class Observer:
     """Who trains with whom, what is released when, and whom a worker fears.
 
     `epochs` is how many there are in all; the models that they leave behind have the index `epochs + 1`.
@@ -43,7 +43,7 @@ class Watched:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Watched":
+    def from_json(cls, data: Mapping[str, Any]) -> "Observer":
         """What `to_json` wrote; an InputError where it did not."""
         try:
             names = tuple(str(name) for name in data["workers"])

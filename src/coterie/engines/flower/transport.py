@@ -27,13 +27,13 @@ class NobodyAnswered(CoterieError):
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long the server waits.
 
     Args:
         answer: seconds for an answer; after that the client is missing, and its message void.
         rejoin: seconds to wait for a client that was there in the last request and is not now.
-        poll: seconds between two looks into the post box.
+        poll: seconds between two looks for new answers.
     """
 
     answer: float = 600.0
@@ -50,14 +50,14 @@ class Answers(Generic[T]):
     seconds: float
 
 
-class Post:
+class Transport:
     """Messages to named sites over a Flower grid."""
 
     def __init__(
         self,
         grid: Grid,
         nodes: Mapping[str, int],
-        patience: Patience,
+        timeouts: Timeouts,
         sent: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Args beside the obvious:
@@ -67,7 +67,7 @@ class Post:
         self.grid = grid
         self._sent = sent
         self.nodes = dict(nodes)
-        self.patience = patience
+        self.timeouts = timeouts
         self._steady = set(nodes)
         self._late: set[str] = set()
 
@@ -78,12 +78,12 @@ class Post:
 
     def present(self, wanted: Sequence[str]) -> list[str]:
         """Those of the wanted who are there; who was there before is waited for."""
-        until = time.monotonic() + self.patience.rejoin
+        until = time.monotonic() + self.timeouts.rejoin
         while True:
             there = self.online()
             if self._steady & set(wanted) <= there or time.monotonic() >= until:
                 break
-            time.sleep(self.patience.poll)
+            time.sleep(self.timeouts.poll)
         self._steady = set(there)
         return [name for name in wanted if name in there]
 
@@ -107,7 +107,7 @@ class Post:
         """
         began = time.monotonic()
         names = list(contents)
-        waiting, missing = self._send(kind, contents, group, self.patience.answer)
+        waiting, missing = self._send(kind, contents, group, self.timeouts.answer)
         pending = set(waiting.values())
         answered: dict[str, T] = {}
         away: dict[str, float] = {}
@@ -130,7 +130,7 @@ class Post:
                     missing[name] = f"garbage: {mistake}"
                 except _Unanswered as reason:
                     missing[name] = str(reason)
-            left = self.patience.answer - (now - began)
+            left = self.timeouts.answer - (now - began)
             if pending <= self._late and others_done is None:
                 others_done = now
             enough = others_done is not None and now - others_done >= others_done - began
@@ -141,11 +141,11 @@ class Post:
             for name in self._returned(pending, away, now):
                 waiting = {identity: other for identity, other in waiting.items() if other != name}
                 waiting.update(self._send(kind, {name: contents[name]}, group, left)[0])
-            lost = {name for name in pending if now - away.get(name, now) > self.patience.rejoin}
+            lost = {name for name in pending if now - away.get(name, now) > self.timeouts.rejoin}
             missing.update(dict.fromkeys(lost, "went away"))
             pending -= lost
             if pending:
-                time.sleep(self.patience.poll)
+                time.sleep(self.timeouts.poll)
         return Answers(
             {name: answered[name] for name in names if name in answered},
             {name: missing[name] for name in names if name in missing},
