@@ -21,7 +21,6 @@ from coterie.experiment.deployment import serve as serve_experiment
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
 from coterie.experiment.serving import Callbacks, ServedResult, ServedRound
-from coterie.experiment.simulation import simulate as simulate_on_ray
 from coterie.privacy.units import round_up
 from coterie.report import write_run_report
 
@@ -54,7 +53,6 @@ def serve(
     host: str,
     port: int,
     sites: int,
-    simulate: bool,
     wait: float,
     answer: float,
     rejoin: float,
@@ -63,7 +61,7 @@ def serve(
     folder: Path | None,
     json: bool,
 ) -> None:
-    if not simulate and (keys is None) != plaintext:
+    if (keys is None) != plaintext:
         raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
     chosen = read_experiment(experiment, overrides)
     target = folder or next_free(Path("runs"), f"{chosen.algorithm.name}-served")
@@ -81,10 +79,7 @@ def serve(
     )
     with _log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
         watcher = Callbacks(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
-        if simulate:
-            result = simulate_on_ray(chosen, target, watcher)
-        else:
-            result = serve_experiment(chosen, serving, watcher)
+        result = serve_experiment(chosen, serving, watcher)
     written = write_run_report(result.folder)
     if json:
         print_json(finite(result.to_json()))

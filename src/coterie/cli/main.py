@@ -205,9 +205,6 @@ def serve(
         bool, typer.Option("--plaintext", help="No TLS and no keys: for a trial, on loopback only.")
     ] = False,
     sites: Annotated[int, typer.Option("--sites", help="With --plaintext: how many to wait for.")] = 0,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Virtual sites on Ray: the experiment's own federation.")
-    ] = False,
     resume: Resume = False,
     out: Out = None,
     json: Json = False,
@@ -226,7 +223,6 @@ def serve(
         host=host,
         port=port,
         sites=sites,
-        simulate=simulate,
         wait=wait,
         answer=answer,
         rejoin=rejoin,

@@ -36,7 +36,6 @@ class Serving:
         wait: seconds until all sites must be there.
         truth: the true clusters, for `oracle`; its guarantee says that it was told.
         opened: is told the port that sites can come to.
-        simulated: whether all sites are virtual, on this machine.
     """
 
     out: Path
@@ -49,7 +48,6 @@ class Serving:
     truth: Mapping[str, int] | None = None
     resume: bool = False
     opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
-    simulated: bool = False
 
 
 def serve(experiment: Experiment, serving: Serving, watch: Callbacks) -> ServedResult:
@@ -97,10 +95,7 @@ def on_grid(
     transport = Transport(grid, nodes, serving.timeouts, sent)
     files = RunFolder(serving.out)
     wait_for(transport, serving.wait, everyone=not files.exists)
-    run = ServedRun(
-        experiment, files, transport, truth=serving.truth, watch=watch, simulated=serving.simulated
-    )
-    return run.finish()
+    return ServedRun(experiment, files, transport, truth=serving.truth, watch=watch).finish()
 
 
 def wait_for(transport: Transport, seconds: float, *, everyone: bool) -> None:

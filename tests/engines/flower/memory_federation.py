@@ -8,8 +8,9 @@ from typing import Any
 
 from memory_grid import MemoryGrid
 
+from coterie.data import Client, Federation
 from coterie.engines.flower.contract import Limits
-from coterie.engines.flower.site import Site, one_client
+from coterie.engines.flower.site import Site
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.runner import load_federation, truth_of
@@ -26,6 +27,12 @@ BASE: dict[str, Any] = {
 }
 LIMITS = Limits(Budget(8.0, 1e-3))
 QUICK = Timeouts(answer=60.0, rejoin=0.0, poll=0.001)
+
+
+def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:
+    """A client of a federation, alone."""
+    [client] = [client for client in federation.clients if client.name == name]
+    return client, Federation((client,), federation.task)
 
 
 def experiment(**sections: Any) -> Experiment:

@@ -5,8 +5,6 @@ The node's configuration says what `coterie join` would be told: `flower-superno
 import this module; whoever does not want to rely on that uses `coterie join`, which runs nothing it is sent.
 """
 
-from collections.abc import Callable
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -26,15 +24,7 @@ def answer(message: Message, context: Context) -> Message:
         site.close()
 
 
-def app_answering(answer: Callable[[Message, Context], Message]) -> ClientApp:
-    """A `ClientApp` that hands every message of ours to one function."""
-    made = ClientApp()
-    made.train()(answer)
-    made.train(messages.CONTRIBUTE.partition(".")[2])(answer)
-    made.evaluate()(answer)
-    for kind in (messages.FACTS, messages.OFFER, messages.SELECT, messages.FINISHED):
-        made.query(kind.partition(".")[2])(answer)
-    return made
-
-
-app = app_answering(answer)
+app = ClientApp()
+for _kind in messages.KINDS:
+    _category, _, _action = _kind.partition(".")
+    getattr(app, _category)(_action or "default")(answer)

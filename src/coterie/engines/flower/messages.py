@@ -44,6 +44,7 @@ SELECT = "query.select"
 CONTRIBUTE = "train.contribute"
 EVALUATE = "evaluate"
 FINISHED = "query.finished"
+KINDS = (FACTS, OFFER, TRAIN, SELECT, CONTRIBUTE, EVALUATE, FINISHED)
 
 REFUSALS = {
     "no contract": "it has approved no plan yet",

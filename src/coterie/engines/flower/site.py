@@ -687,14 +687,3 @@ def _budgets(contract: Contract, epsilon: float, reported: float | None) -> dict
             raise ValueError("scores without a budget")
         budgets[contract.scored.subject] = Budget(float(reported), contract.delta)
     return budgets
-
-
-def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:
-    """A client of a federation, alone."""
-    for client in federation.clients:
-        if client.name == name:
-            return client, Federation((client,), federation.task)
-    raise InputError(f"no client is called {name!r}")
-
-
-__all__ = ["Site", "SiteFolder", "SiteSession", "one_client"]
