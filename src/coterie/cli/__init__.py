@@ -1,1 +1,4 @@
-"""The command line: parse, call, print."""
+"""The command line: one file per command, which parses, calls and prints.
+
+What a command computes belongs into the room it is about; here are options, tables, progress and exit codes.
+"""

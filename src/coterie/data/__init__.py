@@ -1,4 +1,8 @@
-"""Datasets and federations: who holds which records, scaled by public constants only."""
+"""Datasets and federations: who holds which records, scaled by public constants only.
+
+A new dataset is a file with a reader; a federation says how its records are dealt to clients. No model, no
+noise and nothing that depends on a client's own values beyond its records.
+"""
 
 from coterie.data.clients import Client, Federation, check_federation
 from coterie.data.clusters import whole_test

@@ -1,4 +1,8 @@
-"""Overlapping groups of workers, and who can learn how much about whom through them."""
+"""Overlapping groups of workers, and who can learn how much about whom through them.
+
+Structures, schedules and the leakage between pairs, computed without training anything; the algorithms that
+train in groups are in `algorithms/worker`.
+"""
 
 from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
 from coterie.groups.files import read_labels, read_requirements, read_structure

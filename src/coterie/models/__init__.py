@@ -1,4 +1,7 @@
-"""The papers' networks, and the door for a user's own."""
+"""The papers' networks, and the way in for a user's own `nn.Module`: registry, checks, state as one vector.
+
+Whether a model keeps records apart is proven in `training`; how it learns, too.
+"""
 
 from coterie.models.check import check_model
 from coterie.models.registry import OWN_CODE, ModelSettings, build_model, code_caveats, model_names
