@@ -10,7 +10,7 @@ from coterie.bench import timing
 from coterie.bench.peers import installed_peers, installed_round_peers
 from coterie.bench.records import BenchResult, Scaling, Work
 from coterie.bench.rounds import RoundWork, compare_rounds
-from coterie.bench.timing import Row
+from coterie.bench.timing import Timing
 from coterie.cli.bench import bench
 
 TINY = Work("softmax", clients=2, steps=2, batch=4, shape=(1, 4, 4))
@@ -26,10 +26,10 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command with a table that was measured before."""
     rows = (
-        Row("cnn", "ours", 4000.0, None),
-        Row("cnn", "opacus", 1000.0, 4.0),
-        Row("softmax", "opacus", 1000.0, 5.0),
-        Row("cnn, client-level", "plain_round", 2000.0, 2.0),
+        Timing("cnn", "ours", 4000.0, None),
+        Timing("cnn", "opacus", 1000.0, 4.0),
+        Timing("softmax", "opacus", 1000.0, 5.0),
+        Timing("cnn, client-level", "plain_round", 2000.0, 2.0),
     )
     result = BenchResult("a machine", "2.x", "cpu", rows, (Scaling("clients", (2, 20), (1.0, 10.0)),))
     monkeypatch.setattr("coterie.cli.bench.run_bench", lambda quick, watch: result)

@@ -202,7 +202,7 @@ def test_a_mistake_leaves_its_exit_code_and_no_folder(mistake: str, run: Run, tm
     assert printed.err.strip().count("\n") == 0
 
 
-@pytest.mark.parametrize("arguments", [[], ["plan"], ["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["--help"]])
 def test_help_is_no_error(run: Run, arguments: list[str]) -> None:
     printed = run(*arguments)
     assert "Usage: coterie" in printed.out + printed.err

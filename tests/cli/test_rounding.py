@@ -11,6 +11,7 @@ from rich.console import Console
 
 from coterie import api
 from coterie.cli import compare as compare_command
+from coterie.cli import console
 from coterie.cli import run as run_command
 from coterie.experiment.composition import Total
 from coterie.experiment.runner import RoundReport, RunResult, prepare
@@ -76,7 +77,7 @@ def test_tables_of_a_comparison() -> None:
 
 def test_a_comparison_in_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     printed = io.StringIO()
-    monkeypatch.setattr(compare_command, "out", Console(file=printed, width=200))
+    monkeypatch.setattr(console, "out", Console(file=printed, width=200))
     result = SweepResult(tmp_path, Sweep({}, {"algorithm.name": ["local"]}), (ROW,), {}, {})
     result.__dict__["total"] = TOTAL
     compare_command.show(result)
@@ -95,7 +96,7 @@ def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(api, "run", run)
     monkeypatch.setattr(run_command.ProgressBar, "update", lambda self, done, status: said.append(status))
     with pytest.raises(KeyboardInterrupt):
-        run_command.run(None, [], resume=False, out=None, json=False)
+        run_command.run()
     check(" ".join(said))
 
 

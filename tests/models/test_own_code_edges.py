@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from coterie.cli.main import _Ended
+from coterie.cli.main import Ended
 from coterie.data.records import Task
 from coterie.engines.clients import build_learner
 from coterie.errors import InputError, ModelError
@@ -241,8 +241,8 @@ def test_a_signal_that_ends_the_program_passes_through_a_model(module: types.Mod
     """What the command line raises when it is told to end is not the model's mistake."""
 
     def ended(features: Tensor) -> Tensor:
-        raise _Ended
+        raise Ended
 
     learner = learner_of(module, lambda task: Own(ended))
-    with pytest.raises(_Ended):
+    with pytest.raises(Ended):
         total_score(learner, learner.initial(), batch())  # type: ignore[arg-type,attr-defined]

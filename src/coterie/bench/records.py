@@ -21,7 +21,7 @@ import torch
 from coterie.algorithms.protocol import Select, Train, TrainJob
 from coterie.bench.peers import Peer, installed_peers
 from coterie.bench.rounds import ROUNDS, RoundWork, compare_rounds
-from coterie.bench.timing import OURS, WARM_UP, Row, Watch, Way, machine_name, take_turns, timed
+from coterie.bench.timing import OURS, WARM_UP, Timing, Watch, Way, machine_name, take_turns, timed
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.local import LocalEngine, coin_key
 from coterie.models import ModelSettings, build_model
@@ -90,7 +90,7 @@ class BenchResult:
     machine: str
     torch: str
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[Timing, ...]
     scaling: tuple[Scaling, ...]
 
     @property
@@ -132,7 +132,7 @@ def run_bench(
         Work("softmax", clients=21, steps=10, batch=24, shape=(1, 8, 8)),
         Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)),
     )
-    rows: list[Row] = []
+    rows: list[Timing] = []
     for work in works:
         if work.model in parts:
             large = work.model == "resnet18"
@@ -150,7 +150,7 @@ def run_bench(
 
 def _compare(
     work: Work, device: torch.device, repeats: int, watch: Watch, warm_up: int = WARM_UP
-) -> list[Row]:
+) -> list[Timing]:
     with _our_engine(work, device) as engine:
         start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
         request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))

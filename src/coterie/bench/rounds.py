@@ -16,7 +16,7 @@ import torch
 
 from coterie.algorithms.protocol import Choice, Cohort, CohortJob, LocalTraining, Opened, Sum
 from coterie.bench.peers import installed_round_peers
-from coterie.bench.timing import OURS, Row, Watch, Way, take_turns
+from coterie.bench.timing import OURS, Timing, Watch, Way, take_turns
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.local import LocalEngine, coin_key
 from coterie.models import ModelSettings, build_model
@@ -81,7 +81,7 @@ class RoundWork:
 
 def compare_rounds(
     work: RoundWork, device: torch.device, repeats: int, warm_up: int, watch: Watch
-) -> list[Row]:
+) -> list[Timing]:
     """Ours and every installed peer on the same round."""
     federation = work.federation()
     with our_round(work, federation, device) as ours:

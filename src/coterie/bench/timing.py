@@ -22,7 +22,7 @@ Way = Callable[[], int]
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """One way of doing the work."""
 
     model: str
@@ -39,7 +39,7 @@ def take_turns(
     repeats: int,
     watch: Watch,
     warm_up: int = WARM_UP,
-) -> list[Row]:
+) -> list[Timing]:
     """Median speed of each way, in turns, to and fro."""
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     turns = warm_up + repeats
@@ -51,7 +51,7 @@ def take_turns(
                 speeds[name].append(samples / seconds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     return [
-        Row(model, name, speed, None if name == OURS else medians[OURS] / speed)
+        Timing(model, name, speed, None if name == OURS else medians[OURS] / speed)
         for name, speed in medians.items()
     ]
 

@@ -1,4 +1,5 @@
-"""The command line: one file per command, which parses, calls and prints.
+"""The command line: a file for each command, which parses, calls and prints; `main` registers them.
 
-What a command computes belongs into the room it is about; here are options, tables, progress and exit codes.
+What a command computes belongs to the room below; what several commands print or ask for stands in `console`
+and `options`.
 """

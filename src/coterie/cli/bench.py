@@ -1,7 +1,12 @@
 """`coterie bench`: this machine, ours against the peers that are installed."""
 
+from typing import Annotated
+
+import typer
+
 from coterie.bench.records import BenchResult, run_bench
-from coterie.cli.console import err, out, print_json, print_table
+from coterie.cli.console import err, print_json, print_table, say
+from coterie.cli.options import Json
 
 NAMES = {
     "ours": "coterie",
@@ -14,7 +19,10 @@ NAMES = {
 }
 
 
-def bench(quick: bool, json: bool) -> None:
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, no scaling.")] = False,
+    json: Json = False,
+) -> None:
     with err.status("measuring") as status:
         result = run_bench(quick, watch=status.update)
     if json:
@@ -41,5 +49,5 @@ def show(result: BenchResult) -> None:
             f"{size}: {1000 * seconds:.0f} ms"
             for size, seconds in zip(scaling.sizes, scaling.seconds, strict=True)
         )
-        out.print(f"{scaling.axis}: {points} (exponent {scaling.exponent:.2f})", highlight=False)
-    out.print(f"{result.machine}, torch {result.torch}, on {result.device}", highlight=False)
+        say(f"{scaling.axis}: {points} (exponent {scaling.exponent:.2f})")
+    say(f"{result.machine}, torch {result.torch}, on {result.device}")

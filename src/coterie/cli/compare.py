@@ -1,29 +1,31 @@
 """`coterie compare`: a grid of runs side by side."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from coterie import api
-from coterie.cli.console import ProgressBar, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
+from coterie.cli.options import Json, Out, Resume, Workers
 from coterie.experiment.folder import finite, newest_first, next_free
-from coterie.experiment.sweep import BRIEF, OUTSIDE, Progress, Sweep, SweepResult, table_columns
+from coterie.experiment.sweep import BRIEF, OUTSIDE, Sweep, SweepResult, table_columns
 
 
-def compare(path: Path | None, *, resume: bool, out: Path | None, workers: int | None, json: bool) -> None:
-    sweep = Sweep.read(path)
-    target = out or _folder_for(sweep, path, resume)
-    total = sum(cell.experiment.schedule.rounds for cell in sweep.cells())
+def compare(
+    sweep: Annotated[
+        Path | None, typer.Argument(help="Sweep file (base and grid); without one, the built-in comparison.")
+    ] = None,
+    resume: Resume = False,
+    out: Out = None,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    grid = Sweep.read(sweep)
+    target = out or _folder_for(grid, sweep, resume)
+    total = sum(cell.experiment.schedule.rounds for cell in grid.cells())
     with ProgressBar("comparing", total) as bar:
-
-        def watch(progress: Progress) -> None:
-            finished = sum(progress.done[name] == progress.rounds[name] for name in progress.done)
-            status = f"{finished} of {len(progress.done)} runs done"
-            if progress.failed:
-                status += f", {len(progress.failed)} failed"
-            bar.update(sum(progress.done.values()), status)
-
-        result = api.compare(sweep, target, resume=resume, workers=workers, watch=watch)
+        result = api.compare(grid, target, resume=resume, workers=workers, watch=bar.update_cells)
     if json:
         print_json(finite(result.to_json()))
     else:
@@ -36,15 +38,15 @@ def show(result: SweepResult) -> None:
     headings, body = table_columns(result.rows, BRIEF)
     print_table(headings, body)
     if any(row.kind == "exact" for row in result.rows):
-        out.print(OUTSIDE, markup=False, highlight=False, soft_wrap=True)
+        say(OUTSIDE)
     if result.total is not None:
-        out.print(result.total.text, markup=False, highlight=False, soft_wrap=True)
+        say(result.total.text)
     for row in result.rows:
         label = ", ".join(str(value) for value in row.values.values())
-        out.print(f"{label}: {row.guarantee}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{label}: {row.guarantee}")
     for name, reason in result.failed.items():
-        err.print(f"failed: {name}: {reason}", style="red", markup=False, soft_wrap=True)
-    out.print(f"report: {result.report}", markup=False, highlight=False, soft_wrap=True)
+        complain(f"failed: {name}: {reason}")
+    say(f"report: {result.report}")
 
 
 def _folder_for(sweep: Sweep, path: Path | None, resume: bool) -> Path:

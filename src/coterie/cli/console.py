@@ -1,14 +1,19 @@
 """Printing for people (stderr for progress, stdout for results) and for machines (one JSON object)."""
 
 import json
+import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+if TYPE_CHECKING:  # printing a plan needs no torch
+    from coterie.experiment.sweep import Progress as CellProgress
 
 out = Console()
 err = Console(stderr=True)
@@ -19,6 +24,32 @@ LINE_SECONDS = 10.0
 def print_json(content: Mapping[str, Any]) -> None:
     """One object on stdout and nothing else; JSON has no infinity, so the caller spells it out."""
     print(json.dumps(content, allow_nan=False))
+
+
+def say(text: str) -> None:
+    """A line of the result, as it is: no colours, no breaks."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def complain(text: str, style: str = "red") -> None:
+    """A line beside the result, for people."""
+    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Progress of a deployment: who, which round, how much. Never a value that came from a record."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("coterie")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 class ProgressBar:
@@ -51,6 +82,12 @@ class ProgressBar:
         if not err.is_terminal and time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
             print(f"{self.what}: {done} of {self.total} rounds, {status}", file=sys.stderr, flush=True)
+
+    def update_cells(self, progress: "CellProgress") -> None:
+        """How far the runs of a sweep are together."""
+        finished = sum(progress.done[name] == progress.rounds[name] for name in progress.done)
+        failed = f", {len(progress.failed)} failed" if progress.failed else ""
+        self.update(sum(progress.done.values()), f"{finished} of {len(progress.done)} runs done{failed}")
 
 
 def print_table(headings: Sequence[str], body: Sequence[Sequence[str]], title: str | None = None) -> None:

@@ -2,9 +2,12 @@
 
 import webbrowser
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from coterie import api
-from coterie.cli.console import out
+from coterie.cli.console import say
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.integrity import check_folder
@@ -16,7 +19,16 @@ from coterie.report import write_comparison_report, write_run_report
 from coterie.reproduce.running import RECORD
 
 
-def report(folder: Path, *, show: bool, public: bool = False) -> None:
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A run folder, or the folder of a comparison or reproduction.")
+    ],
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="Write public.html, without any figure outside the guarantee."),
+    ] = False,
+) -> None:
     if RunFolder(folder).exists:
         check_folder(RunFolder(folder))
         counted = recount(folder)
@@ -32,8 +44,8 @@ def report(folder: Path, *, show: bool, public: bool = False) -> None:
         written = api.render(folder).report
     else:
         raise InputError(f"{folder}: neither a run folder nor the folder of a comparison or reproduction")
-    out.print(f"ledger: {said}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
+    say(f"ledger: {said}")
+    say(f"report: {written}")
     if show:
         webbrowser.open(written.resolve().as_uri())
 

@@ -1,70 +1,77 @@
 """`coterie reproduce`: a published experiment, our figures beside the printed ones."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from coterie import api
-from coterie.cli.console import ProgressBar, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
+from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import finite
-from coterie.experiment.sweep import Progress
 from coterie.reproduce import ScaleName, Selection, find, names, sweep_of
 from coterie.reproduce.docs import write_into
 from coterie.reproduce.running import Reproduced
 from coterie.reproduce.table import Line, notes, setting_text
 
 
-def show_names() -> None:
-    """Every reproduction in a line."""
-    width = max(len(name) for name in names()) + 2
-    for name in names():
-        _say(f"{name:<{width}}{find(name).line}")
-
-
 def reproduce(
-    name: str,
-    scale_name: str,
-    part: tuple[Sequence[float], Sequence[str], Sequence[int]],
-    overrides: Sequence[str],
-    *,
-    resume: bool,
-    render: bool,
-    out: Path | None,
-    docs: Path | None,
-    workers: int | None,
-    json: bool,
+    name: Annotated[
+        str | None, typer.Argument(help="A published experiment; without one, the names are listed.")
+    ] = None,
+    scale: Annotated[
+        ScaleName, typer.Option("--scale", help="quick: minutes on a CPU; paper: the publication's size.")
+    ] = ScaleName.QUICK,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Only this budget (several times for more).")
+    ] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option("--algorithms", help="Only these, by name, separated by commas.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seeds", help="These seeds for all (several times for more).")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    render: Annotated[
+        bool,
+        typer.Option("--render", help="Write tables and pages from the runs that are there; run nothing."),
+    ] = False,
+    out: Out = None,
+    docs: Annotated[
+        Path | None, typer.Option("--docs", help="A document whose table of this reproduction is replaced.")
+    ] = None,
+    workers: Workers = None,
+    json: Json = False,
 ) -> None:
-    """Budgets, algorithms and seeds of `part` narrow what is run; an empty one narrows nothing."""
-    reproduction, scale, selection = find(name), ScaleName(scale_name), Selection(*part)
+    if name is None:
+        width = max(map(len, names())) + 2
+        for each in names():
+            say(f"{each:<{width}}{find(each).line}")
+        return
+    reproduction = find(name)
+    wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
+    selection = Selection(tuple(epsilon or ()), wanted, tuple(seeds or ()))
     target = out or Path("runs") / f"reproduce-{name}-{scale.value}"
     if render:
         result = api.render(target)
         if result.reproduction.name != name:
             raise InputError(f"{target}: holds {result.reproduction.name}, not {name}")
     else:
-        planned = sweep_of(reproduction, scale, selection, overrides)
+        planned = sweep_of(reproduction, scale, selection, overrides or [])
         total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
         with ProgressBar(name, total) as bar:
-
-            def watch(progress: Progress) -> None:
-                finished = sum(progress.done[cell] == progress.rounds[cell] for cell in progress.done)
-                status = f"{finished} of {len(progress.done)} runs done"
-                if progress.failed:
-                    status += f", {len(progress.failed)} failed"
-                bar.update(sum(progress.done.values()), status)
-
             result = api.reproduce(
                 name,
                 target,
                 scale=scale.value,
                 selection=selection,
-                overrides=overrides,
+                overrides=overrides or [],
                 resume=resume,
                 workers=workers,
-                watch=watch,
+                watch=bar.update_cells,
             )
     if docs is not None:
         write_into(docs, result)
@@ -85,16 +92,16 @@ def show(result: Reproduced) -> None:
                 headings, [row for line in lines for row in _rows(line)], setting_text(setting) or None
             )
         for note in notes(result.comparison):
-            _say(note)
+            say(note)
         for sentence in result.scale.differs:
-            _say(f"Differs: {sentence}")
-        _say(ALONE)
+            say(f"Differs: {sentence}")
+        say(ALONE)
         for line in result.comparison.lines:
             where = f", {setting_text(line.setting)}" if line.setting else ""
-            _say(f"{line.row}{where}: {line.guarantee}")
+            say(f"{line.row}{where}: {line.guarantee}")
         for cell in result.comparison.missing:
-            err.print(f"not finished: {cell}", style="red", markup=False, soft_wrap=True)
-    _say(f"report: {result.report}")
+            complain(f"not finished: {cell}")
+    say(f"report: {result.report}")
 
 
 def _rows(line: Line) -> list[list[str]]:
@@ -113,7 +120,3 @@ def _rows(line: Line) -> list[list[str]]:
     rows.append(["clusters found", line.clusters_found, "", "", ""])
     rows.append(["charged of planned", line.charged, "", "", ""])
     return [[line.row if place == 0 else "", *row] for place, row in enumerate(rows)]
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,9 +1,13 @@
 """`coterie run`: progress while it goes, a table and the guarantee when it is done."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from coterie import api
-from coterie.cli.console import ProgressBar, err, out, print_json, print_table
+from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
+from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.errors import InputError
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
@@ -13,16 +17,26 @@ from coterie.experiment.sweep import OUTSIDE
 from coterie.privacy.units import round_up
 
 
-def print_default() -> None:
-    print(commented_default(), end="")
-
-
-def run(experiment: Path | None, overrides: list[str], *, resume: bool, out: Path | None, json: bool) -> None:
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="Experiment file (YAML); without one, the built-in default runs.")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    out: Out = None,
+    print_default: Annotated[
+        bool, typer.Option("--print-default", help="Print the built-in experiment as a commented file.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    if print_default:
+        print(commented_default(), end="")
+        return
     if experiment is None and not overrides and resume and out is not None:
         experiment = RunFolder(out).experiment
         if not experiment.exists():
             raise InputError(f"--resume: {out} holds no run to go on with; allowed: the folder of one")
-    chosen = read_experiment(experiment, overrides)
+    chosen = read_experiment(experiment, overrides or [])
     with ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
 
         def watch(report: RoundReport) -> None:
@@ -72,8 +86,8 @@ def show(result: RunResult) -> None:
     ]
     print_table(["figure", "value"], figures, title=f"{result.algorithm}, {result.rounds} rounds")
     if reached is not None and not reached.is_private:
-        out.print(OUTSIDE, markup=False, highlight=False, soft_wrap=True)
+        say(OUTSIDE)
     for warning in result.warnings:
-        err.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
-    out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"report: {result.report}", markup=False, highlight=False, soft_wrap=True)
+        complain(f"warning: {warning}", style="yellow")
+    say(f"guarantee: {result.guarantee}")
+    say(f"report: {result.report}")

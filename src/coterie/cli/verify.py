@@ -1,19 +1,25 @@
 """`coterie verify`: is a run, a comparison or a page as it was written, and does its epsilon follow?"""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from coterie.cli.console import err, out, print_json
-from coterie.experiment.verify import HOLDS, verify
+from coterie.cli.console import complain, print_json, say
+from coterie.cli.options import Json
+from coterie.experiment.verify import HOLDS
+from coterie.experiment.verify import verify as verify_path
 from coterie.privacy.units import round_up
 
 NOT_HELD = 4
 """The exit code for a claim that does not hold."""
 
 
-def show(path: Path, *, json: bool) -> None:
-    found = verify(path)
+def verify(
+    path: Annotated[Path, typer.Argument(help="A run folder, the folder of a comparison, or a report.html.")],
+    json: Json = False,
+) -> None:
+    found = verify_path(path)
     if json:
         print_json(found.to_json())
     else:
@@ -30,8 +36,8 @@ def show(path: Path, *, json: bool) -> None:
         if found.runs:
             lines.append(f"runs: {len(found.runs)}")
         for line in lines:
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line)
     for problem in found.problems:
-        err.print(f"{found.verdict}: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+        complain(f"{found.verdict}: {problem}")
     if found.verdict != HOLDS:
         raise typer.Exit(NOT_HELD)

@@ -1,19 +1,19 @@
-"""`coterie serve`, `coterie join`, `coterie keys`: a federation of processes that do not trust each other."""
+"""`coterie serve`: an experiment between sites that do not trust each other, over Flower."""
 
 import json as jsonlib
-import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from coterie.cli.console import ProgressBar, err, out, print_json, print_table
+import typer
+
+from coterie.cli.console import ProgressBar, complain, err, log_to_stderr, print_json, print_table, say
+from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.cli.run import private_figures
-from coterie.engines.flower.joining import Joining, open_site
-from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key
+from coterie.engines.flower.keys import KeyFolder
 from coterie.engines.flower.messages import SiteFacts
-from coterie.engines.flower.node import Connection, attend
 from coterie.engines.flower.transport import Timeouts
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving
@@ -25,46 +25,37 @@ from coterie.privacy.units import round_up
 from coterie.report import write_run_report
 
 
-@contextmanager
-def _log_to_stderr() -> Iterator[None]:
-    """Progress of both sides: who, which round, how much. Never a value that came from a record."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger = logging.getLogger("coterie")
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
-
-
-# --- serve ------------------------------------------------------------------------------------------
-
-
 def serve(
-    experiment: Path,
-    overrides: list[str],
-    *,
-    keys: Path | None,
-    plaintext: bool,
-    host: str,
-    port: int,
-    sites: int,
-    wait: float,
-    answer: float,
-    rejoin: float,
-    truth: Path | None,
-    resume: bool,
-    folder: Path | None,
-    json: bool,
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (YAML); data are the sites' own.")],
+    overrides: Overrides = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="Folder with ca.crt, server.crt, server.key, sites/*.pub."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Where sites come in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 9443,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds until all sites must be there.")] = 600.0,
+    answer: Annotated[
+        float, typer.Option("--answer", help="Seconds for an answer; then the site is missing.")
+    ] = 600.0,
+    rejoin: Annotated[
+        float, typer.Option("--rejoin", help="Seconds to wait for a site that was there and is gone.")
+    ] = 120.0,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="JSON file with the true cluster of each site, for oracle.")
+    ] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS and no keys: for a trial, on loopback only.")
+    ] = False,
+    sites: Annotated[int, typer.Option("--sites", help="With --plaintext: how many to wait for.")] = 0,
+    resume: Resume = False,
+    out: Out = None,
+    json: Json = False,
 ) -> None:
     if (keys is None) != plaintext:
         raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
-    chosen = read_experiment(experiment, overrides)
-    target = folder or next_free(Path("runs"), f"{chosen.algorithm.name}-served")
+    chosen = read_experiment(experiment, overrides or [])
+    target = out or next_free(Path("runs"), f"{chosen.algorithm.name}-served")
     serving = Serving(
         out=target,
         keys=KeyFolder(keys) if keys is not None else None,
@@ -77,15 +68,15 @@ def serve(
         resume=resume,
         opened=lambda found, names: _opened(host, found, names),
     )
-    with _log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
-        watcher = Callbacks(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
-        result = serve_experiment(chosen, serving, watcher)
+    with log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
+        callbacks = Callbacks(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
+        result = serve_experiment(chosen, serving, callbacks)
     written = write_run_report(result.folder)
     if json:
         print_json(finite(result.to_json()))
     else:
         show(result)
-        out.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
+        say(f"report: {written}")
 
 
 def _opened(host: str, port: int, names: Sequence[str]) -> None:
@@ -148,9 +139,9 @@ def show(result: ServedResult) -> None:
     if result.accuracy is not None:
         print_table(["figure", "value"], private_figures(result.accuracy))
     for warning in result.warnings:
-        err.print(f"warning: {warning}", style="yellow", markup=False)
-    out.print(f"guarantee: {result.guarantee}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"run folder: {result.folder}", markup=False, highlight=False, soft_wrap=True)
+        complain(f"warning: {warning}", style="yellow")
+    say(f"guarantee: {result.guarantee}")
+    say(f"run folder: {result.folder}")
 
 
 def _tally(result: ServedResult, name: str, what: str) -> str | None:
@@ -165,47 +156,3 @@ def _accuracy(result: ServedResult, name: str) -> str | None:
         return f"{value:.1%}"
     # The noise's 95 % interval, the longer half of it where the other is cut off at 0 or 1.
     return f"{value:.1%} ± {math.ceil(1000 * max(value - interval[0], interval[1] - value)) / 10:.1f}"
-
-
-# --- join -------------------------------------------------------------------------------------------
-
-
-def join(joining: Joining, connection: Connection) -> None:
-    connection.check()
-    site = open_site(joining)
-    if site.finished:
-        raise InputError(
-            f"{site.files.path}: these books are closed; another experiment needs another --state, and what "
-            "it spends adds to what was spent"
-        )
-    try:
-        with _log_to_stderr():
-            attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
-    finally:
-        site.close()
-    out.print(f"finished: {site.files.path}", markup=False, highlight=False, soft_wrap=True)
-
-
-# --- keys -------------------------------------------------------------------------------------------
-
-
-def keys(folder: Path, *, hosts: list[str], sites: list[str], site: str | None) -> None:
-    if site is not None:
-        if hosts or sites:
-            raise InputError("--site: makes one site's own pair; --host and --sites are for the server's set")
-        path = make_site_key(folder, site)
-        out.print(
-            f"{path} stays here; {path.with_suffix('.pub')} goes to the server's operator",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        return
-    files = make_keys(folder, hosts, sites)
-    made = ", ".join(files.site_names()) or "none"
-    out.print(
-        f"authority {files.authority}, server {files.certificate}, sites: {made}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
