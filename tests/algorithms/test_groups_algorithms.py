@@ -9,11 +9,12 @@ import pytest
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Cohort, CohortJob, Opened, PublicFacts, Sum, Sums
 from coterie.algorithms.settings import PrivacySettings, Schedule
-from coterie.algorithms.worker.dp_ogl import personal_models, release_name
+from coterie.algorithms.worker.worker_level import personal_models
 from coterie.engines.driver import drive
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Structure, Threat, label, ring
 from coterie.privacy import Adjacency, Mode, NoiseRule, Released, SampledSum, Unit
+from coterie.privacy.plans import group_release
 
 PARAMETERS = 3
 PRIVACY = PrivacySettings(unit=Unit.WORKER, epsilon=float("inf"), delta=1e-5, clip=0.5)
@@ -128,7 +129,7 @@ def test_every_cohort_is_open_before_the_first_is_added_up():
     asking = algorithm.round(state)
     requests = [next(asking)]
     for number in range(3):
-        requests.append(asking.send(Opened(release_name(number), number)))
+        requests.append(asking.send(Opened(group_release(number), number)))
     assert [type(request) for request in requests] == [Cohort, Cohort, Cohort, Sum]
 
 

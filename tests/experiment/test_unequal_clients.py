@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.algorithms import rdpcfl
+from coterie.algorithms.record import r_dpcfl
 from coterie.clustering.mixture import Mixture
 from coterie.experiment import folder
 from coterie.experiment.files import read_experiment
@@ -45,13 +45,13 @@ def test_r_dpcfl_weighs_every_client_by_its_own_noise(
     own = {"client-1": Budget(10.0, 1e-3), "client-5": Budget(30.0, 1e-4)}
     assert prepared.budgets == {c.name: own.get(c.name, Budget(20.0, 1e-3)) for c in clients}
     seen: list[float] = []
-    choose = rdpcfl.choose_mixture
+    choose = r_dpcfl.choose_mixture
 
     def watched(releases: Sequence[Any], *rest: Any) -> tuple[Mixture, Any]:
         seen.extend(release.noise_std for release in releases)
         return choose(releases, *rest)
 
-    monkeypatch.setattr(rdpcfl, "choose_mixture", watched)
+    monkeypatch.setattr(r_dpcfl, "choose_mixture", watched)
     result = Run(prepared, RunFolder(tmp_path / "run")).finish(lambda report: None)
 
     plan = PrivacyPlan.from_json(folder.read_json(RunFolder(tmp_path / "run").plan))

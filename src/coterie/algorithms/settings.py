@@ -1,10 +1,11 @@
 """Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from coterie.errors import InputError
 from coterie.privacy import Adjacency, Mode, Unit
 from coterie.privacy.ranges import (
     CLIP,
@@ -115,6 +116,15 @@ class PrivacySettings(Settings):
         if own is not None and own.delta is not None:
             return own.delta
         return default if self.delta is None else self.delta
+
+    def check_budgets(self, clients: Sequence[str]) -> None:
+        """Refuse a budget for somebody who is not there."""
+        unknown = set(self.budgets) - set(clients)
+        if unknown:
+            raise InputError(
+                f"privacy.budgets: no client is called '{min(unknown)}'; the clients are "
+                f"{clients[0]} to {clients[-1]}"
+            )
 
     @model_validator(mode="before")
     @classmethod

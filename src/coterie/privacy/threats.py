@@ -3,6 +3,8 @@
 from coterie.privacy.units import ThreatModel, Unit
 
 MASTERS = "the group masters"
+SERVER = ThreatModel(observers="the server", sees="all updates and selections")
+"""Against whom a plan for one client speaks, when nothing is known about others."""
 
 THREATS: dict[Unit, ThreatModel] = {
     Unit.RECORD: ThreatModel(

@@ -5,35 +5,20 @@ update is clipped. The trusted server sums updates, adds noise, divides by a pub
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.algorithms.protocol import Algorithm, LocalTraining, PublicFacts, S, State
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Rate, Ratio, StepSize
+from coterie.algorithms.settings import AlgorithmSettings, Rate, Ratio, StepSize
 from coterie.errors import InputError
-from coterie.privacy import (
-    POPULATION,
-    Mechanism,
-    NoiseRule,
-    PlannedRelease,
-    PrivacyPlan,
-    Released,
-    RoutedSums,
-    SampledSum,
-    TrackedRoutedSums,
-    TrackedSum,
-    Unit,
-    UnitPlan,
-)
+from coterie.privacy import Mechanism, PrivacyPlan, Released, Unit
+from coterie.privacy.plans import CohortReleases, client_plan
 from coterie.privacy.ranges import CLIP
-from coterie.privacy.threats import THREATS
 from coterie.settings import Settings
 
-SUMS = "sums"
-"""The one release of a round."""
 ADAPTIVE = "the clip follows a noisy count of the updates within it, which is charged with the sums"
 TUNING = "hyper-parameters chosen by trying them on private data are not accounted for"
 
@@ -95,16 +80,24 @@ class ClientLevel(Algorithm[S]):
         return 0.0
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
-        plan = client_plan(facts, self.privacy, self.release(facts), self.schedule.rounds)
-        return (
-            replace(plan, caveats=(*plan.caveats, ADAPTIVE))
-            if self.settings.adaptive_clip is not None
-            else plan
-        )
+        if self.privacy.budgets:
+            raise InputError(
+                f"privacy.budgets: {min(self.privacy.budgets)} has one of its own, but clients who are "
+                "sampled alike spend alike; allowed for unit client: privacy.epsilon and privacy.delta"
+            )
+        caveats = (TUNING,) if self.settings.adaptive_clip is None else (TUNING, ADAPTIVE)
+        return client_plan(self.release(facts), self.schedule.rounds, caveats)
+
+    @property
+    def about(self) -> CohortReleases:
+        """What may be released about a sample of clients."""
+        following, privacy = self.settings.adaptive_clip, self.privacy
+        ratio = None if following is None else following.count_ratio
+        return CohortReleases(self.settings.rate, privacy.clip, privacy.adjacency, ratio)
 
     def release(self, facts: PublicFacts) -> Mechanism:
         """What one round releases."""
-        return sampled_sum(self.privacy, self.settings)
+        return self.about.sums()
 
     def first_clip(self) -> float | None:
         """The clip of the first round, where it will follow a count."""
@@ -120,46 +113,6 @@ class ClientLevel(Algorithm[S]):
     def expected(self, clients: int) -> float:
         """How many clients a round is expected to sample: a public number."""
         return self.settings.rate * clients
-
-
-def sampled_sum(privacy: PrivacySettings, settings: ClientLevelSettings) -> SampledSum:
-    """Sums of a Poisson sample, with the plan's free noise multiplier."""
-    plain = SampledSum(privacy.clip, NoiseRule.SHARED, settings.rate, privacy.adjacency)
-    if settings.adaptive_clip is None:
-        return plain
-    return TrackedSum(**vars(plain), tracking_ratio=settings.adaptive_clip.count_ratio)
-
-
-def routed_sums(
-    privacy: PrivacySettings, settings: ClientLevelSettings, histogram_ratio: float
-) -> RoutedSums:
-    """A histogram of choices, then sums by cluster, of one Poisson sample."""
-    plain = RoutedSums(privacy.clip, NoiseRule.SHARED, histogram_ratio, settings.rate, privacy.adjacency)
-    if settings.adaptive_clip is None:
-        return plain
-    return TrackedRoutedSums(**vars(plain), tracking_ratio=settings.adaptive_clip.count_ratio)
-
-
-def client_plan(facts: PublicFacts, privacy: PrivacySettings, release: Mechanism, rounds: int) -> PrivacyPlan:
-    """One plan for every client: all are sampled alike, so all are charged alike, in one entry a round."""
-    if privacy.budgets:
-        raise InputError(
-            f"privacy.budgets: {min(privacy.budgets)} has one of its own, but clients who are sampled alike "
-            "spend alike; allowed for unit client: privacy.epsilon and privacy.delta"
-        )
-    unit = UnitPlan(POPULATION, (PlannedRelease(SUMS, release, rounds),))
-    return PrivacyPlan(
-        unit=Unit.CLIENT,
-        adjacency=privacy.adjacency,
-        threat=THREATS[Unit.CLIENT],
-        units=(unit,),
-        caveats=(TUNING,),
-    )
-
-
-def cohort_size(rate: float, clients: int) -> int:
-    """A share that is no whole number of clients is rounded up: more are sampled, and charged."""
-    return math.ceil(rate * clients - 1e-9)
 
 
 def last_layer(facts: PublicFacts) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from coterie.algorithms.client import revival
 from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSettings, ClientLevelState, stepped
-from coterie.algorithms.client.rebalancing import RebalanceSettings, Rebalancing, Update
+from coterie.algorithms.clusters import StartSettings, check_clusters, cluster_starts
 from coterie.algorithms.protocol import (
     Choice,
     CohortJob,
@@ -19,8 +19,6 @@ from coterie.algorithms.protocol import (
     PublicFacts,
     Rounds,
 )
-from coterie.algorithms.record.planning import check_clusters
-from coterie.algorithms.starts import StartSettings, cluster_starts
 from coterie.privacy import Mechanism, Released
 
 
@@ -54,6 +52,20 @@ class ClusteredState(ClientLevelState):
     @property
     def replaced_after(self) -> int:
         return self.last_split
+
+
+@dataclass(frozen=True)
+class Update:
+    """Noisy sums and the public numbers to divide them by, one for each cluster."""
+
+    rows: NDArray[np.float64]
+    divisors: NDArray[np.float64]
+    histogram: Released[NDArray[np.float64]] | None = None
+    """Noisy number of clients that chose each cluster, where it was released."""
+    believed: NDArray[np.float64] | None = None
+    """Cluster sizes that the route and the divisors went by, where there was a route."""
+    within: Released[float] | None = None
+    """The count that the next clip follows, where it does."""
 
 
 class Clustered(ClientLevel[ClusteredState]):
@@ -108,9 +120,13 @@ class Clustered(ClientLevel[ClusteredState]):
             return moved
         return self.revived(moved, update.histogram)
 
+    def fair_share(self, clients: int) -> float:
+        """Clients of a round in each cluster, if all were equal: q n / k, a public number."""
+        return self.expected(clients) / self.settings.clusters
+
     def revived(self, state: ClusteredState, histogram: Released[NDArray[np.float64]]) -> ClusteredState:
         """The state after dead clusters were revived, if the histograms so far show any."""
-        fair_share = self.expected(len(state.clients)) / self.settings.clusters
+        fair_share = self.fair_share(len(state.clients))
         rhythm = revival.Rhythm.of(histogram.noise_std, fair_share)
         sizes = rhythm.smoothed(state.sizes, histogram.value, state.round)
         state = replace(state, sizes=sizes)
@@ -134,31 +150,3 @@ class Clustered(ClientLevel[ClusteredState]):
 
     def models(self, state: ClusteredState) -> OwnChoice:
         return OwnChoice(state.models, self.choice, self.local_training(), state.parts)
-
-
-class RebalancedSettings(ClusteredSettings):
-    """Options of a clustered algorithm that takes the plug-in."""
-
-    rebalance: RebalanceSettings = Field(
-        RebalanceSettings(), description="{rule: route | rebalance | none, minimum: B}; B = 0: as it is"
-    )
-
-
-class Rebalanced(Clustered):
-    """A clustered algorithm with rebalancing on top, if that is asked for."""
-
-    settings_type = RebalancedSettings
-    settings: RebalancedSettings
-
-    @property
-    def rebalancing(self) -> Rebalancing:
-        settings = self.settings
-        return Rebalancing(settings.rebalance, settings, settings.clusters, self.schedule.rounds)
-
-    def release(self, facts: PublicFacts) -> Mechanism:
-        super().release(facts)
-        self.rebalancing.check(len(facts.clients))
-        return self.rebalancing.release(self.privacy, len(facts.clients))
-
-    def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
-        return self.rebalancing.ask(job, state.round, state.believed)

@@ -1,8 +1,6 @@
-"""`dp-fedavg` and `dp-fedprox`: one model for everyone, private for whole clients.
+"""`dp-fedavg`: one model for everyone, private for whole clients.
 
-McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018; Li
-et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, adds a pull towards the model that
-a client was sent.
+McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018.
 """
 
 from dataclasses import dataclass, replace
@@ -10,15 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from coterie.algorithms.client.client_level import (
-    SUMS,
     ClientLevel,
     ClientLevelSettings,
     ClientLevelState,
     stepped,
 )
+from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import (
     Assignment,
     CohortJob,
@@ -31,7 +28,7 @@ from coterie.algorithms.protocol import (
     open_cohort,
 )
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import Pull
+from coterie.privacy.plans import SUMS
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,7 @@ class FedAvg(ClientLevel[OneModelState]):
     state_type: ClassVar[type[State]] = OneModelState
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> OneModelState:
-        seed = int(rng.integers(2**31))
-        return OneModelState(
-            0, facts.clients, seed, models=facts.initialise(seed)[None], clip=self.first_clip()
-        )
+        return OneModelState(0, facts.clients, *equal_starts(facts, rng, 1), clip=self.first_clip())
 
     def round(self, state: OneModelState) -> Rounds[OneModelState]:
         job = CohortJob(
@@ -70,19 +64,3 @@ class FedAvg(ClientLevel[OneModelState]):
 
     def models(self, state: OneModelState) -> Assignment | OwnChoice:
         return Assignment(state.models, dict.fromkeys(state.clients, 0))
-
-
-class FedProxSettings(ClientLevelSettings):
-    """Options of dp-fedprox."""
-
-    proximal: Pull = Field(0.01, gt=0, description="weight mu of the pull towards the model that was sent")
-
-
-@register
-class FedProx(FedAvg):
-    name = "dp-fedprox"
-    settings_type = FedProxSettings
-    settings: FedProxSettings
-
-    def proximal(self) -> float:
-        return self.settings.proximal

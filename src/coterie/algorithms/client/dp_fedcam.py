@@ -8,7 +8,7 @@ the sum of its cluster, and both together move by the clip. Two clips would need
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.algorithms.client.clustered import Rebalanced
+from coterie.algorithms.client.rebalancing import Rebalanced
 from coterie.algorithms.protocol import Choice, PublicFacts
 from coterie.algorithms.registry import register
 

@@ -7,7 +7,7 @@ centre and staying nearest to it; so it starts from the mean of all centres, eac
 which it moves decides.
 """
 
-from coterie.algorithms.client.clustered import Rebalanced
+from coterie.algorithms.client.rebalancing import Rebalanced
 from coterie.algorithms.protocol import Choice
 from coterie.algorithms.registry import register
 

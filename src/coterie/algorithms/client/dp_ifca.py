@@ -4,7 +4,7 @@ Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federat
 private for whole clients; with `rebalance` it is RR-Cluster on IFCA, Algorithm 2 of that paper.
 """
 
-from coterie.algorithms.client.clustered import Rebalanced
+from coterie.algorithms.client.rebalancing import Rebalanced
 from coterie.algorithms.protocol import Choice
 from coterie.algorithms.registry import register
 

@@ -8,13 +8,12 @@ the noise of every one of them.
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from coterie.algorithms.client.client_level import SUMS, routed_sums
-from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
-from coterie.algorithms.client.rebalancing import Update
+from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState, Update
 from coterie.algorithms.protocol import Choice, CohortJob, PublicFacts, Rounds, add_up, count, open_cohort
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import Ratio
 from coterie.privacy import Mechanism
+from coterie.privacy.plans import HISTOGRAM_RATIO, SUMS
 
 
 class GMFSCSettings(ClusteredSettings):
@@ -23,7 +22,9 @@ class GMFSCSettings(ClusteredSettings):
     minimum: PositiveInt | None = Field(
         None, description="B, least clients in a cluster's own update; null: half a fair share"
     )
-    histogram_ratio: Ratio = Field(4.0, description="noise of the histogram over that of the sums")
+    histogram_ratio: Ratio = Field(
+        HISTOGRAM_RATIO, description="noise of the histogram over that of the sums"
+    )
 
 
 @register
@@ -35,11 +36,11 @@ class GMFSC(Clustered):
 
     def release(self, facts: PublicFacts) -> Mechanism:
         super().release(facts)
-        return routed_sums(self.privacy, self.settings, self.settings.histogram_ratio)
+        return self.about.routed(self.settings.histogram_ratio)
 
     def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
         expected = self.expected(len(job.members))
-        least = self.settings.minimum or expected / self.settings.clusters / 2
+        least = self.settings.minimum or self.fair_share(len(job.members)) / 2
         cohort = yield from open_cohort(SUMS, job)
         released = yield from count(cohort)
         histogram = released.value

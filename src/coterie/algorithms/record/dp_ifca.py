@@ -11,51 +11,34 @@ network that kept all four models of a federation alive where `random` kept two 
 which has one optimum, does not care.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.protocol import (
-    Algorithm,
-    Assignment,
-    PublicFacts,
-    Rounds,
-    State,
-    TrainJob,
-    select,
-    train,
-)
-from coterie.algorithms.record.planning import check_clusters, record_plan, selections, training
+from coterie.algorithms.clusters import StartSettings, cluster_starts
+from coterie.algorithms.protocol import PublicFacts, Rounds, select
+from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
 from coterie.algorithms.registry import register
-from coterie.algorithms.starts import StartSettings, cluster_starts
-from coterie.privacy import PrivacyPlan, Unit
+from coterie.privacy import PlannedRelease
+from coterie.privacy.plans import SELECTION, SELECTION_SHARE
 
 
 class IFCASettings(StartSettings):
     """Options of dp-ifca."""
 
     selection_share: float = Field(
-        0.03, gt=0, lt=1, description="epsilon of one private selection, as a share of privacy.epsilon"
+        SELECTION_SHARE,
+        gt=0,
+        lt=1,
+        description="epsilon of one private selection, as a share of privacy.epsilon",
     )
 
 
-@dataclass(frozen=True)
-class IFCAState(State):
-    models: NDArray[np.float32]
-    """Cluster models, one per row."""
-    cluster_of: Mapping[str, int]
-
-
 @register
-class IFCA(Algorithm[IFCAState]):
+class IFCA(GivenClusters[RecordClustersState]):
     name = "dp-ifca"
-    unit = Unit.RECORD
     settings_type = IFCASettings
-    state_type = IFCAState
     settings: IFCASettings
 
     @property
@@ -63,41 +46,17 @@ class IFCA(Algorithm[IFCAState]):
         """Rounds 1 .. 1 + floor(E/10), both ends included."""
         return self.schedule.rounds // 10 + 1
 
-    def plan(self, facts: PublicFacts) -> PrivacyPlan:
-        check_clusters(self.settings.clusters, len(facts.clients))
-        share = self.settings.selection_share
-        return record_plan(
-            facts,
-            self.privacy,
-            lambda client, records: [
-                training(self.schedule, self.privacy, records, self.schedule.rounds),
-                *selections(self.privacy, client, share, self.selections),
-            ],
-        )
+    def releases(self, facts: PublicFacts, client: str) -> list[PlannedRelease]:
+        epsilon = self.settings.selection_share * self.privacy.epsilon_of(client)
+        own = self.about(facts.records[client])
+        return [*super().releases(facts, client), *own.selections(epsilon, self.selections)]
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> IFCAState:
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RecordClustersState:
         seed, models = cluster_starts(facts, rng, self.settings)
-        return IFCAState(
-            round=0,
-            clients=facts.clients,
-            seed=seed,
-            models=models,
-            cluster_of=dict.fromkeys(facts.clients, 0),
-        )
+        return RecordClustersState(0, facts.clients, seed, models, dict.fromkeys(facts.clients, 0))
 
-    def round(self, state: IFCAState) -> Rounds[IFCAState]:
-        cluster_of = state.cluster_of
+    def round(self, state: RecordClustersState) -> Rounds[RecordClustersState]:
         if state.round < self.selections:
-            choices = yield from select("selection", state.clients, state.models)
-            cluster_of = {**cluster_of, **choices}
-        jobs = [TrainJob(client, state.models[cluster_of[client]]) for client in state.clients]
-        updates = yield from train("training", jobs)
-        return replace(
-            state,
-            round=state.round + 1,
-            models=step_clusters(state.models, cluster_of, updates),
-            cluster_of=cluster_of,
-        )
-
-    def models(self, state: IFCAState) -> Assignment:
-        return Assignment(state.models, state.cluster_of)
+            choices = yield from select(SELECTION, state.clients, state.models)
+            state = replace(state, cluster_of={**state.cluster_of, **choices})
+        return (yield from super().round(state))

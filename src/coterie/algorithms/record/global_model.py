@@ -3,21 +3,12 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.protocol import (
-    Algorithm,
-    Assignment,
-    PublicFacts,
-    Rounds,
-    State,
-    TrainJob,
-    Vector,
-    train,
-)
-from coterie.algorithms.record.planning import training_plan
+from coterie.algorithms.clusters import equal_starts
+from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
+from coterie.algorithms.record.record_level import RecordLevel
 from coterie.algorithms.registry import register
-from coterie.privacy import PrivacyPlan, Unit
 
 
 @dataclass(frozen=True)
@@ -26,24 +17,16 @@ class GlobalState(State):
 
 
 @register
-class Global(Algorithm[GlobalState]):
+class Global(RecordLevel[GlobalState]):
     name = "global"
-    unit = Unit.RECORD
     state_type = GlobalState
 
-    def plan(self, facts: PublicFacts) -> PrivacyPlan:
-        return training_plan(facts, self.schedule, self.privacy)
-
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> GlobalState:
-        seed = int(rng.integers(2**31))
-        return GlobalState(round=0, clients=facts.clients, seed=seed, model=facts.initialise(seed))
-
-    def round(self, state: GlobalState) -> Rounds[GlobalState]:
-        updates = yield from train("training", [TrainJob(client, state.model) for client in state.clients])
-        together = dict.fromkeys(state.clients, 0)
-        return replace(
-            state, round=state.round + 1, model=step_clusters(state.model[None], together, updates)[0]
-        )
+        seed, models = equal_starts(facts, rng, 1)
+        return GlobalState(0, facts.clients, seed, models[0])
 
     def models(self, state: GlobalState) -> Assignment:
         return Assignment(state.model[None], dict.fromkeys(state.clients, 0))
+
+    def moved(self, state: GlobalState, models: NDArray[np.float32]) -> GlobalState:
+        return replace(state, round=state.round + 1, model=models[0])

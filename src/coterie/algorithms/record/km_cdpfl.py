@@ -7,68 +7,29 @@ what its members reached. Updates that start from different models are not compa
 algorithm's weakness: mistakes of a noisy round are kept.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from coterie.algorithms.protocol import (
-    Algorithm,
-    Assignment,
-    PublicFacts,
-    Rounds,
-    State,
-    TrainJob,
-    train,
-)
-from coterie.algorithms.record.planning import check_clusters, training_plan
+from coterie.algorithms.clusters import equal_starts
+from coterie.algorithms.protocol import PublicFacts, Rounds, train
+from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import AlgorithmSettings
 from coterie.clustering.partition import kmeans, relabelled
-from coterie.privacy import PrivacyPlan, Unit
-
-
-class MyopicSettings(AlgorithmSettings):
-    """Options of km-cdpfl."""
-
-    clusters: int = Field(4, ge=2, description="number of clusters")
-
-
-@dataclass(frozen=True)
-class MyopicState(State):
-    models: NDArray[np.float32]
-    """Cluster models, one per row."""
-    cluster_of: Mapping[str, int]
+from coterie.privacy.plans import TRAINING
 
 
 @register
-class Myopic(Algorithm[MyopicState]):
+class KMCDPFL(GivenClusters[RecordClustersState]):
     name = "km-cdpfl"
-    unit = Unit.RECORD
-    settings_type = MyopicSettings
-    state_type = MyopicState
-    settings: MyopicSettings
 
-    def plan(self, facts: PublicFacts) -> PrivacyPlan:
-        check_clusters(self.settings.clusters, len(facts.clients))
-        return training_plan(facts, self.schedule, self.privacy)
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RecordClustersState:
+        seed, models = equal_starts(facts, rng, self.settings.clusters)
+        return RecordClustersState(0, facts.clients, seed, models, dict.fromkeys(facts.clients, 0))
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> MyopicState:
-        seed = int(rng.integers(2**31))
-        return MyopicState(
-            round=0,
-            clients=facts.clients,
-            seed=seed,
-            models=np.tile(facts.initialise(seed), (self.settings.clusters, 1)),
-            cluster_of=dict.fromkeys(facts.clients, 0),
-        )
-
-    def round(self, state: MyopicState) -> Rounds[MyopicState]:
+    def round(self, state: RecordClustersState) -> Rounds[RecordClustersState]:
         before = state.cluster_of
-        jobs = [TrainJob(client, state.models[before[client]]) for client in state.clients]
-        updates = yield from train("training", jobs)
+        updates = yield from train(TRAINING, self.jobs(state))
         present = [client for client in state.clients if client in updates]
         grouped = kmeans(
             np.array([updates[client].value for client in present]),
@@ -83,7 +44,4 @@ class Myopic(Algorithm[MyopicState]):
         for cluster in set(labels.tolist()):
             members = [reached[client] for client in present if cluster_of[client] == cluster]
             models[cluster] = np.mean(members, axis=0, dtype=np.float64).astype(np.float32)
-        return replace(state, round=state.round + 1, models=models, cluster_of=cluster_of)
-
-    def models(self, state: MyopicState) -> Assignment:
-        return Assignment(state.models, state.cluster_of)
+        return self.moved(replace(state, cluster_of=cluster_of), models)

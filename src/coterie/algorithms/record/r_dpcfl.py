@@ -22,38 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.protocol import (
-    Algorithm,
-    Assignment,
-    Findings,
-    PublicFacts,
-    Rounds,
-    State,
-    TrainJob,
-    Vector,
-    select,
-    train,
+from coterie.algorithms.clusters import check_clusters, equal_starts
+from coterie.algorithms.protocol import Findings, PublicFacts, Rounds, Vector, select
+from coterie.algorithms.record.mixture import (
+    MixtureState,
+    draw_clusters,
+    first_releases,
+    responsibilities_of,
 )
-from coterie.algorithms.record.planning import (
-    check_clusters,
-    clustering_round,
-    record_plan,
-    selections,
-    training,
-)
+from coterie.algorithms.record.record_level import RecordClusters
 from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.clustering.embedding import principal_components
-from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, draw_labels, fit_mixture
+from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, fit_mixture
 from coterie.errors import InputError
-from coterie.privacy import (
-    FullBatchSketch,
-    NoiseRule,
-    PlannedRelease,
-    PrivacyPlan,
-    Unit,
-)
+from coterie.privacy import NoiseRule, PlannedRelease, PrivacyPlan
+from coterie.privacy.plans import FIRST_ROUND, SELECTION, SELECTION_SHARE
 from coterie.privacy.ranges import NOISE, RECORDS
 from coterie.privacy.released import Released
 
@@ -84,7 +68,10 @@ class RDPCFLSettings(AlgorithmSettings):
         "all", description="all records in one step (the paper's), or Poisson batches: for update only"
     )
     selection_share: float = Field(
-        0.03, gt=0, lt=1, description="epsilon of one private selection, as a share of privacy.epsilon"
+        SELECTION_SHARE,
+        gt=0,
+        lt=1,
+        description="epsilon of one private selection, as a share of privacy.epsilon",
     )
 
     @field_validator("first_round_batch")
@@ -123,13 +110,10 @@ class RDPCFLSettings(AlgorithmSettings):
 
 
 @dataclass(frozen=True)
-class RDPCFLState(State):
+class RDPCFLState(MixtureState):
+    """Before clusters are known, `models` holds the initial model alone."""
+
     initial: Vector
-    models: NDArray[np.float32]
-    """Cluster models, one per row; before clusters are known, the initial model alone."""
-    responsibilities: NDArray[np.float64]
-    """Probability of each cluster (column) for each client (row), from the mixture."""
-    cluster_of: Mapping[str, int]
     votes: Mapping[str, tuple[int, ...]]
     """Private selections of each client so far."""
     switch_round: int
@@ -144,9 +128,8 @@ class RDPCFLState(State):
 
 
 @register
-class RDPCFL(Algorithm[RDPCFLState]):
+class RDPCFL(RecordClusters[RDPCFLState]):
     name = "r-dpcfl"
-    unit = Unit.RECORD
     settings_type = RDPCFLSettings
     state_type = RDPCFLState
     settings: RDPCFLSettings
@@ -166,27 +149,26 @@ class RDPCFL(Algorithm[RDPCFLState]):
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         self._clusters_allowed(len(facts.clients))
-        share = self.settings.selection_share
-        return record_plan(
-            facts,
-            self.privacy,
-            lambda client, records: [
-                self._first_round(records, facts.parameters),
-                training(self.schedule, self.privacy, records, self.schedule.rounds - 1),
-                *selections(self.privacy, client, share, self.selections),
-            ],
-        )
+        return super().plan(facts)
+
+    def releases(self, facts: PublicFacts, client: str) -> list[PlannedRelease]:
+        records = facts.records[client]
+        epsilon = self.settings.selection_share * self.privacy.epsilon_of(client)
+        return [
+            self._first_round(records, facts.parameters),
+            self.training(records, self.schedule.rounds - 1),
+            *self.about(records).selections(epsilon, self.selections),
+        ]
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> RDPCFLState:
-        seed = int(rng.integers(2**31))
-        initial = facts.initialise(seed)
+        seed, models = equal_starts(facts, rng, 1)
         clients = len(facts.clients)
         return RDPCFLState(
             round=0,
             clients=facts.clients,
             seed=seed,
-            initial=initial,
-            models=initial[None].copy(),
+            initial=models[0],
+            models=models,
             responsibilities=np.ones((clients, 1)),
             cluster_of=dict.fromkeys(facts.clients, 0),
             votes=dict.fromkeys(facts.clients, ()),
@@ -204,29 +186,19 @@ class RDPCFL(Algorithm[RDPCFLState]):
         if state.round == 0:
             return (yield from self._cluster(state))
         current = state.round + 1
-        votes, cluster_of = state.votes, state.cluster_of
-        joined = cluster_of
+        votes, kept = state.votes, state.cluster_of
+        joined = kept
         if current < state.switch_round:  # l. 15-17: join a cluster with the mixture's probability
-            joined = self._draw(state)
+            joined = draw_clusters(state)
         elif current < state.switch_round + self.selections:  # l. 19-21, made private
-            choices = yield from select("selection", state.clients, state.models)
+            choices = yield from select(SELECTION, state.clients, state.models)
             votes = {
                 client: (*state.votes[client], choices[client]) if client in choices else state.votes[client]
                 for client in state.clients
             }
-            joined = cluster_of = self._most_voted(state, votes)
-        jobs = [TrainJob(client, state.models[joined[client]]) for client in state.clients]
-        updates = yield from train("training", jobs)  # l. 22-23
-        return replace(  # l. 24-28
-            state,
-            round=current,
-            models=step_clusters(state.models, joined, updates),
-            cluster_of=cluster_of,
-            votes=votes,
-        )
-
-    def models(self, state: RDPCFLState) -> Assignment:
-        return Assignment(state.models, state.cluster_of)
+            joined = kept = _most_voted(state, votes)
+        trained = yield from super().round(replace(state, cluster_of=joined))  # l. 22-28
+        return replace(trained, cluster_of=kept, votes=votes)
 
     def findings(self, state: RDPCFLState) -> Findings | None:
         if state.switch_round == 0:
@@ -265,17 +237,18 @@ class RDPCFL(Algorithm[RDPCFLState]):
         noise = {"auto": NoiseRule.AUTO, "shared": NoiseRule.SHARED}.get(
             str(self.settings.first_round_noise)
         ) or float(self.settings.first_round_noise)
-        if self.settings.first_round_release == "update":
-            batch = self.settings.first_round_batch
-            return clustering_round(self.schedule, self.privacy, records, noise, batch)
-        sketch = FullBatchSketch(
-            clip=self.privacy.clip,
-            noise_multiplier=noise,
-            records=records,
-            dimensions=self._sketch_dimensions(parameters),
-            adjacency=self.privacy.adjacency,
-        )
-        return PlannedRelease("first round", sketch, 1)
+        own = self.about(records)
+        if self.settings.first_round_release == "sketch":
+            return own.sketch(self._sketch_dimensions(parameters), noise)
+        batch = self.settings.first_round_batch
+        if batch == "all":
+            return own.steps(FIRST_ROUND, 1, None, noise)
+        if batch > records:
+            raise InputError(
+                f"algorithm.first_round_batch: {batch} is more than the {records} records of a client; "
+                f"allowed: all, or 1 to {records}"
+            )
+        return own.steps(FIRST_ROUND, 1, batch, noise)
 
     def _sketch_dimensions(self, parameters: int) -> int:
         wanted = self.settings.sketch_dimensions
@@ -289,17 +262,12 @@ class RDPCFL(Algorithm[RDPCFLState]):
         return wanted
 
     def _cluster(self, state: RDPCFLState) -> Rounds[RDPCFLState]:
-        jobs = [TrainJob(client, state.initial) for client in state.clients]
-        answers = yield from train("first round", jobs)  # l. 6-7
-        present = [client for client in state.clients if client in answers]
-        releases = [answers[client] for client in present]
+        present, releases = yield from first_releases(state.clients, state.initial)  # l. 6-7
         mixture, scores = self._fit(releases, int(state.rng().integers(2**31)))  # l. 9-11
         clusters = mixture.clusters
-        responsibilities = np.full((len(state.clients), clusters), 1.0 / clusters)
         points = np.zeros((len(state.clients), 2))
         rows = [state.clients.index(client) for client in present]
         plane = principal_components(np.stack([release.value for release in releases]), 2)
-        responsibilities[rows] = mixture.responsibilities
         points[rows, : plane.shape[1]] = plane
         centres = np.stack([points[rows][mixture.labels == k].mean(axis=0) for k in range(clusters)])
         rounds = self.schedule.rounds
@@ -307,7 +275,7 @@ class RDPCFL(Algorithm[RDPCFLState]):
             state,
             round=1,
             models=np.tile(state.initial, (clusters, 1)),  # l. 13
-            responsibilities=responsibilities,
+            responsibilities=responsibilities_of(state.clients, present, mixture),
             cluster_of={**state.cluster_of, **dict(zip(present, mixture.labels.tolist(), strict=True))},
             switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * rounds / 2 + 1e-6)),  # l. 12
             scores={str(candidate): score for candidate, score in scores.items()},
@@ -346,18 +314,13 @@ class RDPCFL(Algorithm[RDPCFLState]):
             )
         return allowed
 
-    # --- later rounds -------------------------------------------------------------------------------
 
-    def _draw(self, state: RDPCFLState) -> dict[str, int]:
-        labels = draw_labels(state.responsibilities, state.rng())
-        return dict(zip(state.clients, labels.tolist(), strict=True))
-
-    def _most_voted(self, state: RDPCFLState, votes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """The cluster a client chose most often; between equals, the one chosen last."""
-        chosen = {}
-        for client in state.clients:
-            counts = Counter(votes[client])
-            most = max(counts.values(), default=0)
-            tied = [vote for vote in votes[client] if counts[vote] == most]
-            chosen[client] = tied[-1] if tied else state.cluster_of[client]
-        return chosen
+def _most_voted(state: RDPCFLState, votes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The cluster a client chose most often; between equals, the one chosen last."""
+    chosen = {}
+    for client in state.clients:
+        counts = Counter(votes[client])
+        most = max(counts.values(), default=0)
+        tied = [vote for vote in votes[client] if counts[vote] == most]
+        chosen[client] = tied[-1] if tied else state.cluster_of[client]
+    return chosen

@@ -10,58 +10,44 @@ The mixture is that of r-dpcfl, because one fitted to the raw updates finds noth
 weigh the same, which in the preprint's experiments they do.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from coterie.algorithms.averaging import step_clusters
-from coterie.algorithms.protocol import (
-    Algorithm,
-    Assignment,
-    PublicFacts,
-    Rounds,
-    State,
-    TrainJob,
-    select,
-    train,
+from coterie.algorithms.clusters import ClusterSettings, check_clusters, equal_starts
+from coterie.algorithms.protocol import PublicFacts, Rounds, select
+from coterie.algorithms.record.mixture import (
+    MixtureState,
+    draw_clusters,
+    first_releases,
+    responsibilities_of,
 )
-from coterie.algorithms.record.planning import check_clusters, clustering_round, record_plan, training
+from coterie.algorithms.record.record_level import GivenClusters
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
-from coterie.clustering.mixture import draw_labels, fit_mixture
+from coterie.algorithms.settings import PrivacySettings, Schedule
+from coterie.clustering.mixture import fit_mixture
 from coterie.errors import InputError
-from coterie.privacy import LowestLoss, Mode, NoiseRule, PlannedRelease, PrivacyPlan, Unit
+from coterie.privacy import Mode, PlannedRelease
+from coterie.privacy.plans import CHOICE, FIRST_ROUND
 
 
-class RCDPFLSettings(AlgorithmSettings):
+class RCDPFLSettings(ClusterSettings):
     """Options of rc-dpfl."""
 
-    clusters: int = Field(4, ge=2, description="number of clusters")
     switch_round: int | Literal["auto"] = Field(
         "auto", description="E_c, last round that follows the mixture; auto: half of the rounds"
     )
 
 
-@dataclass(frozen=True)
-class RCDPFLState(State):
-    models: NDArray[np.float32]
-    """Cluster models, one per row."""
-    responsibilities: NDArray[np.float64]
-    """Probability of each cluster (column) for each client (row), from the mixture."""
-    cluster_of: Mapping[str, int]
-
-
 @register
-class RCDPFL(Algorithm[RCDPFLState]):
+class RCDPFL(GivenClusters[MixtureState]):
     name = "rc-dpfl"
-    unit = Unit.RECORD
     settings_type = RCDPFLSettings
-    state_type = RCDPFLState
+    state_type = MixtureState
     settings: RCDPFLSettings
+    caveats = ("clients reveal which model has the lowest loss, which is not private",)
 
     def __init__(self, settings: RCDPFLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
         super().__init__(settings, schedule, privacy)
@@ -82,66 +68,34 @@ class RCDPFL(Algorithm[RCDPFLState]):
         wanted = self.settings.switch_round
         return max(1, self.schedule.rounds // 2) if wanted == "auto" else wanted
 
-    def plan(self, facts: PublicFacts) -> PrivacyPlan:
-        check_clusters(self.settings.clusters, len(facts.clients))
-        rounds = self.schedule.rounds
-        choice = LowestLoss(self.privacy.adjacency)
-        return record_plan(
-            facts,
-            self.privacy,
-            lambda client, records: [
-                clustering_round(self.schedule, self.privacy, records, NoiseRule.SHARED),
-                training(self.schedule, self.privacy, records, rounds - 1),
-                PlannedRelease("choice", choice, rounds - self.switch_round),
-            ],
-            caveats=("clients reveal which model has the lowest loss, which is not private",),
-        )
+    def releases(self, facts: PublicFacts, client: str) -> list[PlannedRelease]:
+        records, rounds = facts.records[client], self.schedule.rounds
+        return [
+            self.about(records).steps(FIRST_ROUND, 1, None),
+            self.training(records, rounds - 1),
+            self.about(records).choices(rounds - self.switch_round),
+        ]
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RCDPFLState:
-        seed = int(rng.integers(2**31))
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> MixtureState:
         clusters = self.settings.clusters
-        return RCDPFLState(
-            round=0,
-            clients=facts.clients,
-            seed=seed,
-            models=np.tile(facts.initialise(seed), (clusters, 1)),  # l. 1
-            responsibilities=np.full((len(facts.clients), clusters), 1.0 / clusters),
-            cluster_of=dict.fromkeys(facts.clients, 0),
-        )
+        seed, models = equal_starts(facts, rng, clusters)  # l. 1
+        anywhere = np.full((len(facts.clients), clusters), 1.0 / clusters)
+        return MixtureState(0, facts.clients, seed, models, dict.fromkeys(facts.clients, 0), anywhere)
 
-    def round(self, state: RCDPFLState) -> Rounds[RCDPFLState]:
+    def round(self, state: MixtureState) -> Rounds[MixtureState]:
         if state.round == 0:
             return (yield from self._cluster(state))
-        current, joined = state.round + 1, state.cluster_of
-        jobs = [TrainJob(client, state.models[joined[client]]) for client in state.clients]
-        updates = yield from train("training", jobs)  # l. 11-13
-        models = step_clusters(state.models, joined, updates)  # l. 14-16
-        if current <= self.switch_round:
-            cluster_of = _draw(state)  # l. 17-19
-        else:
-            choices = yield from select("choice", state.clients, models)  # l. 20-22
-            cluster_of = {**joined, **choices}
-        return replace(state, round=current, models=models, cluster_of=cluster_of)
+        trained = yield from super().round(state)  # l. 11-16
+        if trained.round <= self.switch_round:
+            return replace(trained, cluster_of=draw_clusters(state))  # l. 17-19
+        choices = yield from select(CHOICE, state.clients, trained.models)  # l. 20-22
+        return replace(trained, cluster_of={**state.cluster_of, **choices})
 
-    def models(self, state: RCDPFLState) -> Assignment:
-        return Assignment(state.models, state.cluster_of)
-
-    def _cluster(self, state: RCDPFLState) -> Rounds[RCDPFLState]:
-        jobs = [TrainJob(client, state.models[0]) for client in state.clients]
-        answers = yield from train("first round", jobs)  # l. 4-6
-        present = [client for client in state.clients if client in answers]
-        check_clusters(self.settings.clusters, len(present))
-        mixture = fit_mixture(
-            [answers[client] for client in present],
-            self.settings.clusters,
-            int(state.rng().integers(2**31)),
-        )  # l. 7
-        responsibilities = state.responsibilities.copy()
-        responsibilities[[state.clients.index(client) for client in present]] = mixture.responsibilities
+    def _cluster(self, state: MixtureState) -> Rounds[MixtureState]:
+        present, releases = yield from first_releases(state.clients, state.models[0])  # l. 4-6
+        clusters = self.settings.clusters
+        check_clusters(clusters, len(present))
+        mixture = fit_mixture(releases, clusters, int(state.rng().integers(2**31)))  # l. 7
+        responsibilities = responsibilities_of(state.clients, present, mixture)
         clustered = replace(state, round=1, responsibilities=responsibilities)
-        return replace(clustered, cluster_of=_draw(clustered))  # l. 8-9
-
-
-def _draw(state: RCDPFLState) -> dict[str, int]:
-    labels = draw_labels(state.responsibilities, state.rng())
-    return dict(zip(state.clients, labels.tolist(), strict=True))
+        return replace(clustered, cluster_of=draw_clusters(clustered))  # l. 8-9

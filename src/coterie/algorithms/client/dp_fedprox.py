@@ -1,0 +1,27 @@
+"""`dp-fedprox`: dp-fedavg whose clients are pulled towards the model that they were sent.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+"""
+
+from pydantic import Field
+
+from coterie.algorithms.client.client_level import ClientLevelSettings
+from coterie.algorithms.client.dp_fedavg import FedAvg
+from coterie.algorithms.registry import register
+from coterie.algorithms.settings import Pull
+
+
+class FedProxSettings(ClientLevelSettings):
+    """Options of dp-fedprox."""
+
+    proximal: Pull = Field(0.01, gt=0, description="weight mu of the pull towards the model that was sent")
+
+
+@register
+class FedProx(FedAvg):
+    name = "dp-fedprox"
+    settings_type = FedProxSettings
+    settings: FedProxSettings
+
+    def proximal(self) -> float:
+        return self.settings.proximal

@@ -1,0 +1,76 @@
+"""Models of clusters: how many there may be, where they begin, how they move. It costs no privacy."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from coterie.algorithms.protocol import PublicFacts, Vector
+from coterie.algorithms.settings import AlgorithmSettings
+from coterie.errors import InputError
+from coterie.privacy.released import Released
+
+
+class ClusterSettings(AlgorithmSettings):
+    """How many models there are."""
+
+    clusters: int = Field(4, ge=2, description="number of clusters")
+
+
+class StartSettings(ClusterSettings):
+    """How many models there are, and where they begin."""
+
+    start: Literal["near", "random"] = Field(
+        "near", description="near (one initialisation, perturbed) | random (k initialisations)"
+    )
+    perturbation: float = Field(
+        0.5, gt=0, le=1, description="share of another initialisation in each model (start near, revive)"
+    )
+
+
+def check_clusters(clusters: int, clients: int, also: str = "") -> None:
+    """Refuse more clusters than there are clients."""
+    if clusters > clients:
+        raise InputError(
+            f"algorithm.clusters: {clusters} is more than the {clients} clients; "
+            f"allowed: {also}2 to {clients}"
+        )
+
+
+def equal_starts(
+    facts: PublicFacts, rng: np.random.Generator, models: int
+) -> tuple[int, NDArray[np.float32]]:
+    """The server's seed, and so many times the model that it initialises."""
+    seed = int(rng.integers(2**31))
+    return seed, np.tile(facts.initialise(seed), (models, 1))
+
+
+def cluster_starts(
+    facts: PublicFacts, rng: np.random.Generator, settings: StartSettings
+) -> tuple[int, NDArray[np.float32]]:
+    """The server's seed and the k models before the first round.
+
+    `random` draws k initialisations. One or two of them then tend to fit everybody better than the others do,
+    win every client in round 1 and stay ahead. `near` draws one and mixes a share of another into each model,
+    so that no model is better for all; every parameter keeps the variance that its initialisation gave it.
+    """
+    seed, *others = (int(each) for each in rng.integers(2**31, size=1 + settings.clusters))
+    models = np.stack([facts.initialise(other) for other in others])
+    if settings.start == "near":
+        share = settings.perturbation
+        models = np.sqrt(1 - share**2) * facts.initialise(seed) + share * models
+    return seed, models.astype(np.float32)
+
+
+def step_clusters(
+    models: NDArray[np.float32], cluster_of: Mapping[str, int], updates: Mapping[str, Released[Vector]]
+) -> NDArray[np.float32]:
+    """Move each cluster's model by the mean update of its members; an empty cluster keeps its model."""
+    moved = models.copy()
+    for cluster in range(len(models)):
+        own = [update.value for client, update in updates.items() if cluster_of[client] == cluster]
+        if own:
+            moved[cluster] = (models[cluster] + np.mean(own, axis=0, dtype=np.float64)).astype(np.float32)
+    return moved

@@ -1,0 +1,102 @@
+"""What algorithms share whose unit is one record: the plan of each client, and a round of training.
+
+Every client trains the model that it is assigned, and a model moves by the mean update of its clients. Where
+that is fixed before the first round, it is the whole algorithm (`global`, `local`, `oracle`); others say who
+is assigned which model, and what is released to find out.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.algorithms.clusters import ClusterSettings, check_clusters, step_clusters
+from coterie.algorithms.protocol import Algorithm, Assignment, PublicFacts, Rounds, S, State, TrainJob, train
+from coterie.algorithms.settings import AlgorithmSettings
+from coterie.errors import InputError
+from coterie.privacy import PlannedRelease, PrivacyPlan, Unit
+from coterie.privacy.plans import TRAINING, RecordReleases, plan_of
+
+
+class RecordLevel(Algorithm[S]):
+    """Everyone trains in every round, from the model that `models` assigns."""
+
+    unit = Unit.RECORD
+    caveats: ClassVar[tuple[str, ...]] = ()
+
+    def plan(self, facts: PublicFacts) -> PrivacyPlan:
+        self.privacy.check_budgets(facts.clients)
+        releases = {client: self.releases(facts, client) for client in facts.clients}
+        return plan_of(Unit.RECORD, self.privacy.adjacency, releases, self.caveats)
+
+    def releases(self, facts: PublicFacts, client: str) -> list[PlannedRelease]:
+        """All that a client releases in the whole run: by default what it learns in every round."""
+        return [self.training(facts.records[client], self.schedule.rounds)]
+
+    def about(self, records: int) -> RecordReleases:
+        """What may be released about so many records."""
+        privacy = self.privacy
+        return RecordReleases(records, self.schedule.epochs, privacy.clip, privacy.adjacency, privacy.mode)
+
+    def training(self, records: int, rounds: int) -> PlannedRelease:
+        """DP-SGD over Poisson batches, released once a round, with the plan's free noise multiplier."""
+        batch = self.schedule.batch
+        if batch > records:
+            raise InputError(
+                f"schedule.batch: {batch} is more than the {records} records of a client; "
+                f"allowed: 1 to {records}"
+            )
+        return self.about(records).steps(TRAINING, rounds, batch)
+
+    @abstractmethod
+    def models(self, state: S) -> Assignment: ...
+
+    @abstractmethod
+    def moved(self, state: S, models: NDArray[np.float32]) -> S:
+        """The state after a round that left these models."""
+
+    def jobs(self, state: S) -> list[TrainJob]:
+        """What is asked of the clients in a round of training."""
+        now = self.models(state)
+        return [TrainJob(client, now.model_of(client)) for client in state.clients]
+
+    def round(self, state: S) -> Rounds[S]:
+        updates = yield from train(TRAINING, self.jobs(state))
+        now = self.models(state)
+        return self.moved(state, step_clusters(now.models, now.cluster_of, updates))
+
+
+@dataclass(frozen=True)
+class RecordClustersState(State):
+    models: NDArray[np.float32]
+    """Cluster models, one per row."""
+    cluster_of: Mapping[str, int]
+
+
+C = TypeVar("C", bound=RecordClustersState)
+
+
+class RecordClusters(RecordLevel[C]):
+    """One model for each cluster, and a cluster for each client."""
+
+    state_type: ClassVar[type[State]] = RecordClustersState
+
+    def models(self, state: C) -> Assignment:
+        return Assignment(state.models, state.cluster_of)
+
+    def moved(self, state: C, models: NDArray[np.float32]) -> C:
+        return replace(state, round=state.round + 1, models=models)
+
+
+class GivenClusters(RecordClusters[C]):
+    """As many clusters as the settings say."""
+
+    settings_type: ClassVar[type[AlgorithmSettings]] = ClusterSettings
+    settings: ClusterSettings
+
+    def plan(self, facts: PublicFacts) -> PrivacyPlan:
+        check_clusters(self.settings.clusters, len(facts.clients))
+        return super().plan(facts)

@@ -1,0 +1,279 @@
+"""What algorithms share whose unit is one worker of overlapping groups: the plan, and one epoch.
+
+"Overlapping Grouped Learning" with worker-level privacy; line numbers in comments are those of its
+Algorithm 1. A worker may be in several groups. Epoch t merges iff (t - 1) mod S = 0: a worker then starts
+from the mean of its groups' models, else from the group's own. Each group samples its workers with a coin for
+each worker, group and epoch; what they learnt is clipped, summed, released with noise and divided by the
+public expected number of participants.
+
+What a worker leaks, and to whom, is not the sum of its releases: `watched` says who sees what when, and
+coterie.groups counts from there. That count, and the bound for what passes through few workers, rests on what
+this file does: all groups start from one public model, a worker keeps nothing from one epoch to the next, and
+a group's model is a function of its own releases.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from coterie.algorithms.clusters import equal_starts
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Assignment,
+    CohortJob,
+    Drafts,
+    LocalTraining,
+    PublicFacts,
+    Rounds,
+    State,
+    add_up,
+    open_cohort,
+)
+from coterie.algorithms.settings import (
+    AlgorithmSettings,
+    Clip,
+    NoiseMultiplier,
+    PrivacySettings,
+    Rate,
+    Schedule,
+)
+from coterie.algorithms.worker.masters import MasterSettings, Models
+from coterie.errors import InputError
+from coterie.groups import GroupAlgorithm, Noise, Observer, Structure, Threat
+from coterie.groups import Schedule as GroupSchedule
+from coterie.groups.leakage import default_threat
+from coterie.privacy import Adjacency, NoiseRule, PlannedRelease, PrivacyPlan, SampledSum, Unit
+from coterie.privacy.plans import CohortReleases, group_release, plan_of, sampled_sum
+from coterie.privacy.ranges import STEPS
+
+EachGroup = float | tuple[float, ...]
+"""One number for all groups, or one for each."""
+
+
+class WorkerLevelSettings(AlgorithmSettings):
+    """Options of training in groups."""
+
+    rate: Rate | tuple[Rate, ...] = Field(
+        0.7,
+        description="probability that a worker takes part in a release of a group; one, or one each",
+    )
+    noise: NoiseMultiplier | tuple[NoiseMultiplier, ...] | None = Field(
+        None,
+        description="noise on a group's sum over its clip; one number, or one each; null: the least that "
+        "keeps every worker within privacy.epsilon",
+    )
+    clip: Clip | tuple[Clip, ...] | None = Field(
+        None, description="largest norm of a worker's update; one number, or one each; null: privacy.clip"
+    )
+    iterations: int | None = Field(
+        None,
+        ge=1,
+        le=STEPS.most,
+        description="local steps in an epoch (L); null: schedule.epochs passes over the records",
+    )
+    threat_model: Literal[1, 2] | None = Field(
+        None, description="observers: any other worker (1), or those of other groups (2); null: the usual one"
+    )
+    master: MasterSettings = Field(default_factory=MasterSettings, description="how masters step")
+
+
+@dataclass(frozen=True)
+class WorkerLevelState(State):
+    groups: tuple[tuple[int, ...], ...]
+    """The workers of each group, by their place among the clients."""
+    models: Models
+    """One for each group (row)."""
+    first_moment: Models
+    second_moment: Models
+
+
+class WorkerLevel(Algorithm[WorkerLevelState]):
+    """Groups that may overlap, each with a model that moves by a noisy sum of its workers' updates."""
+
+    unit = Unit.WORKER
+    state_type = WorkerLevelState
+    settings: WorkerLevelSettings
+    rule: ClassVar[GroupAlgorithm] = GroupAlgorithm.DP_OGL
+
+    def __init__(self, settings: WorkerLevelSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
+        super().__init__(settings, schedule, privacy)
+        if privacy.adjacency is Adjacency.ADD_REMOVE:
+            raise InputError(
+                "privacy.adjacency: add-remove would make the size of a group secret, but its updates are "
+                "divided by it; allowed for unit worker: zero-out, replace-one"
+            )
+        if privacy.accountant != "rdp":
+            raise InputError(
+                f"privacy.accountant: '{privacy.accountant}' is not allowed for unit worker, rdp is: what "
+                "passes through several groups is bounded by Renyi divergences"
+            )
+
+    # --- what is public ------------------------------------------------------------------------------
+
+    @property
+    def period(self) -> int:
+        """Epochs from one merge to the next."""
+        return 1
+
+    @property
+    def releases(self) -> int:
+        """Releases of each group in the whole run."""
+        return self.schedule.rounds
+
+    def structure(self, facts: PublicFacts) -> Structure:
+        """Who is in which group."""
+        if facts.structure is None:
+            raise InputError(f"federation.kind: '{self.name}' needs workers in groups; allowed: groups")
+        return facts.structure
+
+    def plan(self, facts: PublicFacts) -> PrivacyPlan:
+        """For every worker, one kind of release for each group that it is in."""
+        structure = self.structure(facts)
+        self.privacy.check_budgets(facts.clients)
+        sums = self._sums(len(structure.groups))
+        releases = {
+            worker: [
+                PlannedRelease(group_release(group), sums[group], self.releases)
+                for group in sorted(structure.groups_of(number))
+            ]
+            for number, worker in enumerate(facts.clients)
+        }
+        return plan_of(Unit.WORKER, self.privacy.adjacency, releases, structure.caveats)
+
+    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> SampledSum:
+        """What a group releases, for the clip of an epoch."""
+        return CohortReleases(rate, clip, self.privacy.adjacency).sums(noise)
+
+    def _sums(self, groups: int) -> list[SampledSum]:
+        """The mechanism of every group."""
+        settings = self.settings
+        rates = _each("algorithm.rate", settings.rate, groups)
+        own = self.privacy.clip if settings.clip is None else settings.clip
+        clips = _each("algorithm.clip", own, groups)
+        noises: Sequence[float | NoiseRule] = [NoiseRule.SHARED] * groups
+        if settings.noise is not None:
+            noises = _each("algorithm.noise", settings.noise, groups)
+        return [
+            self.group_sum(rate, clip, noise) for rate, clip, noise in zip(rates, clips, noises, strict=True)
+        ]
+
+    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer:
+        """Who sees what when; rates and noise are read back from the plan that is executed."""
+        structure = self.structure(facts)
+        noises = []
+        for group, members in enumerate(structure.groups):
+            sums = sampled_sum(plan, [facts.clients[member] for member in members], group_release(group))
+            noises.append(Noise(sums.rate, sums.multiplier))
+        schedule = GroupSchedule(self.rule, self.period, tuple(noises), self.privacy.mode)
+        wanted = self.settings.threat_model
+        threat = default_threat(schedule) if wanted is None else Threat(wanted)
+        return Observer(structure, schedule, threat, self.schedule.rounds)
+
+    # --- epochs --------------------------------------------------------------------------------------
+
+    def start(self, facts: PublicFacts, rng: np.random.Generator) -> WorkerLevelState:
+        structure = self.structure(facts)
+        groups = len(structure.groups)
+        # One public model for all groups (line 1): the first merge then carries nothing across.
+        seed, models = equal_starts(facts, rng, groups)
+        first, second = self.settings.master.moments(groups, facts.parameters)
+        return WorkerLevelState(
+            round=0,
+            clients=facts.clients,
+            seed=seed,
+            groups=structure.groups,
+            models=models,
+            first_moment=first,
+            second_moment=second,
+        )
+
+    def round(self, state: WorkerLevelState) -> Rounds[WorkerLevelState]:
+        merges = state.round % self.period == 0  # line 9, epochs numbered from 1
+        return (yield from self.epoch(state, merges))
+
+    @property
+    def drafts(self) -> int:
+        """How often the members of a group train before a release, sharing drafts without noise."""
+        return 1
+
+    def local_training(self) -> LocalTraining:
+        return self.epochs(1)
+
+    def epochs(self, epochs: int) -> LocalTraining:
+        """So many epochs of a worker in a row."""
+        iterations = self.settings.iterations
+        return LocalTraining(
+            epochs=epochs * self.schedule.epochs,
+            batch=self.schedule.batch,
+            lr=self.schedule.lr,
+            iterations=None if iterations is None else epochs * iterations,
+        )
+
+    def local_gradients(self, records: int) -> int:
+        training = self.local_training()
+        if training.iterations is None:
+            return self.drafts * training.epochs * records
+        return self.drafts * training.iterations * min(training.batch, records)
+
+    def epoch(self, state: WorkerLevelState, merges: bool) -> Rounds[WorkerLevelState]:
+        """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
+        own, training = personal_models(state) if merges else None, self.local_training()
+        cohorts = []
+        rates = _each("algorithm.rate", self.settings.rate, len(state.groups))
+        expected = [rate * len(members) for rate, members in zip(rates, state.groups, strict=True)]
+        for group, members in enumerate(state.groups):
+            names = tuple(state.clients[member] for member in members)
+            if own is None:
+                job = CohortJob(names, state.models[group][None], training)  # line 15
+            else:
+                rows = sorted({own.cluster_of[name] for name in names})
+                start_of = {name: rows.index(own.cluster_of[name]) for name in names}
+                job = CohortJob(names, own.models[rows], training, start_of=start_of)  # line 12
+            if self.drafts > 1:
+                job = replace(job, drafts=Drafts(self.drafts, state.models[group], expected[group]))
+            cohorts.append((yield from open_cohort(group_release(group), job)))
+        means = np.empty(state.models.shape, dtype=np.float64)
+        for group in range(len(state.groups)):
+            sums = yield from add_up(cohorts[group])
+            # Line 24: by the number of participants to be expected, which is public; never by who came.
+            means[group] = sums.rows.value[0] / expected[group]
+        step, first, second = self.settings.master.step(means, state.first_moment, state.second_moment)
+        return replace(
+            state,
+            round=state.round + 1,
+            models=(state.models + step).astype(np.float32),
+            first_moment=first,
+            second_moment=second,
+        )
+
+    def models(self, state: WorkerLevelState) -> Assignment:
+        return personal_models(state)
+
+
+def personal_models(state: WorkerLevelState) -> Assignment:
+    """Every worker's own model, the mean of its groups' (line 27); workers in the same groups share one."""
+    groups_of: list[list[int]] = [[] for _ in state.clients]
+    for group, members in enumerate(state.groups):
+        for member in members:
+            groups_of[member].append(group)
+    kinds = sorted({tuple(mine) for mine in groups_of})
+    means: list[NDArray[np.float64]] = [
+        state.models[list(kind)].mean(axis=0, dtype=np.float64) for kind in kinds
+    ]
+    row_of = {kind: row for row, kind in enumerate(kinds)}
+    return Assignment(
+        np.stack(means).astype(np.float32),
+        {worker: row_of[tuple(mine)] for worker, mine in zip(state.clients, groups_of, strict=True)},
+    )
+
+
+def _each(key: str, value: EachGroup, groups: int) -> tuple[float, ...]:
+    if isinstance(value, int | float):
+        return (float(value),) * groups
+    if len(value) not in (1, groups):
+        raise InputError(f"{key}: {len(value)} numbers; allowed: 1, or {groups}, one for each group")
+    return tuple(value) if len(value) == groups else tuple(value) * groups

@@ -1,0 +1,246 @@
+"""The one builder of plans: what training on records, clients or workers releases, in public numbers.
+
+Algorithms, `coterie plan` and reproductions say here what they release; names of releases, threat models and
+defaults are then the same in all of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from coterie.privacy.accounting import epsilon_of
+from coterie.privacy.calibration import FIRST_ROUND_SHARE, calibrate
+from coterie.privacy.errors import BudgetError, PlanError
+from coterie.privacy.mechanisms import (
+    AccuracySelection,
+    DraftedSum,
+    FullBatchSketch,
+    FullBatchSteps,
+    LowestLoss,
+    Mechanism,
+    Multiplier,
+    NoiseRule,
+    NoisySum,
+    PoissonSteps,
+    PrivateSelection,
+    RebalancedSums,
+    RoutedSums,
+    SampledSum,
+    ShuffledSteps,
+    TrackedRoutedSums,
+    TrackedSum,
+)
+from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.threats import SERVER, THREATS
+from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
+
+FIRST_ROUND, TRAINING, SELECTION, CHOICE, SUMS = "first round", "training", "selection", "choice", "sums"
+"""How plans and ledgers call what is released: about records one of the first four, about clients sums."""
+SELECTION_SHARE = 0.03
+"""Epsilon of one private selection, as a share of the budget."""
+HISTOGRAM_RATIO = 4.0
+"""Noise of a histogram of choices over that of the sums by cluster."""
+IDENTIFIER_RATIO = 1.0
+"""Noise of the published rebalancing's identifiers over its sigma_theta."""
+
+
+def group_release(group: int) -> str:
+    """How plans and ledgers call what a group of workers releases."""
+    return f"group {group}"
+
+
+def plan_of(
+    unit: Unit,
+    adjacency: Adjacency,
+    releases: Mapping[str, Sequence[PlannedRelease]],
+    caveats: Sequence[str] = (),
+    threat: ThreatModel | None = None,
+) -> PrivacyPlan:
+    """The plan in which each subject's data are released so, by default against whom such a unit fears."""
+    units = tuple(UnitPlan(subject, tuple(own)) for subject, own in releases.items())
+    return PrivacyPlan(unit, adjacency, threat or THREATS[unit], units, tuple(caveats))
+
+
+def client_plan(sums: Mechanism, rounds: int, caveats: Sequence[str] = ()) -> PrivacyPlan:
+    """One plan for every client: all are sampled alike, so all are charged alike, in one entry a round."""
+    releases = {POPULATION: [PlannedRelease(SUMS, sums, rounds)]}
+    return plan_of(Unit.CLIENT, sums.adjacency, releases, caveats)
+
+
+class Sampling(StrEnum):
+    """How batches are made: of records that come by a coin each, or of a shuffled order (not amplified)."""
+
+    POISSON = "poisson"
+    SHUFFLE = "shuffle"
+
+
+@dataclass(frozen=True)
+class RecordReleases:
+    """What a client with so many records may release about them."""
+
+    records: int
+    epochs: int = 1
+    clip: float = 1.0
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    mode: Mode = Mode.SOUND
+
+    def steps(
+        self,
+        name: str,
+        times: int,
+        batch: int | None,
+        noise: Multiplier = NoiseRule.SHARED,
+        sampling: Sampling = Sampling.POISSON,
+    ) -> PlannedRelease:
+        """DP-SGD, released once a round: over batches of this size, or over all records in each step."""
+        if batch is None:
+            whole = FullBatchSteps(self.clip, noise, self.records, self.epochs, self.adjacency)
+            return PlannedRelease(name, whole, times)
+        kind = PoissonSteps if sampling is Sampling.POISSON else ShuffledSteps
+        steps = kind(self.clip, noise, self.records, batch, self.epochs, self.adjacency)
+        return PlannedRelease(name, steps, times)
+
+    def sketch(self, dimensions: int, noise: Multiplier) -> PlannedRelease:
+        """A first round of which a random projection is released."""
+        sketch = FullBatchSketch(self.clip, noise, self.records, dimensions, self.adjacency)
+        return PlannedRelease(FIRST_ROUND, sketch, 1)
+
+    def selections(self, epsilon: float, times: int) -> list[PlannedRelease]:
+        """Private choices of a model, if any are made; in mode paper the published ones, by accuracy."""
+        kind = AccuracySelection if self.mode is Mode.PAPER else PrivateSelection
+        return [PlannedRelease(SELECTION, kind(epsilon, self.adjacency), times)] if times else []
+
+    def choices(self, times: int) -> PlannedRelease:
+        """Choices of the model with the lowest loss, told as they are."""
+        return PlannedRelease(CHOICE, LowestLoss(self.adjacency), times)
+
+
+@dataclass(frozen=True)
+class CohortReleases:
+    """What a sample of clients, or of a group's workers, may release in one round.
+
+    `tracking_ratio`, if given, is the noise of the count that the next clip follows over that of the sums.
+    """
+
+    rate: float
+    clip: float = 1.0
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    tracking_ratio: float | None = None
+
+    def sums(self, noise: Multiplier = NoiseRule.SHARED) -> SampledSum:
+        """Sums of a Poisson sample."""
+        plain = SampledSum(self.clip, noise, self.rate, self.adjacency)
+        if self.tracking_ratio is None:
+            return plain
+        return TrackedSum(**vars(plain), tracking_ratio=self.tracking_ratio)
+
+    def drafted(self, noise: Multiplier = NoiseRule.SHARED) -> DraftedSum:
+        """The published DP-OGL+: a sum of what sampled units have shown each other before."""
+        return DraftedSum(self.clip, noise, self.rate, self.adjacency)
+
+    def routed(
+        self, histogram_ratio: float = HISTOGRAM_RATIO, noise: Multiplier = NoiseRule.SHARED
+    ) -> RoutedSums:
+        """A histogram of choices, then sums by cluster, of one Poisson sample."""
+        plain = RoutedSums(self.clip, noise, histogram_ratio, self.rate, self.adjacency)
+        if self.tracking_ratio is None:
+            return plain
+        return TrackedRoutedSums(**vars(plain), tracking_ratio=self.tracking_ratio)
+
+    def rebalanced(
+        self,
+        clients: int,
+        identifier_ratio: float = IDENTIFIER_RATIO,
+        noise: Multiplier = NoiseRule.SHARED,
+    ) -> RebalancedSums:
+        """The published rule: identifiers, then sums by cluster, of a sample of fixed size."""
+        # A share that is no whole number of clients is rounded up: more are sampled, and charged.
+        cohort = math.ceil(self.rate * clients - 1e-9)
+        return RebalancedSums(self.clip, noise, identifier_ratio, clients, cohort, self.adjacency)
+
+
+def sampled_sum(plan: PrivacyPlan, members: Sequence[str], name: str) -> SampledSum:
+    """The sum that all of these members planned under this name."""
+    sums = plan.release_of(members, name)
+    if not isinstance(sums, SampledSum):
+        raise PlanError(f"plan: release {name!r} is {sums.name}, a sum of a sample is needed")
+    return sums
+
+
+# --- what a run would cost, before there is any -----------------------------------------------------
+
+
+def noise_of(plan: PrivacyPlan, name: str) -> float | None:
+    """The largest noise multiplier of the releases of this name; None if there is none."""
+    named = (release.mechanism for unit in plan.units for release in unit.releases if release.name == name)
+    return max((sums.multiplier for sums in named if isinstance(sums, NoisySum)), default=None)
+
+
+@dataclass(frozen=True)
+class RecordRun:
+    """A record-level run of one client in public numbers: what it would release, and what that costs."""
+
+    records: int
+    batch: int
+    rounds: int
+    epochs: int = 1
+    first_round: Multiplier | None = NoiseRule.SHARED
+    """Noise of a full-batch first round; None: there is no such round."""
+    selections: int = 0
+    selection_epsilon: float = 1.0
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    sampling: Sampling = Sampling.POISSON
+    mode: Mode = Mode.SOUND
+
+    def plan(self, noise: Multiplier = NoiseRule.SHARED) -> PrivacyPlan:
+        """What is released, with this noise in training."""
+        own = RecordReleases(self.records, self.epochs, adjacency=self.adjacency, mode=self.mode)
+        releases, rounds = [], self.rounds
+        if self.first_round is not None:
+            releases.append(own.steps(FIRST_ROUND, 1, None, self.first_round))
+            rounds -= 1
+        if rounds:
+            releases.append(own.steps(TRAINING, rounds, self.batch, noise, self.sampling))
+        releases += own.selections(self.selection_epsilon, self.selections)
+        return plan_of(Unit.RECORD, self.adjacency, {"one client": releases}, threat=SERVER)
+
+    def calibrated(self, budget: Budget, accountant: str = "rdp") -> PrivacyPlan:
+        """The plan with the least noise that stays within the budget."""
+        return calibrate(self.plan(), budget, accountant=accountant, mode=self.mode)
+
+    def with_noise(self, noise: float, delta: float, accountant: str) -> PrivacyPlan:
+        """The plan at a known training noise; `auto` then spends what 2 % of that noise are worth."""
+        plan = self.plan(noise)
+        if self.first_round is not NoiseRule.AUTO:
+            return plan
+        quieter = self.plan(noise / (1.0 + FIRST_ROUND_SHARE)).units[0].without(FIRST_ROUND)
+        allowed = epsilon_of(quieter.event, delta, accountant, plan.adjacency)
+        return calibrate(plan, Budget(allowed, delta), accountant=accountant)
+
+    def needed(self, budget: Budget, accountant: str = "rdp") -> float | None:
+        """The training noise that the budget takes; None where no noise would do."""
+        try:
+            return self.training_noise(self.calibrated(budget, accountant))
+        except BudgetError:
+            return None
+
+    def training_noise(self, plan: PrivacyPlan) -> float | None:
+        """The noise of training in such a plan; of the first round, where that is all there is."""
+        return noise_of(plan, TRAINING if self.rounds > 1 or self.first_round is None else FIRST_ROUND)
+
+    def alternatives(self, budget: Budget) -> dict[str, float | None]:
+        """Noise for the same budget with round 1 sharing it, by the publication, and under replace-one."""
+        shared = NoiseRule.SHARED if self.first_round is not None else None
+        others: dict[str, RecordRun] = {}
+        if self.mode is Mode.SOUND and self.first_round is not shared:
+            others["shared_noise_multiplier"] = replace(self, first_round=shared)
+        if self.mode is Mode.SOUND and self.sampling is Sampling.POISSON:
+            others["published_noise_multiplier"] = replace(self, first_round=shared, mode=Mode.PAPER)
+        if self.mode is Mode.PAPER:
+            others["sound_noise_multiplier"] = replace(self, mode=Mode.SOUND)
+        if self.adjacency is not Adjacency.REPLACE_ONE:
+            others["replace_one_noise_multiplier"] = replace(
+                self, adjacency=Adjacency.REPLACE_ONE, mode=Mode.SOUND
+            )
+        return {name: other.needed(budget) for name, other in others.items()}
