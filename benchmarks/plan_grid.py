@@ -13,12 +13,12 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from coterie.cli.plan import SampleSchedule, Sampling
-from coterie.privacy import Adjacency, Budget, BudgetError, Mode, NoiseRule, calibrate
+from coterie.privacy import Adjacency, Budget, Mode, NoiseRule
+from coterie.privacy.plans import SELECTION_SHARE, RecordRun
 
 EPSILONS = (2, 3, 5, 10, 15)
 DELTA = 1e-4
-ROUNDS, SELECTIONS, SELECTION_SHARE = 200, 21, 0.03
+ROUNDS, SELECTIONS = 200, 21
 
 
 def noise(
@@ -33,24 +33,18 @@ def noise(
     accountant: str = "rdp",
 ) -> str:
     """Training noise, or a dash where none would do."""
-    schedule = SampleSchedule(
+    run = RecordRun(
         records=records,
         batch=batch,
         rounds=ROUNDS,
-        epochs=1,
         first_round=first,
         selections=selections,
         selection_epsilon=SELECTION_SHARE * epsilon,
         adjacency=adjacency,
-        sampling=Sampling.POISSON,
         mode=mode,
     )
-    try:
-        plan = calibrate(schedule.plan(), Budget(epsilon, DELTA), accountant=accountant, mode=mode)
-    except BudgetError:
-        return "-"
-    mechanism = plan.units[0].release("training").mechanism
-    return f"{mechanism.multiplier:.4f}"  # type: ignore[attr-defined]
+    found = run.needed(Budget(epsilon, DELTA), accountant)
+    return "-" if found is None else f"{found:.4f}"
 
 
 def grid(console: Console, records: int, batch: int, pld: bool) -> None:

@@ -66,6 +66,9 @@ CASES = {
         {"no-such": ["no-such"], "--scale": ["rdpcfl-noise", "--scale", "big"]},
         ["rdpcfl-noise", "--out", "out"],
     ),
+    "plan experiment": Cases(
+        {"nothing.yaml": ["nothing.yaml"], "schedule.round": ["--set", "schedule.round=1"]}, SMALL[:-2]
+    ),
     "plan sample": Cases({"--rounds": SAMPLE[:4], "--epsilon": SAMPLE}, [*SAMPLE, "--epsilon", "3"]),
     "plan client": Cases({"--clients": CLIENT[2:], "--epsilon": CLIENT}, [*CLIENT, "--noise", "2"]),
     "leakage": Cases({"--structure": RING[2:], "--threat-model": [*RING, "--threat-model", "3"]}, RING),

@@ -3,10 +3,14 @@
 import json
 from functools import partial
 
+import numpy as np
 import pytest
+import yaml
 from command import invoke
 
 from coterie.cli.plan import plan_app
+from coterie.experiment.files import read_experiment
+from coterie.experiment.runner import prepare
 
 SAMPLE = ["sample", "--records", "8000", "--batch", "32", "--rounds", "200", "--delta", "1e-4"]
 CLIENT = ["client", "--clients", "1000", "--rate", "0.1", "--rounds", "100", "--delta", "1e-3"]
@@ -197,3 +201,93 @@ def test_plot_is_written(tmp_path):
         path,
     )
     assert path.read_text().startswith("<?xml")
+
+
+# --- coterie plan EXPERIMENT.yaml -------------------------------------------------------------------
+
+SMALL = {
+    "federation": {"sizes": [2, 3], "records_per_client": 60},
+    "schedule": {"rounds": 4, "batch": 20},
+    "evaluation": {"references": False},
+}
+UNITS = {
+    "record": {"algorithm": {"name": "r-dpcfl"}, "privacy": {"epsilon": 8}},
+    "client": {
+        "algorithm": {"name": "gmfsc", "clusters": 2, "rate": 0.5},
+        "privacy": {"unit": "client", "epsilon": 8, "delta": 0.01},
+    },
+    "worker": {
+        "federation": {"kind": "groups", "structure": "ring", "workers": 8, "groups": 4},
+        "algorithm": {"name": "dp-ogl", "period": 2},
+        "privacy": {"unit": "worker", "epsilon": 50, "delta": 1e-3},
+    },
+}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine.yaml"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_an_experiment_costs_what_its_run_will_promise_and_nothing_is_written(file, unit):
+    file.write_text(yaml.safe_dump(SMALL | UNITS[unit]))
+    found = facts(file)
+    promised = prepare(read_experiment(file)).guarantee
+    assert found["guarantee"] == promised.line
+    assert found["guarantee_text"] == promised.text
+    assert found["releases"] == [release.to_json() for release in promised.releases]
+    assert found["epsilon"] == promised.epsilon <= found["epsilon_replace_one"]
+    assert (found["delta"], found["accountant"], found["mode"]) == (promised.delta, "rdp", "sound")
+    assert found["noise_multiplier"] > 0
+    assert ("first_round_noise_multiplier" in found) == (unit == "record")
+    text = " ".join(run(file).replace("│", " ").split())
+    for release in promised.releases:
+        assert release.name in text
+    assert promised.line in text
+    assert promised.text in text
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_an_experiment_can_be_changed_on_the_command_line_before_or_after_its_name(file):
+    file.write_text(yaml.safe_dump(SMALL | UNITS["record"]))
+    for arguments in ([file, "--set", "privacy.epsilon=2"], ["--set", "privacy.epsilon=2", file]):
+        assert 1.9 < facts(*arguments)["epsilon"] <= 2
+
+
+def test_what_an_experiment_costs_is_told_by_counts_of_records_alone(file):
+    folder = file.parent / "mine"
+    folder.mkdir()
+    declaration = {
+        "task": "classification",
+        "label": {"classes": 2},
+        "features": {"shape": [4], "range": [-1, 1]},
+    }
+    (folder / "federation.yaml").write_text(yaml.safe_dump(declaration))
+    told = {
+        "data": {"name": "folder", "path": str(folder)},
+        "federation": {"kind": "natural"},
+        "schedule": {"rounds": 3, "batch": 20},
+    }
+    file.write_text(yaml.safe_dump(told))
+    printed = []
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        for site in range(4):
+            x = rng.uniform(-1, 1, size=(80, 4)).astype(np.float32)
+            np.savez(folder / f"site{site}.npz", x=x, y=rng.integers(2, size=80))
+        printed.append(run(file, "--json"))
+    assert printed[0] == printed[1]
+
+
+def test_an_experiment_that_no_noise_allows_exits_3_and_says_which_part_costs_what(file):
+    file.write_text(yaml.safe_dump(SMALL | UNITS["record"]))
+    greedy = ["--set", "algorithm.selection_share=0.9", "--set", "schedule.rounds=40"]
+    assert "selection alone" in run(file, *greedy, fails=3)
+
+
+def test_an_experiment_that_is_wrong_exits_2_and_names_the_key(file):
+    file.write_text("schedule: {round: 3}\n")
+    assert "schedule.round" in run(file, fails=2)
+    assert "sampel" in run("sampel", fails=2)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import log_to_stderr, say
-from coterie.cli.plan import RecordAdjacency
+from coterie.cli.options import RecordAdjacency
 from coterie.engines.flower.joining import Joining, open_site, parse_split
 from coterie.engines.flower.node import Connection, attend
 from coterie.errors import InputError
@@ -77,7 +77,7 @@ def join(
         evaluation_reports,
         noise_seed,
         trust_server,
-        None if adjacency is None else Adjacency(adjacency.value),
+        None if adjacency is None else Adjacency(adjacency),
     )
     connection = Connection(server, ca, key)
     connection.check()

@@ -20,7 +20,7 @@ COMMANDS = {
     "run": "Train under differential privacy, find the clusters, print the guarantee, write a report.",
     "compare": "Run a grid of experiments and put them side by side.",
     "reproduce": "Run a published experiment and put its printed figures beside ours.",
-    "plan": "Budget to noise and noise to budget, with what each part costs.",
+    "plan": "What an experiment will cost, release by release; budget to noise and noise to budget.",
     "leakage": "Who can learn how much about whom in overlapping groups, and what would make it less.",
     "verify": "Check that every file is as it was written and that epsilon follows from what was charged.",
     "report": "Write the self-contained HTML report of a finished run, comparison or reproduction anew.",

@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,3 +15,4 @@ Overrides = Annotated[
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
 ]
+RecordAdjacency = Literal["zero-out", "replace-one"]

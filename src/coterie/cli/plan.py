@@ -1,129 +1,100 @@
-"""`coterie plan`: what a budget needs in noise, and what noise costs, before anyone trains."""
+"""`coterie plan`: what a budget needs in noise, what noise costs, and what an experiment will cost."""
 
-import dataclasses
 import math
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
-from coterie.cli.console import err, out, print_json, print_table
+from coterie.cli.console import complain, print_json, print_table, say
+from coterie.cli.options import Json, Overrides, RecordAdjacency
 from coterie.errors import InputError
 from coterie.privacy import (
-    POPULATION,
-    AccuracySelection,
     Adjacency,
     Budget,
-    BudgetError,
-    FullBatchSteps,
     Guarantee,
     Mode,
     Multiplier,
     NoiseRule,
-    PlannedRelease,
-    PoissonSteps,
-    PrivacyPlan,
-    PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
-    ShuffledSteps,
-    ThreatModel,
-    Unit,
-    UnitPlan,
     calibrate,
-    epsilon_of,
     guarantee,
     paper,
 )
-from coterie.privacy.calibration import FIRST_ROUND_SHARE
-from coterie.privacy.mechanisms import NoisySum
-from coterie.privacy.rdp import shares
+from coterie.privacy.plans import (
+    FIRST_ROUND,
+    HISTOGRAM_RATIO,
+    SELECTION_SHARE,
+    ClientRule,
+    ClientRun,
+    RecordRun,
+    Sampling,
+    noise_of,
+    parts_of,
+)
 from coterie.privacy.units import number_to_json, round_up
+
+
+class _FileOrCommand(TyperGroup):
+    """What names no command is an experiment: `coterie plan mine.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["experiment", *args]
+        return super().parse_args(ctx, args)
+
 
 plan_app = typer.Typer(
     name="plan",
-    help="Budget to noise and noise to budget, with what each part costs.",
+    cls=_FileOrCommand,
+    help="What an experiment will cost (coterie plan EXPERIMENT.yaml); budget to noise and noise to budget.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-FIRST_ROUND, TRAINING, SELECTION, SUMS = "first-round", "training", "selection", "sums"
-SELECTION_SHARE = 0.03
-HISTOGRAM_RATIO = 4.0
-
-SERVER = ThreatModel("the server", "all updates and selections")
-MODELS = ThreatModel("whoever sees the models", "every model of every round", trusted="the server")
-
-
-class FirstRound(StrEnum):
-    FULL = "full"
-    NONE = "none"
-
-
-class Sampling(StrEnum):
-    POISSON = "poisson"
-    SHUFFLE = "shuffle"
-
-
-class AccountantName(StrEnum):
-    RDP = "rdp"
-    PLD = "pld"
-
-
-class RecordAdjacency(StrEnum):
-    ZERO_OUT = "zero-out"
-    REPLACE_ONE = "replace-one"
-
-
-class ClientMechanism(StrEnum):
-    ROUTE = "route"
-    REBALANCE = "rebalance"
-    PAPER = "paper"
-    FEDAVG = "fedavg"
-
-
-@dataclasses.dataclass(frozen=True)
-class SampleSchedule:
-    """A record-level run in numbers that are public."""
-
-    records: int
-    batch: int
-    rounds: int
-    epochs: int
-    first_round: Multiplier | None
-    selections: int
-    selection_epsilon: float
-    adjacency: Adjacency
-    sampling: Sampling = Sampling.POISSON
-    mode: Mode = Mode.SOUND
-
-    def plan(self, noise: Multiplier = NoiseRule.SHARED) -> PrivacyPlan:
-        """The releases of one client, with this noise in training."""
-        releases = []
-        rounds = self.rounds
-        if self.first_round is not None:
-            full = FullBatchSteps(1.0, self.first_round, self.records, self.epochs, self.adjacency)
-            releases.append(PlannedRelease(FIRST_ROUND, full, 1))
-            rounds -= 1
-        steps = PoissonSteps if self.sampling is Sampling.POISSON else ShuffledSteps
-        if rounds:
-            training = steps(1.0, noise, self.records, self.batch, self.epochs, self.adjacency)
-            releases.append(PlannedRelease(TRAINING, training, rounds))
-        if self.selections:
-            kind = AccuracySelection if self.mode is Mode.PAPER else PrivateSelection
-            choice = kind(self.selection_epsilon, self.adjacency)
-            releases.append(PlannedRelease(SELECTION, choice, self.selections))
-        unit = UnitPlan("one client", tuple(releases))
-        return PrivacyPlan(Unit.RECORD, self.adjacency, SERVER, (unit,))
-
 
 RoundCount = Annotated[int, typer.Option(min=1, help="Rounds in all.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Epsilon = Annotated[float | None, typer.Option(help="Budget: find the noise for it (inf: no privacy).")]
-Accounting = Annotated[AccountantName, typer.Option(help="Accountant that proves the plan.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Accounting = Annotated[Literal["rdp", "pld"], typer.Option(help="Accountant that proves the plan.")]
+
+
+@plan_app.command()
+def experiment(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="EXPERIMENT", help="Experiment file (YAML); without one, the built-in default."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """What an experiment will cost, release by release; of its data, counts alone matter."""
+    from coterie.experiment.files import read_experiment
+    from coterie.experiment.runner import prepare, training_noise
+
+    chosen = read_experiment(file, overrides or [])
+    prepared = prepare(chosen)
+    promise, first = prepared.guarantee, noise_of(prepared.plan, FIRST_ROUND)
+    content: dict[str, Any] = {"noise_multiplier": training_noise(prepared.plan)}
+    if first is not None:
+        content["first_round_noise_multiplier"] = first
+    content |= _facts(promise, chosen.privacy.accountant)
+    content["releases"] = [release.to_json() for release in promise.releases]
+    content["per_client"] = promise.per_client_json()
+    if json:
+        print_json(_spelled_out(content))
+        return
+    rows = [
+        [f"{release.name}: {release.what}", str(release.times), release.noise, round_up(release.epsilon)]
+        for release in promise.releases
+    ]
+    print_table(["release", "times", "noise", "epsilon alone"], rows, title=chosen.algorithm.name)
+    say(promise.line)
+    say(promise.text)
 
 
 @plan_app.command()
@@ -138,8 +109,8 @@ def sample(
         float | None, typer.Option(help="Noise multiplier (noise on the clipped sum / clip): find its cost.")
     ] = None,
     first_round: Annotated[
-        FirstRound, typer.Option(help="A full-batch first round, or none.")
-    ] = FirstRound.FULL,
+        Literal["full", "none"], typer.Option(help="A full-batch first round, or none.")
+    ] = "full",
     first_round_noise: Annotated[
         str, typer.Option(metavar="shared|auto|FLOAT", help="Noise multiplier of the first round.")
     ] = "shared",
@@ -147,13 +118,15 @@ def sample(
     selection_epsilon: Annotated[
         float | None, typer.Option(help="Epsilon of each selection; by default 3 % of --epsilon.")
     ] = None,
-    accountant: Accounting = AccountantName.RDP,
-    adjacency: Annotated[RecordAdjacency, typer.Option()] = RecordAdjacency.ZERO_OUT,
+    accountant: Accounting = "rdp",
+    adjacency: Annotated[RecordAdjacency, typer.Option()] = "zero-out",
     mode: Annotated[
-        Mode, typer.Option(help="sound proves what it prints; paper repeats the publication's arithmetic.")
+        Mode,
+        typer.Option(help="sound proves what it prints; paper repeats the publication's arithmetic."),
     ] = Mode.SOUND,
     sampling: Annotated[
-        Sampling, typer.Option(help="Poisson batches, or a shuffled order (not amplified).")
+        Sampling,
+        typer.Option(help="Poisson batches, or a shuffled order (not amplified)."),
     ] = Sampling.POISSON,
     plot: Annotated[
         Path | None,
@@ -162,10 +135,13 @@ def sample(
     json: Json = False,
 ) -> None:
     """Record-level privacy against an untrusted server: DP-SGD, a first round, private selections."""
+
     _check_either(epsilon, noise)
     if mode is Mode.PAPER and sampling is Sampling.SHUFFLE:
         raise InputError("--sampling: shuffle is not allowed with --mode paper, poisson is")
-    schedule = SampleSchedule(
+    if noise is not None and first_round_noise == "auto" and rounds == 1:
+        raise InputError("--first-round-noise: auto is not allowed with --noise and --rounds 1")
+    run = RecordRun(
         records=records,
         batch=batch,
         rounds=rounds,
@@ -173,28 +149,28 @@ def sample(
         first_round=_first_round(first_round, first_round_noise, noise),
         selections=selections,
         selection_epsilon=_selection_epsilon(selections, selection_epsilon, epsilon),
-        adjacency=Adjacency(adjacency.value),
+        adjacency=Adjacency(adjacency),
         sampling=sampling,
         mode=mode,
     )
     if epsilon is not None:
-        plan = calibrate(schedule.plan(), Budget(epsilon, delta), accountant=accountant.value, mode=mode)
+        plan = run.calibrated(Budget(epsilon, delta), accountant)
     else:
         assert noise is not None
-        plan = _with_noise_given(schedule, noise, delta, accountant.value)
+        plan = run.with_noise(noise, delta, accountant)
     caveats = _delta_caveats(delta, records, "records")
-    promise = guarantee(plan, delta=delta, accountant=accountant.value, mode=mode, caveats=caveats)
-    content = {"noise_multiplier": _noise(plan, TRAINING)}
-    if schedule.first_round is not None:
-        content["first_round_noise_multiplier"] = _noise(plan, FIRST_ROUND)
-    content |= _facts(plan, promise, accountant.value)
+    promise = guarantee(plan, delta=delta, accountant=accountant, mode=run.mode, caveats=caveats)
+    content: dict[str, Any] = {"noise_multiplier": run.training_noise(plan)}
+    if run.first_round is not None:
+        content["first_round_noise_multiplier"] = noise_of(plan, FIRST_ROUND)
+    content |= _facts(promise, accountant, parts=parts_of(plan, promise))
     if epsilon is not None and math.isfinite(epsilon):
-        content |= _alternatives(schedule, Budget(epsilon, delta))
+        content |= run.alternatives(Budget(epsilon, delta))
     elif mode is Mode.SOUND and sampling is Sampling.POISSON:
         content["published_epsilon"] = paper.epsilon(plan.units[0], delta)
     if plot is not None:
-        _draw(plot, schedule, promise)
-    _print(content, plan, promise, json)
+        _draw(plot, run, promise)
+    _print(content, promise, json)
 
 
 @plan_app.command()
@@ -211,81 +187,54 @@ def client(
     identifier_noise: Annotated[
         float | None, typer.Option(help="Noise on identifiers (rebalance, paper); by default as --noise.")
     ] = None,
-    mechanism: Annotated[
-        ClientMechanism, typer.Option(help="How clusters are filled and noised.")
-    ] = ClientMechanism.ROUTE,
+    mechanism: Annotated[ClientRule, typer.Option(help="How clusters are filled and noised.")] = "route",
     histogram_ratio: Annotated[
         float | None,
         typer.Option(help=f"Histogram noise over sum noise (route); by default {HISTOGRAM_RATIO:g}."),
     ] = None,
-    accountant: Accounting = AccountantName.RDP,
+    accountant: Accounting = "rdp",
     json: Json = False,
 ) -> None:
     """Client-level privacy with a trusted server: noisy cluster sums of sampled clients."""
+
     _check_either(epsilon, noise)
-    rebalances = mechanism in (ClientMechanism.REBALANCE, ClientMechanism.PAPER)
-    if identifier_noise is not None and (noise is None or not rebalances):
-        raise InputError(
-            f"--identifier-noise: {identifier_noise:g} is only allowed with --noise and "
-            "--mechanism rebalance or paper"
-        )
-    if histogram_ratio is not None and mechanism is not ClientMechanism.ROUTE:
-        raise InputError(f"--histogram-ratio: {histogram_ratio:g} is only allowed with --mechanism route")
-    mode = Mode.PAPER if mechanism is ClientMechanism.PAPER else Mode.SOUND
-    # A published rule's noise is twice its sigma_theta times the clip.
-    scale = 2.0 if rebalances else 1.0
-    start: Multiplier = NoiseRule.SHARED if noise is None else scale * noise
-    release: RoutedSums | RebalancedSums | SampledSum
-    if rebalances:
-        if identifier_noise is not None and noise == 0:
+    run = ClientRun(clients, rate, rounds, mechanism, histogram_ratio)
+    if identifier_noise is not None:
+        if noise is None or not run.is_published:
+            raise InputError(
+                f"--identifier-noise: {identifier_noise:g} is only allowed with --noise and "
+                "--mechanism rebalance or paper"
+            )
+        if noise == 0:
             raise InputError(f"--identifier-noise: {identifier_noise:g} is not allowed with --noise 0")
-        ratio = 1.0 if identifier_noise is None or noise is None else identifier_noise / noise
-        # A share that is no whole number of clients is rounded up: more are sampled, and charged.
-        cohort = math.ceil(rate * clients - 1e-9)
-        release = RebalancedSums(1.0, start, ratio, clients, cohort, Adjacency.ADD_REMOVE)
-    elif mechanism is ClientMechanism.ROUTE:
-        ratio = HISTOGRAM_RATIO if histogram_ratio is None else histogram_ratio
-        release = RoutedSums(1.0, start, ratio, rate, Adjacency.ADD_REMOVE)
-    else:
-        release = SampledSum(1.0, start, rate, Adjacency.ADD_REMOVE)
-    unit = UnitPlan(POPULATION, (PlannedRelease(SUMS, release, rounds),))
-    plan = PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, MODELS, (unit,))
+        run = ClientRun(clients, rate, rounds, mechanism, identifier_noise / noise)
+    if histogram_ratio is not None and mechanism != "route":
+        raise InputError(f"--histogram-ratio: {histogram_ratio:g} is only allowed with --mechanism route")
+    plan = run.plan(noise)
     if epsilon is not None:
-        plan = calibrate(plan, Budget(epsilon, delta), accountant=accountant.value, mode=mode)
-    promise = guarantee(
-        plan,
-        delta=delta,
-        accountant=accountant.value,
-        mode=mode,
-        caveats=_delta_caveats(delta, clients, "clients"),
-    )
-    noise_on_sum = _noise(plan, SUMS)
-    content = {"noise_multiplier": noise_on_sum / scale, "noise_on_sum": noise_on_sum}
-    final = plan.units[0].release(SUMS).mechanism
-    if isinstance(final, RoutedSums):
-        content["histogram_noise_multiplier"] = final.histogram_multiplier
-    if isinstance(final, RebalancedSums):
-        content["identifier_noise_multiplier"] = final.identifier_multiplier
-    _print(content | _facts(plan, promise, accountant.value), plan, promise, json)
+        plan = calibrate(plan, Budget(epsilon, delta), accountant=accountant, mode=run.mode)
+    caveats = _delta_caveats(delta, clients, "clients")
+    promise = guarantee(plan, delta=delta, accountant=accountant, mode=run.mode, caveats=caveats)
+    _print(run.noises(plan) | _facts(promise, accountant, parts=parts_of(plan, promise)), promise, json)
 
 
 def _check_either(epsilon: float | None, noise: float | None) -> None:
+
     if (epsilon is None) == (noise is None):
         given = "both were given" if epsilon is not None else "none was given"
         raise InputError(f"--epsilon, --noise: {given}, exactly one of them is allowed")
 
 
-def _first_round(wanted: FirstRound, text: str, noise: float | None) -> Multiplier | None:
-    if wanted is FirstRound.NONE:
+def _first_round(wanted: str, text: str, noise: float | None) -> Multiplier | None:
+
+    if wanted == "none":
         if text != "shared":
             raise InputError(f"--first-round-noise: {text} is not allowed with --first-round none")
         return None
-    if text == "shared":
-        return NoiseRule.SHARED if noise is None else noise
-    if text == "auto":
-        return NoiseRule.AUTO
+    if text == "shared" and noise is not None:
+        return noise
     try:
-        return float(text)
+        return NoiseRule(text) if text in ("shared", "auto") else float(text)
     except ValueError:
         raise InputError(
             f"--first-round-noise: {text!r} is not allowed, shared, auto or a number is"
@@ -293,6 +242,7 @@ def _first_round(wanted: FirstRound, text: str, noise: float | None) -> Multipli
 
 
 def _selection_epsilon(selections: int, given: float | None, epsilon: float | None) -> float:
+
     if given is not None:
         return given
     if not selections:
@@ -308,27 +258,8 @@ def _delta_caveats(delta: float, units: int, name: str) -> tuple[str, ...]:
     return (f"delta is not below 1/{units}, the share of one of the {name}",) if delta * units >= 1 else ()
 
 
-def _with_noise_given(schedule: SampleSchedule, noise: float, delta: float, accountant: str) -> PrivacyPlan:
-    """The plan at a known training noise; `auto` then spends what 2 % of that noise are worth."""
-    plan = schedule.plan(noise)
-    if schedule.first_round is not NoiseRule.AUTO:
-        return plan
-    if schedule.rounds == 1:
-        raise InputError("--first-round-noise: auto is not allowed with --noise and --rounds 1")
-    quieter = schedule.plan(noise / (1.0 + FIRST_ROUND_SHARE)).units[0].without(FIRST_ROUND)
-    allowed = epsilon_of(quieter.event, delta, accountant, plan.adjacency)
-    return calibrate(plan, Budget(allowed, delta), accountant=accountant)
-
-
-def _noise(plan: PrivacyPlan, name: str) -> float:
-    releases = {release.name: release.mechanism for release in plan.units[0].releases}
-    mechanism = releases.get(name, releases.get(FIRST_ROUND))
-    assert isinstance(mechanism, NoisySum)
-    return mechanism.multiplier
-
-
-def _facts(plan: PrivacyPlan, promise: Guarantee, accountant: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _facts(promise: Guarantee, accountant: str, **more: object) -> dict[str, Any]:
+    facts = {
         "epsilon": promise.epsilon,
         "delta": promise.delta,
         "epsilon_replace_one": promise.epsilon_replace_one,
@@ -338,61 +269,14 @@ def _facts(plan: PrivacyPlan, promise: Guarantee, accountant: str) -> dict[str, 
         "guarantee": promise.line,
         "guarantee_text": promise.text,
         "meaning": promise.meaning.to_json(),
-        "parts": _parts(plan, promise),
+        **more,
     }
-    if promise.published_epsilon is not None:
-        facts["published_epsilon"] = promise.published_epsilon
-    return facts
-
-
-def _parts(plan: PrivacyPlan, promise: Guarantee) -> list[dict[str, Any]]:
-    """What each release is and costs: alone, and as a share of the divergence of all (both by RDP)."""
-    unit = plan.units[0]
-    portions = shares(
-        [release.event for release in unit.releases], delta=promise.delta, adjacency=plan.adjacency
+    return facts | (
+        {} if promise.published_epsilon is None else {"published_epsilon": promise.published_epsilon}
     )
-    parts = []
-    for release, cost, portion in zip(unit.releases, promise.releases, portions, strict=True):
-        part: dict[str, Any] = {
-            "release": release.name,
-            "what": cost.what,
-            "times": release.times,
-            "noise": cost.noise,
-            "share": portion,
-            "epsilon_alone": cost.epsilon,
-        }
-        if isinstance(release.mechanism, NoisySum):
-            part["noise_multiplier"] = release.mechanism.multiplier
-        parts.append(part)
-    return parts
 
 
-def _alternatives(schedule: SampleSchedule, budget: Budget) -> dict[str, Any]:
-    """Noise for the same budget with round 1 sharing it, by the publication, and under replace-one."""
-    shared = NoiseRule.SHARED if schedule.first_round is not None else None
-    found: dict[str, Any] = {}
-    if schedule.first_round is not shared and schedule.mode is Mode.SOUND:
-        found["shared_noise_multiplier"] = _needed(dataclasses.replace(schedule, first_round=shared), budget)
-    if schedule.mode is Mode.SOUND and schedule.sampling is Sampling.POISSON:
-        published = dataclasses.replace(schedule, first_round=shared, mode=Mode.PAPER)
-        found["published_noise_multiplier"] = _needed(published, budget)
-    if schedule.mode is Mode.PAPER:
-        found["sound_noise_multiplier"] = _needed(dataclasses.replace(schedule, mode=Mode.SOUND), budget)
-    if schedule.adjacency is not Adjacency.REPLACE_ONE:
-        replaced = dataclasses.replace(schedule, adjacency=Adjacency.REPLACE_ONE, mode=Mode.SOUND)
-        found["replace_one_noise_multiplier"] = _needed(replaced, budget)
-    return found
-
-
-def _needed(schedule: SampleSchedule, budget: Budget) -> float | None:
-    """Training noise by RDP, None where no noise would do."""
-    try:
-        return _noise(calibrate(schedule.plan(), budget, mode=schedule.mode), TRAINING)
-    except BudgetError:
-        return None
-
-
-def _draw(path: Path, schedule: SampleSchedule, promise: Guarantee) -> None:
+def _draw(path: Path, run: RecordRun, promise: Guarantee) -> None:
     from coterie.privacy.figures import FORMATS, draw_noise
 
     if path.suffix.lower() not in FORMATS:
@@ -401,29 +285,20 @@ def _draw(path: Path, schedule: SampleSchedule, promise: Guarantee) -> None:
         raise InputError(f"--plot: {path} cannot be written, its folder does not exist")
     if not 0 < promise.epsilon < math.inf:
         raise InputError("--plot: nothing to draw without a finite epsilon")
-    selection_share = schedule.selection_epsilon / promise.epsilon
+    share = run.selection_epsilon / promise.epsilon
 
     def noise_at(epsilon: float, batch: int, first_round: Multiplier | None, mode: Mode) -> float | None:
-        if mode is Mode.PAPER and schedule.sampling is Sampling.SHUFFLE:
+        if mode is Mode.PAPER and run.sampling is Sampling.SHUFFLE:
             return None
-        other = dataclasses.replace(
-            schedule,
-            batch=batch,
-            first_round=first_round,
-            selection_epsilon=selection_share * epsilon,
-            mode=mode,
+        other = replace(
+            run, batch=batch, first_round=first_round, selection_epsilon=share * epsilon, mode=mode
         )
-        return _needed(other, Budget(epsilon, promise.delta))
+        return other.needed(Budget(epsilon, promise.delta))
 
     draw_noise(
-        path,
-        noise_at,
-        epsilon=promise.epsilon,
-        records=schedule.records,
-        batch=schedule.batch,
-        caption=promise.line,
+        path, noise_at, epsilon=promise.epsilon, records=run.records, batch=run.batch, caption=promise.line
     )
-    err.print(f"plot: {path}", markup=False, highlight=False, soft_wrap=True)
+    complain(f"plot: {path}", style="none")
 
 
 _WORDS = {
@@ -440,6 +315,7 @@ _WORDS = {
 
 def _spelled_out(value: Any) -> Any:
     """The content with infinities as words."""
+
     if isinstance(value, dict):
         return {key: _spelled_out(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -447,7 +323,8 @@ def _spelled_out(value: Any) -> Any:
     return number_to_json(value) if isinstance(value, float) else value
 
 
-def _print(content: dict[str, Any], plan: PrivacyPlan, promise: Guarantee, json: bool) -> None:
+def _print(content: Mapping[str, Any], promise: Guarantee, json: bool) -> None:
+
     if json:
         print_json(_spelled_out(content))
         return
@@ -461,7 +338,7 @@ def _print(content: dict[str, Any], plan: PrivacyPlan, promise: Guarantee, json:
         ]
         for part in content["parts"]
     ]
-    total = sum(release.times for release in plan.units[0].releases)
+    total = sum(part["times"] for part in content["parts"])
     rows.append(["together", str(total), "", round_up(promise.epsilon), "100.0%"])
     print_table(["release", "times", "noise", "epsilon alone", "share of divergence"], rows)
     for key, words in _WORDS.items():
@@ -470,6 +347,6 @@ def _print(content: dict[str, Any], plan: PrivacyPlan, promise: Guarantee, json:
             shown = "no noise would do" if value is None else f"{value:.4f}"
             if value is not None and "epsilon" in key:
                 shown = round_up(value)
-            out.print(f"{words}: {shown}", markup=False, highlight=False)
-    out.print(promise.line, markup=False, highlight=False, soft_wrap=True)
-    out.print(promise.text, markup=False, highlight=False, soft_wrap=True)
+            say(f"{words}: {shown}")
+    say(promise.line)
+    say(promise.text)

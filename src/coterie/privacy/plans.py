@@ -8,10 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from coterie.privacy.accounting import epsilon_of
 from coterie.privacy.calibration import FIRST_ROUND_SHARE, calibrate
 from coterie.privacy.errors import BudgetError, PlanError
+from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.mechanisms import (
     AccuracySelection,
     DraftedSum,
@@ -32,8 +34,9 @@ from coterie.privacy.mechanisms import (
     TrackedSum,
 )
 from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.rdp import shares
 from coterie.privacy.threats import SERVER, THREATS
-from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
+from coterie.privacy.units import Adjacency, Budget, Json, Mode, ThreatModel, Unit
 
 FIRST_ROUND, TRAINING, SELECTION, CHOICE, SUMS = "first round", "training", "selection", "choice", "sums"
 """How plans and ledgers call what is released: about records one of the first four, about clients sums."""
@@ -177,6 +180,26 @@ def noise_of(plan: PrivacyPlan, name: str) -> float | None:
     return max((sums.multiplier for sums in named if isinstance(sums, NoisySum)), default=None)
 
 
+def parts_of(plan: PrivacyPlan, promise: Guarantee) -> list[Json]:
+    """What each release of a plan's one unit is and costs: alone, and as a share of the divergence of all."""
+    releases = plan.units[0].releases
+    portions = shares([release.event for release in releases], delta=promise.delta, adjacency=plan.adjacency)
+    parts: list[Json] = []
+    for release, cost, portion in zip(releases, promise.releases, portions, strict=True):
+        part = {
+            "release": release.name.replace(" ", "-"),
+            "what": cost.what,
+            "times": release.times,
+            "noise": cost.noise,
+            "share": portion,
+            "epsilon_alone": cost.epsilon,
+        }
+        if isinstance(release.mechanism, NoisySum):
+            part["noise_multiplier"] = release.mechanism.multiplier
+        parts.append(part)
+    return parts
+
+
 @dataclass(frozen=True)
 class RecordRun:
     """A record-level run of one client in public numbers: what it would release, and what that costs."""
@@ -244,3 +267,59 @@ class RecordRun:
                 self, adjacency=Adjacency.REPLACE_ONE, mode=Mode.SOUND
             )
         return {name: other.needed(budget) for name, other in others.items()}
+
+
+ClientRule = Literal["route", "rebalance", "paper", "fedavg"]
+"""How clusters are filled up and noised; `paper` is `rebalance` by the publication's own arithmetic."""
+
+
+@dataclass(frozen=True)
+class ClientRun:
+    """A client-level run in public numbers.
+
+    Noise is that on a cluster's sum over the clip; of the published rule its sigma_theta, half as much.
+
+    Args:
+        ratio: of the histogram's noise to that of the sums (route), or of sigma_s to sigma_theta.
+    """
+
+    clients: int
+    rate: float
+    rounds: int
+    rule: ClientRule = "route"
+    ratio: float | None = None
+
+    @property
+    def is_published(self) -> bool:
+        return self.rule in ("rebalance", "paper")
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.PAPER if self.rule == "paper" else Mode.SOUND
+
+    def plan(self, noise: float | None = None) -> PrivacyPlan:
+        """What is released, with this noise or with one that is still to be found."""
+        own = CohortReleases(self.rate)
+        start: Multiplier = NoiseRule.SHARED if noise is None else self._scale * noise
+        if self.is_published:
+            return client_plan(
+                own.rebalanced(self.clients, self.ratio or IDENTIFIER_RATIO, start), self.rounds
+            )
+        if self.rule == "route":
+            return client_plan(own.routed(self.ratio or HISTOGRAM_RATIO, start), self.rounds)
+        return client_plan(own.sums(start), self.rounds)
+
+    def noises(self, plan: PrivacyPlan) -> dict[str, float]:
+        """Every noise multiplier of such a plan, by the name under which it is printed."""
+        sums = plan.units[0].release(SUMS).mechanism
+        assert isinstance(sums, NoisySum)
+        found = {"noise_multiplier": sums.multiplier / self._scale, "noise_on_sum": sums.multiplier}
+        if isinstance(sums, RoutedSums):
+            found["histogram_noise_multiplier"] = sums.histogram_multiplier
+        if isinstance(sums, RebalancedSums):
+            found["identifier_noise_multiplier"] = sums.identifier_multiplier
+        return found
+
+    @property
+    def _scale(self) -> float:
+        return 2.0 if self.is_published else 1.0

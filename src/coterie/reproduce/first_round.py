@@ -7,23 +7,9 @@ and Farnadi (TMLR 2025): batches of `first` records in round 1, of `later` recor
 from dataclasses import dataclass
 from functools import cache
 
-from coterie.privacy import (
-    Adjacency,
-    Budget,
-    FullBatchSteps,
-    Mechanism,
-    NoiseRule,
-    PlannedRelease,
-    PoissonSteps,
-    PrivacyPlan,
-    ThreatModel,
-    Unit,
-    UnitPlan,
-    calibrate,
-)
-from coterie.privacy.mechanisms import NoisySum
-
-ZERO_OUT = Adjacency.ZERO_OUT
+from coterie.privacy import Adjacency, Budget, Unit, calibrate
+from coterie.privacy.lemmas import update_noise_variance
+from coterie.privacy.plans import FIRST_ROUND, TRAINING, RecordReleases, noise_of, plan_of
 
 
 @dataclass(frozen=True)
@@ -42,30 +28,26 @@ class Client:
 @cache
 def noise_multiplier(client: Client, first: int, later: int) -> float:
     """The z that fits the budget with these batches in round 1 and afterwards."""
-    rounds = (_steps(client, first, 1), _steps(client, later, client.rounds - 1, "training"))
-    threat = ThreatModel(observers="the server", sees="every update")
-    plan = PrivacyPlan(Unit.RECORD, ZERO_OUT, threat, (UnitPlan("client", rounds),))
-    solved = calibrate(plan, Budget(client.epsilon, client.delta))
-    mechanism = solved.units[0].releases[0].mechanism
-    assert isinstance(mechanism, NoisySum)
-    return mechanism.multiplier
-
-
-def _steps(client: Client, batch: int, times: int, name: str = "first round") -> PlannedRelease:
-    mechanism: Mechanism
-    if batch == client.records:
-        mechanism = FullBatchSteps(client.clip, NoiseRule.SHARED, client.records, 1, ZERO_OUT)
-    else:
-        mechanism = PoissonSteps(client.clip, NoiseRule.SHARED, client.records, batch, 1, ZERO_OUT)
-    return PlannedRelease(name, mechanism, times)
+    own = RecordReleases(client.records, clip=client.clip)
+    batches = {FIRST_ROUND: (first, 1), TRAINING: (later, client.rounds - 1)}
+    releases = [
+        own.steps(name, times, None if batch == client.records else batch)
+        for name, (batch, times) in batches.items()
+    ]
+    plan = plan_of(Unit.RECORD, Adjacency.ZERO_OUT, {"client": releases})
+    noise = noise_of(calibrate(plan, Budget(client.epsilon, client.delta)), FIRST_ROUND)
+    assert noise is not None
+    return noise
 
 
 def update_variance(client: Client, first: int, later: int, *, in_round_1: bool) -> float:
-    """Variance of the noise in a client's update of one round, summed over its coordinates.
-
-    N / b steps, each with noise of standard deviation lr * c * z / b in every coordinate.
-    """
-    batch = first if in_round_1 else later
-    steps = -(-client.records // batch)
-    each = client.lr * client.clip * noise_multiplier(client, first, later) / batch
-    return steps * client.parameters * each**2
+    """Variance of the noise in a client's update of one round, summed over its coordinates."""
+    return update_noise_variance(
+        records=client.records,
+        batch=first if in_round_1 else later,
+        epochs=1,
+        learning_rate=client.lr,
+        parameters=client.parameters,
+        clip=client.clip,
+        noise_multiplier=noise_multiplier(client, first, later),
+    )
