@@ -14,7 +14,8 @@ from coterie.training import cpu_kernels
 from coterie.training.clipping import clipped_sum
 from coterie.training.contributions import Products
 from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
-from coterie.training.layers import ConvRule
+from coterie.training.layers.conv import ConvRule
+from coterie.training.layers.conv_steps import suits_places
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 
@@ -210,4 +211,4 @@ def test_large_layers_and_few_positions_stay_products() -> None:
     found = learner.book.contributions(learner.initial()[None], *parts)
     assert isinstance(found["0.0.weight"], Products)
     wide = ConvRule(nn.Conv2d(128, 128, 3))
-    assert not wide.suits_places
+    assert not suits_places(wide)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.training import layers
+from coterie.training import contributions
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.contributions import Products, Rows
 from coterie.training.layers import UnsupportedLayer
+from coterie.training.layers.conv import ConvRule
 from coterie.training.learner import Batch
 from coterie.training.parameters import Layout
 from coterie.training.tiles import Tiles
@@ -190,7 +191,7 @@ def clipped(rows: Tensor) -> Tensor:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whichever way a layer's gradients are kept, they are the same."""
     if request.param != "chosen by cost":
-        monkeypatch.setattr(layers, "products_are_cheaper", lambda *_: request.param == "products")
+        monkeypatch.setattr(contributions, "products_are_cheaper", lambda *_: request.param == "products")
     return str(request.param)
 
 
@@ -289,7 +290,7 @@ def test_a_norm_taken_of_weight_and_bias_together_leaves_neither_unclipped(
 ) -> None:
     """As a GPU's kernel takes it: all of it under the weight's name, nothing under that of the bias."""
 
-    def at_once(rule: layers.ConvRule, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> dict[str, Rows]:
+    def at_once(rule: ConvRule, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> dict[str, Rows]:
         found = rule.contributions(*rule.factors(inputs, gradient, tiles), tiles)
         both = found["weight"].squared_norms() + found["bias"].squared_norms()
         return {
@@ -297,7 +298,7 @@ def test_a_norm_taken_of_weight_and_bias_together_leaves_neither_unclipped(
             "bias": Rows(found["bias"].rows(), squares=torch.zeros_like(both)),
         }
 
-    monkeypatch.setattr(layers.ConvRule, "contributions_at_once", at_once)
+    monkeypatch.setattr(ConvRule, "contributions_at_once", at_once)
     torch.manual_seed(2)
     convolution = nn.Conv2d(1, 2, 3)
     if frozen != "neither":

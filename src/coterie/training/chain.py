@@ -1,68 +1,62 @@
 """A plain sequence of layers, run forwards and backwards without autograd.
 
 With the small batches of private learning, a tenth of a step on a processor goes into building and walking a
-graph. A sequence needs none: every stage remembers what its own way back needs.
+graph. A sequence needs none: every step returns, beside its outputs, its own way back.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from coterie.training.recording import RecordingLayer
 
-class Stage(ABC):
-    """One layer: forwards, and then backwards once."""
+Backward = Callable[[Tensor, bool], Tensor]
+"""From the gradient at the outputs to that at the inputs (anything where that is not needed); called once."""
 
-    trained = False
-    """Whether it has parameters, and so needs the gradient at its outputs."""
 
-    @abstractmethod
-    def forward(self, values: Tensor) -> Tensor:
-        """The layer's outputs."""
+@dataclass(frozen=True)
+class Step:
+    """One layer of a chain.
 
-    @abstractmethod
-    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
-        """The gradient at the inputs; anything where it is not needed."""
+    Args:
+        trained: whether it has parameters, and so needs the gradient at its outputs.
+        compiled: whether it uses kernels of `cpu_kernels.py`.
+    """
+
+    forward: Callable[[Tensor], tuple[Tensor, Backward]]
+    trained: bool = False
+    compiled: bool = False
 
 
 class Chain:
-    """Stages one after the other."""
+    """Steps one after the other."""
 
-    def __init__(self, stages: Sequence[Stage], gradients: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, steps: Sequence[Step], gradients: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Args:
         gradients: from outputs and targets to the gradient of the losses' sum at the outputs.
         """
-        self._stages = stages
+        self._steps = steps
         self._gradients = gradients
-        self._first = next((place for place, stage in enumerate(stages) if stage.trained), len(stages))
+        self._first = next((place for place, step in enumerate(steps) if step.trained), len(steps))
 
     @torch.no_grad()
     def run(self, features: Tensor, targets: Tensor) -> None:
         """Forwards to the losses, and backwards from their sum to the first layer that has parameters."""
-        values = features
-        for stage in self._stages:
-            values = stage.forward(values)
+        values, ways_back = features, []
+        for step in self._steps:
+            values, back = step.forward(values)
+            ways_back.append(back)
         gradient = self._gradients(values, targets)
-        for position in range(len(self._stages) - 1, self._first - 1, -1):
-            gradient = self._stages[position].backward(gradient, needed=position > self._first)
+        while len(ways_back) > self._first:  # each is dropped, with what it holds, once it was gone
+            gradient = ways_back.pop()(gradient, len(ways_back) > self._first)
 
 
-class Relu(Stage):
-    """Keeps what is positive."""
-
-    def __init__(self) -> None:
-        self._outputs: Tensor | None = None
-
-    def forward(self, values: Tensor) -> Tensor:
-        self._outputs = torch.relu(values)
-        return self._outputs
-
-    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
-        outputs, self._outputs = self._outputs, None
-        assert outputs is not None
-        return masked(gradient, outputs)
+def relu(values: Tensor) -> tuple[Tensor, Backward]:
+    outputs = torch.relu(values)
+    return outputs, lambda gradient, needed: masked(gradient, outputs)
 
 
 def masked(gradient: Tensor, outputs: Tensor) -> Tensor:
@@ -71,53 +65,25 @@ def masked(gradient: Tensor, outputs: Tensor) -> Tensor:
     return passed
 
 
-class Flatten(Stage):
-    """A vector for every record."""
-
-    def __init__(self) -> None:
-        self._shape: torch.Size | None = None
-
-    def forward(self, values: Tensor) -> Tensor:
-        self._shape = values.shape
-        return values.flatten(1)
-
-    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
-        assert self._shape is not None
-        return gradient.reshape(self._shape)
+def flatten(values: Tensor) -> tuple[Tensor, Backward]:
+    shape = values.shape
+    return values.flatten(1), lambda gradient, needed: gradient.reshape(shape)
 
 
-class MaxPool(Stage):
-    """The largest of every window (windows do not overlap), and whether a ReLU follows."""
+def recorded(layer: RecordingLayer) -> Step:
+    """A layer that notes its inputs and the gradient at its outputs."""
 
-    def __init__(self, window: tuple[int, int], *, relu: bool) -> None:
-        self._window = window
-        self._relu = relu
-        self._seen: tuple[Tensor, Tensor, Tensor] | None = None
+    def forward(values: Tensor) -> tuple[Tensor, Backward]:
+        layer.check(values)
+        rule, weights, tiles = layer.rule, layer.weights(), layer.notes.tiles
 
-    def forward(self, values: Tensor) -> Tensor:
-        outputs: Tensor
-        outputs, places = torch.ops.aten.max_pool2d_with_indices(values, self._window)
-        if self._relu:
-            outputs = outputs.relu_()
-        self._seen = values, outputs, places
-        return outputs
+        def backward(gradient: Tensor, needed: bool) -> Tensor:
+            layer.note(values, gradient)
+            return rule.backward(values, gradient, weights, tiles) if needed else gradient
 
-    def backward(self, gradient: Tensor, *, needed: bool) -> Tensor:
-        assert self._seen is not None
-        (inputs, outputs, places), self._seen = self._seen, None
-        # In the order of the outputs: with another one, the way back takes five times as long.
-        gradient = gradient.contiguous(memory_format=_order(outputs))
-        if self._relu:
-            gradient = masked(gradient, outputs)
-        back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            gradient, inputs, self._window, self._window, (0, 0), (1, 1), False, places
-        )
-        return back
+        return rule.forward(values, weights, tiles), backward
 
-
-def _order(images: Tensor) -> torch.memory_format:
-    by_channel = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if by_channel else torch.contiguous_format
+    return Step(forward, trained=True)
 
 
 def flat_sequence(model: nn.Module) -> Iterator[nn.Module]:

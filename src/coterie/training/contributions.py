@@ -275,3 +275,28 @@ class Lookups(Contribution):
         total = torch.zeros(tables * self.size, width, dtype=right.dtype, device=right.device)
         total.index_add_(0, rows, right.reshape(-1, width))
         return total.view(tables, -1)
+
+
+def products_are_cheaper(positions: int, inner: int, outer: int, device: torch.device) -> bool:
+    """Whether to leave gradients as products (ghost norms) instead of forming a row for every record.
+
+    In units of one float32 operation: rows cost one product and about thirty bytes of traffic for each of
+    their numbers, products cost two Gram matrices and one product in float64, at half speed on a CPU.
+    """
+    half_speed = 2 if device.type == "cpu" else 1
+    rows = inner * outer * (2 * positions + 130)
+    products = half_speed * 2 * (positions**2 * (inner + outer) + positions * inner * outer)
+    return products < rows
+
+
+def product_contributions(
+    left: Tensor, right: Tensor, inner: tuple[int, ...] = (), order: tuple[int, ...] | None = None
+) -> dict[str, Contribution]:
+    """Contributions to weight and bias of a layer that maps left to outputs at every position."""
+    weight: Contribution
+    if products_are_cheaper(left.shape[1], left.shape[2], right.shape[2], left.device):
+        weight = Products(left, right, inner, order)
+    else:
+        formed = right.mT @ left
+        weight = Rows(formed.view(*formed.shape[:2], *inner), order) if order else Rows(formed)
+    return {"weight": weight, "bias": Rows(right[:, 0] if right.shape[1] == 1 else right.sum(dim=1))}

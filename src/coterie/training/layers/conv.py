@@ -1,0 +1,313 @@
+"""Convolutions, of one client or of many."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coterie.training import contributions, kernels
+from coterie.training.contributions import Contribution, Rows, product_contributions
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights, rule_for
+from coterie.training.tiles import Tiles
+
+MANY_CHANNELS = 8
+LARGEST_ROW = 2**17
+"""Numbers in a record's weight gradient up to which special ways of forming it are faster."""
+_BLOCK = 16
+
+
+@rule_for(nn.Conv1d, nn.Conv2d)
+class ConvRule(LayerRule):
+    """A convolution: a matrix product over patches of its input.
+
+    Everything is in channels-last order, in which torch's kernels (convolution, pooling) and the copying of
+    patches are several times faster on a CPU. A one-dimensional convolution has images of height one.
+    """
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d) -> None:
+        if layer.padding_mode != "zeros":
+            raise UnsupportedLayer(f"{type(layer).__name__} with padding_mode={layer.padding_mode!r}")
+        self.flat = isinstance(layer, nn.Conv1d)
+        self.biased = layer.bias is not None
+        self.groups = layer.groups
+        self.channels, self.outer = layer.in_channels, layer.out_channels
+        self.kernel = self._pair(layer.kernel_size, 1)
+        self.stride = self._pair(layer.stride, 1)
+        self.dilation = self._pair(layer.dilation, 1)
+        self.padding = self._padding(layer)
+        self.geometry = kernels.Geometry(self.kernel, self.stride, self.padding, self.dilation)
+        self.inner = self.channels * math.prod(self.kernel)
+        """Numbers in a patch."""
+
+    def _pair(self, values: tuple[int, ...], filler: int) -> tuple[int, int]:
+        return (filler, values[0]) if self.flat else (values[0], values[1])
+
+    def _padding(self, layer: nn.Conv1d | nn.Conv2d) -> tuple[int, int]:
+        if layer.padding == "valid":
+            return (0, 0)
+        if layer.padding == "same":
+            total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+            if any(pixels % 2 for pixels in total):
+                raise UnsupportedLayer(f"{type(layer).__name__} with uneven padding='same'")
+            return (total[0] // 2, total[1] // 2)
+        return self._pair(layer.padding, 0)  # type: ignore[arg-type]
+
+    def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        images = self.images(inputs)
+        stacked = self._stacked(weights["weight"])
+        bias = weights["bias"] if self.biased else None
+        if tiles.single:
+            return self.plain(self._convolve(images, stacked[0], None if bias is None else bias[0]))
+        if self._fused(tiles):
+            laid_out = stacked.permute(0, 1, 3, 4, 2).contiguous()
+            own_bias = None if bias is None else bias.contiguous()
+            return self.plain(kernels.convolve(images, laid_out, own_bias, tiles, self.geometry))
+        stacked = tiles.gather(stacked)
+        bias = None if bias is None else tiles.gather(bias)
+        if self.groups > 1:
+            outputs = [
+                self._convolve(part, stacked[tile], None if bias is None else bias[tile])
+                for tile, part in enumerate(torch.split(images, tiles.size))
+            ]
+            return self.plain(torch.cat(outputs))
+        patches = self.patches(images, channels_last=True)
+        flat = patches.reshape(tiles.count, -1, self.inner)
+        matrix = stacked.permute(0, 3, 4, 2, 1).reshape(tiles.count, self.inner, -1)
+        product = flat @ matrix if bias is None else torch.baddbmm(bias[:, None], flat, matrix)
+        height, width = self.geometry.output_size(*images.shape[2:])
+        return self.plain(product.view(len(images), height, width, -1).permute(0, 3, 1, 2))
+
+    def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        images, gradient = self.images(inputs), self.images(gradient)
+        stacked = self._stacked(weights["weight"])
+        if tiles.single:
+            return self.plain(self._convolve_back(images, gradient, stacked[0]))
+        if self._fused(tiles) and self.stride == (1, 1):
+            turned = stacked.flip(3, 4).permute(0, 2, 3, 4, 1).contiguous()
+            return self.plain(kernels.convolve(gradient, turned, None, tiles, self.geometry.turned_around()))
+        stacked = tiles.gather(stacked)
+        if self.groups > 1:
+            parts = zip(
+                torch.split(images, tiles.size), torch.split(gradient, tiles.size), stacked, strict=True
+            )
+            return self.plain(torch.cat([self._convolve_back(*part) for part in parts]))
+        flat = gradient.permute(0, 2, 3, 1).reshape(tiles.count, -1, self.outer)
+        product = flat @ stacked.permute(0, 1, 3, 4, 2).reshape(tiles.count, self.outer, -1)
+        return self.plain(self._fold(product.view(len(images), -1, self.inner), images))
+
+    # --- gradients ------------------------------------------------------------------------------------
+
+    def factors(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+        return self.patches(self.images(inputs), self._by_channel(tiles)), gradient.flatten(2).mT
+
+    def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+        if self.groups > 1:
+            return self._grouped_contributions(left, right, tiles)
+        if self._by_channel(tiles):
+            return product_contributions(left, right, (*self.kernel, self.channels), (0, 3, 1, 2))
+        return product_contributions(left, right)
+
+    def _grouped_contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+        """Each group of outputs sees its own channels; such layers are small, so rows are formed."""
+        records, positions, _ = left.shape
+        members = self.channels // self.groups
+        if self._by_channel(tiles):
+            grouped = left.view(records, positions, math.prod(self.kernel), self.groups, members)
+            grouped = grouped.permute(0, 3, 1, 4, 2)
+        else:
+            grouped = left.view(records, positions, self.groups, members, math.prod(self.kernel))
+            grouped = grouped.permute(0, 2, 1, 3, 4)
+        outer = right.view(records, positions, self.groups, -1).transpose(1, 2)
+        formed = outer.mT @ grouped.reshape(records, self.groups, positions, -1)
+        return {"weight": Rows(formed.flatten(1)), "bias": Rows(right.sum(dim=1))}
+
+    def contributions_at_once(
+        self, inputs: Tensor, gradient: Tensor, tiles: Tiles
+    ) -> Mapping[str, Contribution] | None:
+        images, gradient = self.images(inputs), self.images(gradient)
+        if self.groups > 1 or not self.forms_rows(inputs):
+            return None
+        if self._fused(tiles):
+            formed, bias_rows, squares = kernels.form_rows(
+                images, gradient, self.geometry, biased=self.biased
+            )
+            weight = Rows(formed, (0, 3, 1, 2), squares)
+            if bias_rows is None:
+                return {"weight": weight}
+            counted = torch.zeros_like(squares)  # the squares are those of both
+            return {"weight": weight, "bias": Rows(bias_rows, squares=counted)}
+        if not tiles.single:
+            return None
+        if not self._by_channel(tiles):
+            return self.contributions_from_patches(self.patches(images, channels_last=False).mT, gradient)
+        if self._suits_groups():
+            planes = gradient.contiguous()
+            return {
+                "weight": Rows(self._rows_by_group(images, planes)),
+                "bias": Rows(planes.flatten(2).sum(dim=2)),
+            }
+        right = gradient.flatten(2)
+        return {
+            "weight": Rows(self._rows_by_line(images, right), (0, 3, 1, 2)),
+            "bias": Rows(right.sum(dim=2)),
+        }
+
+    def contributions_from_patches(self, patches: Tensor, gradient: Tensor) -> Mapping[str, Contribution]:
+        """What each record adds to the gradients, from patches as (records, inner, positions)."""
+        right = self.images(gradient).permute(0, 2, 3, 1).reshape(len(patches), -1, self.outer)
+        if contributions.products_are_cheaper(patches.shape[2], patches.shape[1], self.outer, patches.device):
+            return product_contributions(patches.mT, right)
+        formed = (patches @ right).view(-1, self.channels, *self.kernel, self.outer)
+        return {"weight": Rows(formed, (3, 0, 1, 2)), "bias": Rows(right.sum(dim=1))}
+
+    def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
+        images, gradient = self.images(inputs), self.images(gradient)
+        shape = (self.outer, self.channels // self.groups, *self.kernel)
+        found = self._differentiate(gradient, images, images.new_empty(shape), (False, True, True))
+        return {"weight": found[1], "bias": found[2]}
+
+    def forms_rows(self, inputs: Tensor) -> bool:
+        """Whether forming a row for every record is cheaper than leaving it a product."""
+        positions = math.prod(self.geometry.output_size(*self.images(inputs).shape[2:]))
+        return not contributions.products_are_cheaper(positions, self.inner, self.outer, inputs.device)
+
+    def _suits_groups(self) -> bool:
+        """Whether torch's convolution by groups is the fastest: whole blocks of channels, small gradients."""
+        whole = self.channels % _BLOCK == 0 and self.outer % _BLOCK == 0
+        small = self.inner * self.outer <= LARGEST_ROW
+        return whole and self.stride == (1, 1) and self.kernel != (1, 1) and small
+
+    def _rows_by_group(self, images: Tensor, planes: Tensor) -> Tensor:
+        """Every record's gradient, as that of one image's convolution in which each record is a group.
+
+        Args:
+            planes: the gradient at the outputs, in the order of its dimensions.
+        """
+        records = len(planes)
+        weights = images.new_empty(records * self.outer, self.channels, *self.kernel)
+        one_gradient, one_image = (
+            part.contiguous().view(1, -1, *part.shape[2:]) for part in (planes, images)
+        )
+        found = self._differentiate(one_gradient, one_image, weights, (False, True, False), groups=records)
+        return found[1].view(records, -1)
+
+    def _rows_by_line(self, images: Tensor, right: Tensor) -> Tensor:
+        """Every record's gradient, a line of the kernel at a time: (records, outer, *kernel, channels).
+
+        Patches that are one pixel high serve all lines of the kernel, shifted: a fifth of the memory of whole
+        patches for a 5x5 kernel, and memory is what limits a processor here.
+        """
+        (high, wide), (down, across) = self.padding, self.stride
+        height, width = self.geometry.output_size(*images.shape[2:])
+        padded = functional.pad(images, (wide, wide, high, high))
+        span = self.dilation[1] * (self.kernel[1] - 1) + 1
+        windows = padded.unfold(3, span, across)[..., :: self.dilation[1]]
+        strips = windows.permute(0, 2, 3, 4, 1).flatten(3).contiguous()
+        lines = []
+        for line in range(self.kernel[0]):
+            first = line * self.dilation[0]
+            part = strips[:, first : first + down * (height - 1) + 1 : down]
+            lines.append(right @ part.reshape(len(images), height * width, -1))
+        formed = torch.stack(lines, dim=2)
+        return formed.view(*formed.shape[:3], self.kernel[1], self.channels)
+
+    # --- pieces ---------------------------------------------------------------------------------------
+
+    def images(self, values: Tensor) -> Tensor:
+        return channels_last(values.unsqueeze(2) if self.flat else values)
+
+    def plain(self, images: Tensor) -> Tensor:
+        return images.squeeze(2) if self.flat else images
+
+    def _stacked(self, weights: Tensor) -> Tensor:
+        return weights.unsqueeze(3) if self.flat else weights
+
+    def _by_channel(self, tiles: Tiles) -> bool:
+        """Whether patches hold their channels last: with few channels, copying rows of pixels is faster."""
+        return not tiles.single or self.channels >= MANY_CHANNELS
+
+    def _fused(self, tiles: Tiles) -> bool:
+        """Whether kernels that need no patches apply."""
+        return tiles.bounds is not None and self.groups == 1
+
+    def _convolve(self, images: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.conv2d(
+            images, channels_last(weights), bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+    def _convolve_back(self, images: Tensor, gradient: Tensor, weights: Tensor) -> Tensor:
+        return self._differentiate(gradient, images, channels_last(weights), (True, False, False))[0]
+
+    def _differentiate(
+        self,
+        gradient: Tensor,
+        images: Tensor,
+        weights: Tensor,
+        wanted: tuple[bool, bool, bool],
+        groups: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Torch's gradients at images, weights (whose own values then do not matter) and bias."""
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            gradient,
+            images,
+            weights,
+            (gradient.shape[1],) if wanted[2] else None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            (0, 0),
+            groups or self.groups,
+            wanted,
+        )
+        return found
+
+    def patches(self, images: Tensor, channels_last: bool) -> Tensor:
+        """Every patch that a kernel sees: (records, positions, kernel x channels)."""
+        (high, wide), (down, right) = self.padding, self.stride
+        if high or wide:
+            images = functional.pad(images, (wide, wide, high, high))
+        spans = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
+        windows = images.unfold(2, spans[0], down).unfold(3, spans[1], right)
+        if self.dilation != (1, 1):
+            windows = windows[..., :: self.dilation[0], :: self.dilation[1]]
+        records, _, height, width = windows.shape[:4]
+        if channels_last:
+            return windows.permute(0, 2, 3, 4, 5, 1).reshape(records, height * width, -1)
+        return windows.permute(0, 1, 4, 5, 2, 3).reshape(records, -1, height * width).mT
+
+    def _fold(self, patches: Tensor, images: Tensor) -> Tensor:
+        """The sum, at every pixel of the images, of all patches that contain it."""
+        records, channels, height, width = images.shape
+        (high, wide), (rows, columns) = self.padding, self.geometry.output_size(*images.shape[2:])
+        if self.stride != (1, 1):
+            by_channel = patches.view(records, rows * columns, math.prod(self.kernel), channels)
+            return functional.fold(
+                by_channel.permute(0, 3, 2, 1).reshape(records, -1, rows * columns),
+                (height, width),
+                self.kernel,
+                self.dilation,
+                self.padding,
+                self.stride,
+            )
+        # One sum of shifted images, where patches lie a pixel apart.
+        shaped = patches.view(records, rows, columns, *self.kernel, channels)
+        total: Tensor | None = None
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                above, before = i * self.dilation[0] - high, j * self.dilation[1] - wide
+                margins = (before, width - columns - before, above, height - rows - above)
+                shifted = functional.pad(shaped[:, :, :, i, j], (0, 0, *margins))
+                total = shifted if total is None else total + shifted
+        assert total is not None
+        return total.permute(0, 3, 1, 2)
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """In channels-last order, with strides that say so even where a single channel leaves them open."""
+    if images.shape[1] == 1:
+        count, _, height, width = images.shape
+        return images.reshape(count, height, width, 1).permute(0, 3, 1, 2)
+    return images.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,138 @@
+"""Convolutions as steps of a chain, where more is known than a layer rule knows: what comes before and after.
+
+The first convolution keeps its patches from the way forwards for its own gradient. Behind a max pool, a
+gradient is zero but at the places that the pool chose, and a kernel skips what is zero.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from coterie.training.chain import Backward, Step, masked
+from coterie.training.contributions import Rows
+from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
+from coterie.training.layers.base import Weights
+from coterie.training.layers.conv import LARGEST_ROW, MANY_CHANNELS, ConvRule, channels_last
+from coterie.training.layers.pooling import PoolingLayer
+from coterie.training.recording import RecordingLayer, Shortcut
+
+
+def suits_patches(rule: ConvRule) -> bool:
+    """Whether products with patches are as fast as a convolution: where channels are few."""
+    return rule.groups == 1 and rule.channels < MANY_CHANNELS
+
+
+def first_convolution(layer: RecordingLayer, rule: ConvRule) -> Step:
+    """A convolution of the records themselves: its patches serve forwards and for its own gradient."""
+
+    def forward(values: Tensor) -> tuple[Tensor, Backward]:
+        layer.check(values)
+        images, weights = rule.images(values), layer.weights()
+        patches = rule.patches(images, channels_last=False).mT
+        matrix = weights["weight"][0].flatten(1).mT.expand(len(patches), -1, -1)
+        if rule.biased:
+            product = torch.baddbmm(weights["bias"][0], patches.mT, matrix)
+        else:
+            product = torch.bmm(patches.mT, matrix)
+        height, width = rule.geometry.output_size(*images.shape[2:])
+        outputs = product.view(len(patches), height, width, -1).permute(0, 3, 1, 2)
+
+        def backward(gradient: Tensor, needed: bool) -> Tensor:
+            assert not needed
+
+            def totals() -> dict[str, Tensor]:
+                right = rule.images(gradient).permute(0, 2, 3, 1).reshape(len(patches), -1, rule.outer)
+                return {"weight": (patches @ right).sum(dim=0).mT, "bias": right.sum(dim=(0, 1))}
+
+            layer.notes.shortcuts[layer.where] = Shortcut(
+                patches.numel() + gradient.numel(),
+                lambda: rule.contributions_from_patches(patches, gradient),
+                totals,
+            )
+            return gradient
+
+        return rule.plain(outputs), backward
+
+    return Step(forward, trained=True)
+
+
+def suits_places(rule: ConvRule) -> bool:
+    """Whether a kernel goes back from the places that a pool chose: a row of weights is small."""
+    plain = not rule.flat and rule.groups == 1 and rule.stride == (1, 1) and rule.dilation == (1, 1)
+    return plain and rule.inner * rule.outer <= LARGEST_ROW
+
+
+def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer) -> Step:
+    """A convolution and the max pool after it, whose way back skips what the pool left zero."""
+
+    def forward(values: Tensor) -> tuple[Tensor, Backward]:
+        layer.check(values)
+        weights, notes = layer.weights(), layer.notes
+        images = rule.images(values)
+        if _suits_fused_pool(rule, weights, pool):
+            pooled, places = _convolve_and_pool(rule, images, weights, pool)
+        else:
+            pooled, places = pool.pool_with_places(rule.forward(values, weights, notes.tiles))
+        notes.numbers += 3 * pooled.numel() * math.prod(pool.window)
+
+        def backward(gradient: Tensor, needed: bool) -> Tensor:
+            gradient = gradient.contiguous(memory_format=torch.channels_last)
+            if pool.relu:
+                gradient = masked(gradient, pooled)
+            if gradient.dtype != torch.float32 or not rule.forms_rows(values):  # kernels know nothing else
+                whole = _put_back(rule, images, gradient, places)
+                layer.note(values, whole)
+                return rule.backward(values, whole, weights, notes.tiles) if needed else gradient
+            columns = rule.geometry.output_size(*images.shape[2:])[1]
+            kernel = SparseConvolution(rule.kernel, rule.channels, columns, rule.padding, pool.window)
+            by_pixel = _by_pixel(images, gradient, places)
+            found = {
+                "weight": Rows(kernel.rows(*by_pixel), (0, 3, 1, 2), compiled=True),
+                "bias": Rows(gradient.sum(dim=(2, 3))),
+            }
+            notes.shortcuts[layer.where] = Shortcut(
+                values.numel(),
+                lambda: found,
+                lambda: {name: rows.total() for name, rows in found.items()},
+            )
+            if not needed:
+                return gradient
+            if not kernel.goes_back(rule.outer):
+                return rule.backward(values, _put_back(rule, images, gradient, places), weights, notes.tiles)
+            return kernel.back(*by_pixel, *_by_pixel(weights["weight"][0])).permute(0, 3, 1, 2)
+
+        return pooled, backward
+
+    return Step(forward, trained=True, compiled=True)
+
+
+def _suits_fused_pool(rule: ConvRule, weights: Weights, pool: PoolingLayer) -> bool:
+    """Whether a kernel convolves and pools at once: where channels are few."""
+    fits = PooledConvolution.suits(rule.kernel, rule.channels, rule.outer, pool.window)
+    return rule.channels < MANY_CHANNELS and fits and weights["weight"].dtype == torch.float32
+
+
+def _convolve_and_pool(
+    rule: ConvRule, images: Tensor, weights: Weights, pool: PoolingLayer
+) -> tuple[Tensor, Tensor]:
+    size = (images.shape[2], images.shape[3])
+    kernel = PooledConvolution(
+        rule.kernel, rule.channels, rule.outer, rule.padding, pool.window, size, relu=pool.relu
+    )
+    bias = weights["bias"][0] if rule.biased else None
+    pooled, places = kernel.run(images.permute(0, 2, 3, 1), weights["weight"][0], bias)
+    return pooled.permute(0, 3, 1, 2), places.permute(0, 3, 1, 2)
+
+
+def _put_back(rule: ConvRule, images: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
+    """The gradient at all outputs, zero where the pool chose another."""
+    rows, columns = rule.geometry.output_size(*images.shape[2:])
+    whole = gradient.new_zeros(*gradient.shape[:2], rows * columns)
+    whole.scatter_(2, places.flatten(2), gradient.flatten(2))
+    return channels_last(whole.view(*gradient.shape[:2], rows, columns))
+
+
+def _by_pixel(*images: Tensor) -> list[Tensor]:
+    """The same numbers, with the channels as their last dimension."""
+    return [part.permute(0, 2, 3, 1) for part in images]

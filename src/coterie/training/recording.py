@@ -1,0 +1,181 @@
+"""Layers that note what a pass shows them: inputs, and the gradient at their outputs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.training.contributions import Contribution, Rows
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights
+from coterie.training.tiles import Tiles
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """A layer's gradients from something other than its inputs and the gradient at its outputs.
+
+    Args:
+        kept: how many numbers are kept for it.
+        contributions: what each record adds to the gradient of each parameter.
+        totals: the sum of that over all records.
+    """
+
+    kept: int
+    contributions: Callable[[], Mapping[str, Contribution]]
+    totals: Callable[[], Mapping[str, Tensor]]
+
+
+class Notes:
+    """What one pass reads and writes: weights and tiles in, inputs and gradients out, by layer."""
+
+    def __init__(self) -> None:
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._weights: Mapping[str, Tensor] = {}
+        self._tiles: Tiles | None = None
+        self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.shortcuts: dict[str, Shortcut] = {}
+        self.numbers = 0
+        """How many numbers were noted and formed, since somebody set it to zero."""
+
+    @contextmanager
+    def taken(self, weights: Mapping[str, Tensor], tiles: Tiles) -> Iterator[None]:
+        """For the time of one pass."""
+        self._weights, self._tiles = weights, tiles
+        try:
+            yield
+        finally:
+            self._weights, self._tiles, self.uses, self.shortcuts = {}, None, {}, {}
+
+    @property
+    def tiles(self) -> Tiles:
+        assert self._tiles is not None, "a recording layer was called outside of a pass"
+        return self._tiles
+
+    def weights(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        return {local: self._weights[name] for local, name in names.items()}
+
+
+class RecordingLayer(nn.Module):
+    """Stands in a layer's place: same outputs, but from stacked weights, and notes taken.
+
+    Args:
+        where: the layer's name in the model.
+        parameters: by the name the rule uses, each with its name in the model.
+    """
+
+    def __init__(
+        self, where: str, parameters: Mapping[str, tuple[str, nn.Parameter]], rule: LayerRule, notes: Notes
+    ) -> None:
+        super().__init__()
+        self.where = where
+        self.rule = rule
+        self.notes = notes
+        self.trained = {local: name for local, (name, value) in parameters.items() if value.requires_grad}
+        self._frozen = {
+            local: value.detach()[None] for local, (_, value) in parameters.items() if not value.requires_grad
+        }
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.check(inputs)
+        outputs: Tensor = _Record.apply(self.notes.anchor, self.rule.before(inputs), self)  # type: ignore[no-untyped-call]
+        return outputs
+
+    def check(self, inputs: Tensor) -> None:
+        if len(inputs) != self.notes.tiles.records:
+            raise UnsupportedLayer(f"layer {self.where} does not count records in its first dimension")
+
+    def weights(self) -> Weights:
+        weights = self.notes.weights(self.trained)
+        if self._frozen:
+            some = next(iter(weights.values()))
+            for name, value in self._frozen.items():
+                weights[name] = value.to(some.device).expand(len(some), *value.shape[1:])
+        return weights
+
+    def note(self, inputs: Tensor, gradient: Tensor) -> None:
+        self.notes.uses.setdefault(self.where, []).append((inputs, gradient))
+
+    def contributions(self) -> dict[str, Contribution]:
+        """From the notes of the pass that just ended; a layer that no output depends on adds nothing."""
+        shortcut = self.notes.shortcuts.pop(self.where, None)
+        if shortcut is not None:
+            found = shortcut.contributions()
+            self._count(shortcut.kept, found)
+        else:
+            uses = self.notes.uses.pop(self.where, [])
+            if not uses:
+                return {}
+            found = self._contributions(uses)
+        # Squares that came with several parts are those of all of them, under the name of one. Where one is
+        # frozen, the others have theirs taken anew: they must not go unclipped under the name of another.
+        whole = found.keys() <= self.trained.keys()
+        return {
+            name: part if whole or not isinstance(part, Rows) else replace(part, squares=None)
+            for name, part in ((name, found[local]) for local, name in self.trained.items())
+        }
+
+    def totals(self) -> dict[str, Tensor]:
+        """The gradient of the sum over records, from the notes of a pass that used the layer once."""
+        shortcut = self.notes.shortcuts.pop(self.where, None)
+        if shortcut is not None:
+            found = shortcut.totals()
+        else:
+            ((inputs, gradient),) = self.notes.uses.pop(self.where)
+            found = self.rule.totals(inputs, gradient, self.notes.tiles)
+        return {name: found[local] for local, name in self.trained.items()}
+
+    def _contributions(self, uses: list[tuple[Tensor, Tensor]]) -> Mapping[str, Contribution]:
+        tiles = self.notes.tiles
+        noted = sum(inputs.numel() + gradient.numel() for inputs, gradient in uses)
+        if len(uses) == 1:
+            at_once = self.rule.contributions_at_once(*uses[0], tiles)
+            if at_once is not None:
+                self._count(noted, at_once)
+                return at_once
+        factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
+        if len(factors) == 1:
+            left, right = factors[0]
+        else:
+            left, right = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
+        found = self.rule.contributions(left, right, tiles)
+        self._count(noted + left.numel() + right.numel(), found, kept_times=1, formed_times=2)
+        return found
+
+    def _count(
+        self, kept: int, found: Mapping[str, Contribution], kept_times: int = 3, formed_times: int = 3
+    ) -> None:
+        """Numbers that a pass holds at one time: what is kept and formed, and copies in other orders."""
+        formed = sum(part.numbers for part in found.values())
+        self.notes.numbers += kept_times * kept + formed_times * formed
+
+
+class _Record(torch.autograd.Function):
+    """A layer whose weights are constants: backward hands on the gradient at the inputs and notes the rest.
+
+    The anchor is a scalar that needs a gradient, so that even the first layer has a backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, inputs: Tensor, layer: RecordingLayer) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(inputs)
+        # `.data`: the same numbers without a base, because torch forbids work in place on a function's views.
+        return layer.rule.forward(inputs, layer.weights(), layer.notes.tiles).data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        layer: RecordingLayer = ctx.layer
+        (inputs,), (gradient,) = ctx.saved_tensors, gradients
+        layer.note(inputs, gradient)
+        if not ctx.needs_input_grad[1]:
+            return None, None, None
+        return None, layer.rule.backward(inputs, gradient, layer.weights(), layer.notes.tiles), None
+
+
+def named_parameters(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Parameter]]:
+    """A layer's own parameters by their names in it, each with its name in the model."""
+    prefix = f"{where}." if where else ""
+    return {name: (prefix + name, value) for name, value in layer.named_parameters(recurse=False)}
