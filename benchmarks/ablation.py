@@ -25,7 +25,7 @@ from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import PublicFacts
 from coterie.experiment.files import override
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.together import run_together
 from coterie.privacy import Budget, Unit, UnitPlan, calibrate

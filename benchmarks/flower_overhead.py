@@ -40,7 +40,7 @@ from coterie.engines.flower.runtime import Control
 from coterie.engines.flower.transport import Timeouts
 from coterie.experiment.deployment import APP, Serving, on_grid
 from coterie.experiment.files import read_experiment
-from coterie.experiment.serving import Callbacks, ServedRound
+from coterie.experiment.result import Callbacks, RoundReport
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut
 from coterie.training.parameters import flatten
@@ -92,7 +92,7 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
         grid = stack.enter_context(link.grid())
         last = [0]
 
-        def note(report: ServedRound) -> None:
+        def note(report: RoundReport) -> None:
             now = passed(link.door.door)
             found.append((report.seconds, now - last[0]))
             last[0] = now

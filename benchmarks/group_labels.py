@@ -14,7 +14,8 @@ import numpy as np
 
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import RunResult, load_federation
+from coterie.experiment.local import load_federation
+from coterie.experiment.result import RunResult
 
 
 def common_labels(run: Path) -> np.ndarray:

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.experiment import runner
+from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell
 from coterie.reproduce import EVERYTHING, ScaleName, find, sweep_of
 
@@ -29,7 +29,7 @@ def finished(cell: Cell, out: Path) -> RunResult:
     folder = out / cell.name
     if RunFolder(folder).finished:
         return RunResult.load(folder)
-    return runner.run(cell.experiment, folder, resume=True)
+    return local.run(cell.experiment, folder, resume=True)
 
 
 def row(name: str, results: Sequence[RunResult]) -> str:

@@ -9,7 +9,7 @@ from coterie.algorithms import algorithm_names
 from coterie.cli.main import app
 from coterie.data import dataset_names
 from coterie.experiment.files import read_experiment
-from coterie.experiment.runner import prepare
+from coterie.experiment.local import calibrate
 from coterie.experiment.schema import Experiment
 from coterie.models import model_names
 from coterie.privacy import Unit
@@ -18,7 +18,7 @@ README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding=
 
 
 def test_the_guarantee_beside_the_demo_is_recomputed() -> None:
-    promise = prepare(Experiment()).guarantee
+    promise = calibrate(Experiment()).guarantee
     assert f"> {promise.line}\n" in README
 
 

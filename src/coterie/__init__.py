@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from coterie import groups, privacy
     from coterie.api import compare, reproduce, run
-    from coterie.experiment.runner import RunResult
+    from coterie.experiment.result import RunResult
     from coterie.experiment.schema import Experiment
 
 __all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "privacy", "reproduce", "run"]
@@ -21,7 +21,7 @@ __all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "priva
 _HOMES = {
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
-    "RunResult": "coterie.experiment.runner",
+    "RunResult": "coterie.experiment.result",
     "reproduce": "coterie.api",
     "run": "coterie.api",
 }

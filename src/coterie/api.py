@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coterie.experiment import runner, sweep
-from coterie.experiment.runner import RoundReport, RunResult
+from coterie.experiment import local, sweep
+from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Progress, Sweep, SweepResult
 from coterie.report import write_comparison_report, write_run_report
@@ -18,7 +18,7 @@ def run(
     out: str | Path | None = None,
     *,
     resume: bool = False,
-    watch: Callable[[RoundReport], None] | None = None,
+    callbacks: Callbacks | None = None,
 ) -> RunResult:
     """Run an experiment (a file, an object, or the built-in default), write its report, return what it found.
 
@@ -26,7 +26,7 @@ def run(
         >>> import coterie as ct
         >>> ct.run("experiment.yaml", out="runs/mine")  # doctest: +SKIP
     """
-    result = runner.run(experiment, out, resume=resume, watch=watch)
+    result = local.run(experiment, out, resume=resume, callbacks=callbacks)
     write_run_report(result.folder)
     return result
 

@@ -9,8 +9,9 @@ import pytest
 
 from coterie.algorithms.registry import algorithm_names
 from coterie.algorithms.smoothing import Smoothed, smoothed
-from coterie.experiment.proposal import build_algorithm
-from coterie.experiment.runner import RunResult, prepare, run
+from coterie.experiment.calibrated import build_algorithm
+from coterie.experiment.local import calibrate, run
+from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Unit
 
@@ -111,13 +112,13 @@ def test_a_smoothed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        run(settings, tmp_path / "broken", watch=stop)
+        run(settings, tmp_path / "broken", callbacks=Callbacks(round=stop))
     again = run(settings, tmp_path / "broken", resume=True)
     assert again.loss == whole.loss
 
 
 def test_the_plan_is_that_of_the_algorithm() -> None:
-    plans = [prepare(experiment("r-dpcfl", averaging)).plan.digest() for averaging in (0.0, 4.0)]
+    plans = [calibrate(experiment("r-dpcfl", averaging)).plan.digest() for averaging in (0.0, 4.0)]
     assert plans[0] == plans[1]
 
 
@@ -142,5 +143,5 @@ def test_clusters_that_clients_choose_themselves_serve_means_and_resume(tmp_path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "broken", watch=stop)
+        run(settings, tmp_path / "broken", callbacks=Callbacks(round=stop))
     assert run(settings, tmp_path / "broken", resume=True).loss == whole.loss

@@ -9,8 +9,8 @@ import yaml
 from command import invoke
 
 from coterie.cli.plan import plan_app
+from coterie.experiment import local
 from coterie.experiment.files import read_experiment
-from coterie.experiment.runner import prepare
 
 SAMPLE = ["sample", "--records", "8000", "--batch", "32", "--rounds", "200", "--delta", "1e-4"]
 CLIENT = ["client", "--clients", "1000", "--rate", "0.1", "--rounds", "100", "--delta", "1e-3"]
@@ -234,7 +234,7 @@ def file(tmp_path, monkeypatch):
 def test_an_experiment_costs_what_its_run_will_promise_and_nothing_is_written(file, unit):
     file.write_text(yaml.safe_dump(SMALL | UNITS[unit]))
     found = facts(file)
-    promised = prepare(read_experiment(file)).guarantee
+    promised = local.calibrate(read_experiment(file)).guarantee
     assert found["guarantee"] == promised.line
     assert found["guarantee_text"] == promised.text
     assert found["releases"] == [release.to_json() for release in promised.releases]

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from coterie import api
 from coterie.cli import compare as compare_command
 from coterie.cli import console
 from coterie.cli import run as run_command
+from coterie.experiment import local
 from coterie.experiment.composition import Total
-from coterie.experiment.runner import RoundReport, RunResult, prepare
+from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Row, Sweep, SweepResult, table_columns, table_csv, table_markdown
 from coterie.groups import Schedule, leakage, ring
@@ -87,10 +87,8 @@ def test_a_comparison_in_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
-    def run(
-        experiment: Experiment, out: Path | None, *, resume: bool, watch: Callable[[RoundReport], None]
-    ) -> RunResult:
-        watch(RoundReport(round=1, rounds=2, accuracy=None, epsilon=EPSILON, seconds=1.0))
+    def run(experiment: Experiment, out: Path | None, *, resume: bool, callbacks: Callbacks) -> RunResult:
+        callbacks.round(RoundReport(round=1, rounds=2, accuracy=None, epsilon=EPSILON, seconds=1.0))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "run", run)
@@ -104,7 +102,7 @@ def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def record() -> RunRecord:
     """A run as its page reads it, with this epsilon wherever one stands."""
     small = {"kind": "clusters", "sizes": [2, 2], "records_per_client": 40}
-    prepared = prepare(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}}))
+    prepared = local.calibrate(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}}))
     promise = prepared.guarantee
     promise = dataclasses.replace(
         promise,
@@ -191,7 +189,7 @@ def test_a_delta_on_a_page_is_never_below_the_value(value: float) -> None:
 
 def test_an_error_that_names_what_parts_cost() -> None:
     small = {"kind": "clusters", "sizes": [2, 2], "records_per_client": 40}
-    plan = prepare(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}})).plan
+    plan = local.calibrate(Experiment.model_validate({"federation": small, "schedule": {"rounds": 2}})).plan
     with pytest.raises(BudgetError) as refused:
         calibrate(plan, Budget(0.001, 1e-4))
     told = dict(re.findall(r"[:,] ([\w -]+) alone ([\d.]+)", str(refused.value)))

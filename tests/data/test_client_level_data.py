@@ -22,7 +22,7 @@ from coterie.data import (
 )
 from coterie.data.lines import LINES, NOISE, SIZES
 from coterie.errors import DataError
-from coterie.experiment.runner import load_federation, run
+from coterie.experiment.local import load_federation, run
 from coterie.experiment.schema import Experiment
 
 RNG = np.random.default_rng(1)

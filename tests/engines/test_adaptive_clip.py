@@ -33,7 +33,7 @@ from coterie.algorithms.protocol import Cohort, CohortJob, Count, Sum, Sums
 from coterie.engines import cohorts
 from coterie.engines.cohorts import halves
 from coterie.errors import PlanError
-from coterie.experiment.runner import run
+from coterie.experiment.local import run
 from coterie.experiment.schema import Experiment
 from coterie.privacy import (
     PrivacyInputError,

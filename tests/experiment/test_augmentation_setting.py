@@ -8,10 +8,11 @@ from safetensors.numpy import load_file
 
 from coterie.data import Task
 from coterie.errors import InputError
-from coterie.experiment import proposal, runner
+from coterie.experiment import calibrated, local
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import RoundReport, prepare
+from coterie.experiment.local import calibrate
+from coterie.experiment.result import Callbacks, RoundReport
 
 SMALL = [
     "federation.sizes=[2,3]",
@@ -25,7 +26,7 @@ VIEWS = "schedule.augmentation={copies: 3, kinds: [shift, flip], pixels: 1}"
 
 
 def test_the_plan_and_its_events_are_those_of_training_without_views() -> None:
-    plain, augmented = (prepare(read_experiment(None, [*SMALL, *more])) for more in ([], [VIEWS]))
+    plain, augmented = (calibrate(read_experiment(None, [*SMALL, *more])) for more in ([], [VIEWS]))
     assert augmented.plan == plain.plan
     assert [unit.event for unit in augmented.plan.units] == [unit.event for unit in plain.plan.units]
     assert augmented.guarantee.epsilon == plain.guarantee.epsilon
@@ -39,21 +40,21 @@ def final_models(out: Path) -> dict[str, np.ndarray]:
 
 def test_an_interrupted_run_repeats_its_views(tmp_path: Path) -> None:
     experiment = read_experiment(None, [*SMALL, VIEWS])
-    whole = runner.run(experiment, tmp_path / "whole")
+    whole = local.run(experiment, tmp_path / "whole")
 
     def stop(report: RoundReport) -> None:
         if report.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(experiment, tmp_path / "parts", watch=stop)
-    resumed = runner.run(experiment, tmp_path / "parts", resume=True)
+        local.run(experiment, tmp_path / "parts", callbacks=Callbacks(round=stop))
+    resumed = local.run(experiment, tmp_path / "parts", resume=True)
     assert resumed.loss == whole.loss
     both = final_models(tmp_path / "whole"), final_models(tmp_path / "parts")
     assert both[0].keys() == both[1].keys()
     for name in both[0]:
         np.testing.assert_array_equal(both[0][name], both[1][name])
-    plain = runner.run(read_experiment(None, SMALL), tmp_path / "plain")
+    plain = local.run(read_experiment(None, SMALL), tmp_path / "plain")
     assert plain.loss != whole.loss
     assert plain.epsilon == whole.epsilon
 
@@ -77,10 +78,10 @@ def test_copies_in_the_data_are_refused_and_the_way_to_go_is_named(key: str) -> 
 )
 def test_views_that_cannot_be_made_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        prepare(read_experiment(None, [*SMALL, *overrides]))
+        calibrate(read_experiment(None, [*SMALL, *overrides]))
 
 
 def test_views_of_records_that_are_no_images_are_refused() -> None:
     task = Task(kind="classification", shape=(80,), classes=10, vocabulary=9)
     with pytest.raises(InputError, match=r"schedule\.augmentation: .* \[80\]; views are made of images"):
-        proposal.augmentation_of(read_experiment(None, [*SMALL, VIEWS]), task)
+        calibrated.augmentation_of(read_experiment(None, [*SMALL, VIEWS]), task)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.experiment import checkpoint, runner
+from coterie.experiment import checkpoint, local
 from coterie.experiment.checkpoint import PERSONAL
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 
 ROUNDS = 3
@@ -44,8 +44,8 @@ FEDPER = {"name": "dp-fedper"}
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     folder = tmp_path_factory.mktemp("runs")
     return {
-        "routed": runner.run(experiment(ROUTED), folder / "routed"),
-        "fedper": runner.run(experiment(FEDPER, model={"name": "cnn"}), folder / "fedper"),
+        "routed": local.run(experiment(ROUTED), folder / "routed"),
+        "fedper": local.run(experiment(FEDPER, model={"name": "cnn"}), folder / "fedper"),
     }
 
 
@@ -88,9 +88,9 @@ def test_interrupted_after_a_release_it_resumes_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            runner.run(made, tmp_path / "run")
+            local.run(made, tmp_path / "run")
     assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) == 3
-    again = runner.run(made, tmp_path / "run", resume=True)
+    again = local.run(made, tmp_path / "run", resume=True)
     assert (again.folder / "ledger.jsonl").read_bytes() == (whole.folder / "ledger.jsonl").read_bytes()
     ours, theirs = last_state(again.folder), last_state(whole.folder)
     assert ours.keys() == theirs.keys()
@@ -121,7 +121,7 @@ def test_personal_parts_are_kept_apart_from_the_state_and_for_their_owner_alone(
 def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit(tmp_path: Path) -> None:
     base = {"name": "dp-ifca", "clusters": 2}
     results = [
-        runner.run(experiment({**base, "rebalance": options}), tmp_path / str(number))
+        local.run(experiment({**base, "rebalance": options}), tmp_path / str(number))
         for number, options in enumerate([{"rule": "none", "minimum": 2}, {"rule": "route", "minimum": 0}])
     ]
     for name in ("ledger.jsonl", "plan.json", "metrics.jsonl"):
@@ -143,7 +143,7 @@ def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit(tmp_path: Path) -> 
     ids=lambda algorithm: algorithm["name"],
 )
 def test_every_algorithm_runs_within_its_budget(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    result = runner.run(
+    result = local.run(
         experiment(algorithm, schedule={"rounds": 2, "epochs": 1, "batch": 10, "lr": 0.1}), tmp_path / "run"
     )
     assert 0 < result.epsilon <= 8
@@ -158,8 +158,8 @@ def test_without_noise_clustering_learns_what_one_model_cannot(tmp_path: Path) -
         "schedule": {"rounds": 12, "epochs": 2, "batch": 10, "lr": 0.2},
     }
     clustered = {"name": "dp-ifca", "clusters": 2, "rebalance": {"minimum": 1}}
-    two = runner.run(experiment(clustered, **sections), tmp_path / "two")
-    one = runner.run(experiment({"name": "dp-fedavg"}, **sections), tmp_path / "one")
+    two = local.run(experiment(clustered, **sections), tmp_path / "two")
+    one = local.run(experiment({"name": "dp-fedavg"}, **sections), tmp_path / "one")
     assert two.clustering_accuracy == 1.0
     assert two.live_clusters == 2
     assert two.accuracy.mean > one.accuracy.mean + 0.2
@@ -176,8 +176,8 @@ def test_models_that_clustering_alone_loses_are_trained_with_rebalancing(tmp_pat
         "evaluation": {"references": False, "every": 40},
     }
     base = {"name": "dp-ifca", "rate": 1.0, "start": "random"}
-    alone = runner.run(experiment(base, **sections), tmp_path / "alone")
-    helped = runner.run(experiment({**base, "rebalance": {"minimum": 8}}, **sections), tmp_path / "helped")
+    alone = local.run(experiment(base, **sections), tmp_path / "alone")
+    helped = local.run(experiment({**base, "rebalance": {"minimum": 8}}, **sections), tmp_path / "helped")
     assert alone.live_clusters < 4
     assert helped.live_clusters == 4
     assert helped.models is not None

@@ -8,9 +8,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from coterie.errors import BudgetError, InputError
-from coterie.experiment import runner
+from coterie.experiment import local
+from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.folder import RunFolder, read_lines
-from coterie.experiment.runner import RoundReport, RunResult
+from coterie.experiment.loop import training_noise
+from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.groups import Schedule, leakage, ring
 from coterie.privacy import Guarantee
@@ -42,7 +44,7 @@ def experiment(**sections: dict[str, object]) -> Experiment:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    return runner.run(experiment(), tmp_path_factory.mktemp("groups") / "whole")
+    return local.run(experiment(), tmp_path_factory.mktemp("groups") / "whole")
 
 
 def test_a_run_promises_what_the_leakage_of_its_structure_says(whole: RunResult) -> None:
@@ -89,10 +91,10 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(whole: RunResult, tmp_path
             raise Interrupt
 
     adam = experiment(algorithm={"master": {"optimiser": "adam", "lr": 0.05}})
-    runner.run(adam, tmp_path / "whole")
+    local.run(adam, tmp_path / "whole")
     with pytest.raises(Interrupt):
-        runner.run(adam, tmp_path / "halves", watch=stop)
-    runner.run(adam, tmp_path / "halves", resume=True)
+        local.run(adam, tmp_path / "halves", callbacks=Callbacks(round=stop))
+    local.run(adam, tmp_path / "halves", resume=True)
     one, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "halves")
     assert one.ledger.read_bytes() == other.ledger.read_bytes()
     assert one.metrics.read_bytes() == other.metrics.read_bytes()
@@ -113,27 +115,27 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(whole: RunResult, tmp_path
     ids=lambda options: str(options["name"]),
 )
 def test_noise_is_the_least_that_keeps_every_worker_within_its_budget(options: dict[str, object]) -> None:
-    def prepared_with(noise: float | None) -> runner.Prepared:
+    def prepared_with(noise: float | None) -> CalibratedRun:
         privacy = {**BASE["privacy"], "epsilon": 3.0}
-        return runner.prepare(
+        return local.calibrate(
             Experiment.model_validate({**BASE, "privacy": privacy, "algorithm": {**options, "noise": noise}})
         )
 
     found = prepared_with(None)
     assert 0.998 * 3.0 < found.guarantee.epsilon <= 3.0
     with pytest.raises(BudgetError, match=r"privacy\.epsilon: 3 at delta 1e-3 is not kept") as refused:
-        prepared_with(0.99 * runner.training_noise(found.plan))
+        prepared_with(0.99 * training_noise(found.plan))
     assert refused.value.exit_code == 3
 
 
 def test_a_strict_worker_makes_everybody_louder() -> None:
-    plain = runner.prepare(experiment(algorithm={"noise": None}, privacy={"epsilon": 5.0}))
+    plain = local.calibrate(experiment(algorithm={"noise": None}, privacy={"epsilon": 5.0}))
     budgets = {"worker-1": {"epsilon": 2.0}}
-    strict = runner.prepare(
+    strict = local.calibrate(
         experiment(algorithm={"noise": None}, privacy={"epsilon": 5.0, "budgets": budgets})
     )
-    assert runner.training_noise(strict.plan) > 1.2 * runner.training_noise(plain.plan)
-    per_worker = strict.promise.per_worker()
+    assert training_noise(strict.plan) > 1.2 * training_noise(plain.plan)
+    per_worker = strict.per_worker()
     assert per_worker is not None
     own = per_worker["worker-1"]
     assert own is not None
@@ -141,15 +143,15 @@ def test_a_strict_worker_makes_everybody_louder() -> None:
 
 
 def test_no_privacy_says_so() -> None:
-    prepared = runner.prepare(experiment(algorithm={"noise": None}, privacy={"epsilon": float("inf")}))
+    prepared = local.calibrate(experiment(algorithm={"noise": None}, privacy={"epsilon": float("inf")}))
     assert prepared.guarantee.line.startswith("no privacy (eps=inf)")
-    assert runner.training_noise(prepared.plan) == 0.0
-    assert prepared.promise.per_worker() is None
+    assert training_noise(prepared.plan) == 0.0
+    assert prepared.per_worker() is None
 
 
 def test_groups_formed_from_labels_are_a_caveat() -> None:
     federation = {"structure": "label", "groups": 2}
-    prepared = runner.prepare(experiment(federation=federation))
+    prepared = local.calibrate(experiment(federation=federation))
     assert "The groups were formed from labels" in prepared.guarantee.text
 
 
@@ -164,7 +166,7 @@ def test_groups_formed_from_labels_are_a_caveat() -> None:
 )
 def test_what_cannot_be_is_refused_in_one_line(sections: dict[str, dict[str, object]], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        runner.prepare(experiment(**sections))
+        local.calibrate(experiment(**sections))
 
 
 def test_the_report_shows_who_learns_what_about_whom(whole: RunResult) -> None:

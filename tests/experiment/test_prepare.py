@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coterie.experiment.files import read_experiment
-from coterie.experiment.runner import prepare
+from coterie.experiment.local import calibrate
 from coterie.experiment.schema import Experiment
 from coterie.privacy import PoissonSteps, epsilon_of
 
@@ -21,7 +21,7 @@ SMALL = [
 
 def noise_of(client: str, overrides: list[str]) -> float:
     mechanism = (
-        prepare(read_experiment(None, overrides)).plan.for_subject(client).release("training").mechanism
+        calibrate(read_experiment(None, overrides)).plan.for_subject(client).release("training").mechanism
     )
     assert isinstance(mechanism, PoissonSteps)
     return mechanism.multiplier
@@ -29,7 +29,7 @@ def noise_of(client: str, overrides: list[str]) -> float:
 
 def test_every_client_gets_the_noise_of_its_own_budget() -> None:
     overrides = [*SMALL, "privacy.epsilon=8", "privacy.budgets={client-1: {epsilon: 2, delta: 1.0e-5}}"]
-    prepared = prepare(read_experiment(None, overrides))
+    prepared = calibrate(read_experiment(None, overrides))
     for unit in prepared.plan.units:
         budget = prepared.budgets[unit.subject]
         spent = epsilon_of(unit.event, budget.delta, "rdp", prepared.plan.adjacency)
@@ -42,17 +42,17 @@ def test_a_name_that_is_no_client_is_refused() -> None:
     from coterie.errors import InputError
 
     with pytest.raises(InputError, match=r"privacy.budgets: no client is called 'mars'"):
-        prepare(read_experiment(None, [*SMALL, "privacy.budgets={mars: {epsilon: 2}}"]))
+        calibrate(read_experiment(None, [*SMALL, "privacy.budgets={mars: {epsilon: 2}}"]))
 
 
 def test_delta_left_open_is_a_tenth_of_one_over_the_records_rounded_down() -> None:
-    prepared = prepare(read_experiment(None, SMALL))
+    prepared = calibrate(read_experiment(None, SMALL))
     assert {budget.delta for budget in prepared.budgets.values()} == {1e-3}
 
 
 @pytest.mark.parametrize("option", ["engine.workers=3", "engine.workers=1", "engine.max_memory=0.0001"])
 def test_an_option_of_speed_changes_neither_plan_nor_promise(option: str) -> None:
-    plain, tuned = (prepare(read_experiment(None, overrides)) for overrides in (SMALL, [*SMALL, option]))
+    plain, tuned = (calibrate(read_experiment(None, overrides)) for overrides in (SMALL, [*SMALL, option]))
     assert tuned.plan.to_json() == plain.plan.to_json()
     assert [unit.event for unit in tuned.plan.units] == [unit.event for unit in plain.plan.units]
     assert tuned.guarantee == plain.guarantee
@@ -60,7 +60,7 @@ def test_an_option_of_speed_changes_neither_plan_nor_promise(option: str) -> Non
 
 def test_the_memory_of_a_step_can_be_bounded() -> None:
     plain, small = (
-        prepare(read_experiment(None, overrides)).learner
+        calibrate(read_experiment(None, overrides)).learner
         for overrides in (SMALL, [*SMALL, "engine.max_memory=0.0001"])
     )
     assert small.micro_batch < plain.micro_batch
@@ -94,5 +94,5 @@ def test_windows_that_share_characters_are_a_caveat_of_records(
         "privacy": {"unit": unit, "epsilon": 100},
         "schedule": {"rounds": 2, "batch": 4},
     }
-    promise = prepare(Experiment.model_validate(content)).guarantee
+    promise = calibrate(Experiment.model_validate(content)).guarantee
     assert ("a character is in up to 3 of them" in promise.text) is said

@@ -16,12 +16,15 @@ from coterie.data import Client, Federation
 from coterie.engines.clients import ClientFacts
 from coterie.engines.evaluation import PrivateScores
 from coterie.errors import BudgetError, InputError
-from coterie.experiment import references, runner
-from coterie.experiment.evaluation import NORMAL_95, Evaluator, private_accuracy, private_mean
+from coterie.experiment import local, references
+from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.evaluator import NORMAL_95, Evaluator, LocalScores, private_accuracy, private_mean
 from coterie.experiment.folder import RunFolder, read_json
+from coterie.experiment.local import calibrate
+from coterie.experiment.loop import Run
 from coterie.experiment.recount import recount
-from coterie.experiment.runner import Prepared, RunResult, prepare
-from coterie.experiment.schema import Experiment
+from coterie.experiment.result import RunResult
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.privacy import (
     EVALUATION,
     POPULATION,
@@ -48,25 +51,31 @@ def experiment(**sections: Any) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Prepared:
+def demo() -> CalibratedRun:
     """The demo's own data and federation, evaluated privately at epsilon 1."""
-    return prepare(experiment())
+    return calibrate(experiment())
 
 
-def evaluator_of(prepared: Prepared, ledger: Ledger, key: SecretKey, federation: Federation) -> Evaluator:
+def evaluator_of(
+    prepared: CalibratedRun, ledger: Ledger, key: SecretKey, federation: Federation
+) -> Evaluator:
     names = tuple(client.name for client in federation.clients)
     sizes = tuple(len(client.train) for client in federation.clients)
     facts = ClientFacts(names, sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
     engine: Any = SimpleNamespace(facts=facts, plan=prepared.plan, ledger=ledger, context="test")
-    return Evaluator(prepared.experiment, federation, prepared.learner, prepared.algorithm, engine)
+    scores = LocalScores(replace(prepared, federation=federation), engine)
+    exact = scores.exact if prepared.experiment.evaluation_kind is EvaluationKind.EXACT else None
+    return Evaluator(prepared, scores, exact)
 
 
-def last_state(prepared: Prepared) -> Any:
+def last_state(prepared: CalibratedRun) -> Any:
     state = prepared.algorithm.start(prepared.facts, np.random.default_rng(0))
     return replace(state, round=prepared.experiment.schedule.rounds)
 
 
-def released(prepared: Prepared, folder: Path, key: SecretKey, federation: Federation | None = None) -> Any:
+def released(
+    prepared: CalibratedRun, folder: Path, key: SecretKey, federation: Federation | None = None
+) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     privacy = prepared.experiment.privacy
     with Ledger.open(
@@ -78,7 +87,7 @@ def released(prepared: Prepared, folder: Path, key: SecretKey, federation: Feder
         return found.accuracy
 
 
-def exact_scores(prepared: Prepared) -> NDArray[np.float64]:
+def exact_scores(prepared: CalibratedRun) -> NDArray[np.float64]:
     chosen = replace(prepared, experiment=Experiment.model_validate({"evaluation": {"kind": "exact"}}))
     judge = evaluator_of(chosen, SimpleNamespace(), SecretKey.from_seed(0), prepared.federation)  # type: ignore[arg-type]
     found = judge.after(last_state(prepared))
@@ -87,7 +96,7 @@ def exact_scores(prepared: Prepared) -> NDArray[np.float64]:
 
 
 def test_the_interval_covers_the_exact_score_as_often_as_it_says_and_is_no_wider_than_the_noise(
-    demo: Prepared, tmp_path: Path
+    demo: CalibratedRun, tmp_path: Path
 ) -> None:
     exact = exact_scores(demo)
     [mechanism] = {
@@ -108,7 +117,9 @@ def test_the_interval_covers_the_exact_score_as_often_as_it_says_and_is_no_wider
     assert 0.93 <= mean_inside / REPETITIONS <= 0.99
 
 
-def test_one_held_out_record_moves_one_clients_count_by_at_most_one(demo: Prepared, tmp_path: Path) -> None:
+def test_one_held_out_record_moves_one_clients_count_by_at_most_one(
+    demo: CalibratedRun, tmp_path: Path
+) -> None:
     """Same coins, neighbouring records: another label moves its client's sum by one, and nothing else."""
     before = released(demo, tmp_path / "before", SecretKey.from_seed(7))
     first, *others = demo.federation.clients
@@ -128,7 +139,7 @@ def test_one_held_out_record_moves_one_clients_count_by_at_most_one(demo: Prepar
 
 
 def test_noise_is_what_was_planned_and_nine_tenths_of_it_is_not_released(
-    demo: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo: CalibratedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, planned = demo.plan, demo.plan.for_subject(held_out("client-00")).release(EVALUATION).mechanism
     assert isinstance(planned, NoisyScores)
@@ -148,7 +159,7 @@ def test_noise_is_what_was_planned_and_nine_tenths_of_it_is_not_released(
         scores.of_records({"client-00": models[0]}, 1, lambda: {"client-00": 17.0})
 
 
-def test_a_score_is_charged_before_any_record_is_read(demo: Prepared, tmp_path: Path) -> None:
+def test_a_score_is_charged_before_any_record_is_read(demo: CalibratedRun, tmp_path: Path) -> None:
     facts = ClientFacts(("client-00",), (1,), 0.1, SecretKey.from_seed(1), SecretKey.from_seed(1), 0)
     model = np.zeros((2, 3), dtype=np.float32)
 
@@ -212,7 +223,7 @@ def test_own_records_are_scored_privately_and_train_no_reference_unless_asked(
         raise AssertionError("a central model was trained on somebody's own records")
 
     monkeypatch.setattr(references, "train_references", never)
-    result = runner.run(own(hospitals), tmp_path / "run")
+    result = local.run(own(hospitals), tmp_path / "run")
     assert result.accuracy is not None
     assert result.accuracy.is_private
     assert (result.loss, result.fairness, result.cluster_accuracy, result.whole_tests) == (None,) * 4
@@ -235,7 +246,7 @@ def test_own_records_are_scored_privately_and_train_no_reference_unless_asked(
 def test_exact_scores_of_own_records_are_a_choice_that_the_guarantee_mentions(
     hospitals: Path, tmp_path: Path
 ) -> None:
-    result = runner.run(own(hospitals, evaluation={"kind": "exact"}), tmp_path / "run")
+    result = local.run(own(hospitals, evaluation={"kind": "exact"}), tmp_path / "run")
     assert result.accuracy is not None
     assert result.accuracy.kind == "exact"
     assert result.fairness is not None
@@ -249,7 +260,7 @@ def test_a_population_tells_its_mean_and_nothing_of_single_clients(hospitals: Pa
         privacy={"unit": "client", "epsilon": 8, "delta": 0.02},
         algorithm={"name": "dp-ifca", "clusters": 2, "rate": 0.5},
     )
-    result = runner.run(chosen, tmp_path / "run")
+    result = local.run(chosen, tmp_path / "run")
     assert result.accuracy is not None
     assert (result.accuracy.min, result.accuracy.max, result.accuracy.per_client) == (None, None, {})
     assert result.clusters == {}, "which model a client chose is its own affair"
@@ -266,7 +277,7 @@ def test_one_clients_share_moves_the_populations_sum_by_at_most_one(tmp_path: Pa
         algorithm={"name": "dp-fedavg", "rate": 0.5},
         schedule={"rounds": 2, "batch": 10},
     )
-    prepared = prepare(chosen)
+    prepared = calibrate(chosen)
     facts = ClientFacts(
         prepared.facts.clients, (1,) * 4, 0.1, SecretKey.from_seed(1), SecretKey.from_seed(1), 0
     )
@@ -292,19 +303,19 @@ def test_a_run_killed_after_a_private_score_gives_the_same_one_again(
     hospitals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = own(hospitals, seeds={"simulation": 0, "noise": 3})
-    whole = runner.run(chosen, tmp_path / "whole")
-    log = runner.Run._log
+    whole = local.run(chosen, tmp_path / "whole")
+    log = Run._log
 
     def killed(*arguments: Any) -> None:
         if arguments[1].round == 3:
             raise KeyboardInterrupt
         log(*arguments)
 
-    monkeypatch.setattr(runner.Run, "_log", killed)
+    monkeypatch.setattr(Run, "_log", killed)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(chosen, tmp_path / "cut")
-    monkeypatch.setattr(runner.Run, "_log", log)
-    assert runner.run(chosen, tmp_path / "cut", resume=True).accuracy == whole.accuracy
+        local.run(chosen, tmp_path / "cut")
+    monkeypatch.setattr(Run, "_log", log)
+    assert local.run(chosen, tmp_path / "cut", resume=True).accuracy == whole.accuracy
     for name in ("ledger.jsonl", "metrics.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert RunResult.load(tmp_path / "cut").accuracy == whole.accuracy
@@ -336,8 +347,8 @@ def test_what_noise_on_a_score_cannot_keep_is_refused(sections: dict[str, Any], 
 
 def test_scores_never_cost_more_than_the_budget() -> None:
     with pytest.raises(InputError, match=r"evaluation\.epsilon: 1 is more than the budget of 0\.5"):
-        prepare(experiment(privacy={"epsilon": 0.5}))
-    cheap = prepare(experiment(privacy={"epsilon": 0.5}, evaluation={"kind": "private"}))
+        calibrate(experiment(privacy={"epsilon": 0.5}))
+    cheap = calibrate(experiment(privacy={"epsilon": 0.5}, evaluation={"kind": "private"}))
     assert cheap.guarantee.epsilon <= 0.5
     workers = own(Path("nowhere"), privacy={"unit": "worker"}, algorithm={"name": "dp-ogl"})
     assert workers.evaluation_kind == "none", "nothing is told where it cannot be told privately"

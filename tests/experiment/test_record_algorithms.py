@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from coterie.algorithms import find_algorithm
 from coterie.errors import InputError
-from coterie.experiment import checkpoint, folder, runner
+from coterie.experiment import checkpoint, folder, local
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.privacy import AccuracySelection, Budget, Ledger, PrivacyPlan, PrivateSelection, Unit
 
@@ -22,9 +23,9 @@ BASE = {
 }
 
 
-def run(out: Path, algorithm: dict[str, object], mode: str = "sound") -> runner.RunResult:
+def run(out: Path, algorithm: dict[str, object], mode: str = "sound") -> RunResult:
     sections = {**BASE, "algorithm": algorithm, "privacy": {**BASE["privacy"], "mode": mode}}
-    return runner.run(Experiment.model_validate(sections), out)
+    return local.run(Experiment.model_validate(sections), out)
 
 
 def final_models(out: Path, name: str) -> NDArray[np.float32]:
@@ -63,7 +64,7 @@ def test_what_was_planned_is_what_was_charged(
     assert result.groups is not None
     assert result.groups.worst == result.accuracy.min
     assert result.groups.minority is not None
-    assert runner.RunResult.load(tmp_path / "run") == result
+    assert RunResult.load(tmp_path / "run") == result
     assert result.epsilon <= 8 or mode == "paper"
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError
-from coterie.experiment import runner
+from coterie.experiment import local
 from coterie.experiment.evaluation import HELD_OUT
 from coterie.experiment.folder import RunFolder, read_json, write_json
+from coterie.experiment.opened import create_folder
 from coterie.experiment.recount import recount
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import ChainedLines, Seal
@@ -48,7 +49,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("runs")
     found = {"records": RECORDS, "workers": WORKERS}
     for name, content in found.items():
-        runner.run(Experiment.model_validate(content), base / name)
+        local.run(Experiment.model_validate(content), base / name)
     return {name: base / name for name in found}
 
 
@@ -101,7 +102,9 @@ def test_a_run_that_was_stopped_adds_up_and_one_never_begun_has_no_books(
     files.ledger.unlink()
     with pytest.raises(LedgerError, match=r"ledger\.jsonl: the ledger cannot be used"):
         recount(files.path)
-    runner.Run(runner.prepare(Experiment.model_validate(RECORDS)), RunFolder(tmp_path / "new"))._open_folder()
+    create_folder(
+        RunFolder(tmp_path / "new"), local.calibrate(Experiment.model_validate(RECORDS)), "data", None
+    )
     assert recount(tmp_path / "new") is None
 
 

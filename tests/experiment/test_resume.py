@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 from coterie.engines.local import FAST_RANDOMNESS
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError, LedgerError
-from coterie.experiment import runner
+from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.recount import recount
-from coterie.experiment.runner import RoundReport, RunResult
+from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.seal import Seal
 from coterie.privacy import SecretKey
 from coterie.privacy.wording import sentence
@@ -37,7 +37,7 @@ KILLER = """
 import os, signal, sys
 from pathlib import Path
 from coterie.engines.local import LocalEngine
-from coterie.experiment import checkpoint, evaluation, runner
+from coterie.experiment import checkpoint, evaluation, local
 
 stage, kill_round, experiment, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +70,7 @@ if stage == "released": evaluation.Evaluator.after = released
 if stage == "logged": checkpoint.save = logged
 if stage == "half-saved": Path.rename = half_saved
 if stage == "saved": checkpoint.save = saved
-runner.run(experiment, out, resume=True)
+local.run(experiment, out, resume=True)
 """
 
 
@@ -83,7 +83,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(experiment: Path) -> RunResult:
-    return runner.run(experiment, experiment.parent / "whole")
+    return local.run(experiment, experiment.parent / "whole")
 
 
 def killed_at(stage: str, round: int, experiment: Path, out: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_killed_run_resumes_to_the_same_result(
 ) -> None:
     killed_at(stage, round, experiment, tmp_path / "run")
     assert not RunFolder(tmp_path / "run").finished
-    runner.run(experiment, tmp_path / "run", resume=True)
+    local.run(experiment, tmp_path / "run", resume=True)
     assert_same_run(uninterrupted.folder, tmp_path / "run")
 
 
@@ -148,7 +148,7 @@ def test_killed_again_and_again_from_the_command_line(
 def test_the_same_seeds_give_the_same_run_twice(
     experiment: Path, uninterrupted: RunResult, tmp_path: Path
 ) -> None:
-    runner.run(experiment, tmp_path / "again")
+    local.run(experiment, tmp_path / "again")
     assert_same_run(uninterrupted.folder, tmp_path / "again")
 
 
@@ -161,8 +161,8 @@ def test_without_a_noise_seed_two_runs_differ_and_the_key_is_secret_until_delete
         secret = RunFolder(tmp_path / "one").secret
         keys.append(oct(secret.stat().st_mode & 0o777))
 
-    one = runner.run(path, tmp_path / "one", watch=look)
-    two = runner.run(path, tmp_path / "two")
+    one = local.run(path, tmp_path / "one", callbacks=Callbacks(round=look))
+    two = local.run(path, tmp_path / "two")
     assert keys == ["0o600", "0o600"]
     assert not RunFolder(tmp_path / "one").secret.exists()
     assert one.accuracy.per_client != two.accuracy.per_client
@@ -174,7 +174,7 @@ def test_a_seeded_run_says_that_it_is_a_simulation(uninterrupted: RunResult) -> 
 
 
 def test_resuming_a_finished_run_returns_its_result(experiment: Path, uninterrupted: RunResult) -> None:
-    again = runner.run(experiment, uninterrupted.folder, resume=True)
+    again = local.run(experiment, uninterrupted.folder, resume=True)
     assert again.to_json() == uninterrupted.to_json()
 
 
@@ -183,12 +183,12 @@ def test_a_run_folder_is_never_overwritten(
 ) -> None:
     before = RunFolder(uninterrupted.folder).ledger.read_bytes()
     with pytest.raises(InputError, match="holds a run"):
-        runner.run(experiment, uninterrupted.folder)
+        local.run(experiment, uninterrupted.folder)
     assert RunFolder(uninterrupted.folder).ledger.read_bytes() == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     with pytest.raises(InputError, match="not a run folder"):
-        runner.run(experiment, tmp_path / "other")
+        local.run(experiment, tmp_path / "other")
     assert os.listdir(tmp_path / "other") == ["thesis.tex"]
 
 
@@ -198,7 +198,7 @@ def test_resuming_with_another_experiment_is_refused(
     changed = tmp_path / "changed.yaml"
     changed.write_text(EXPERIMENT + "\nprivacy: {epsilon: 9}\n")
     with pytest.raises(InputError, match=r"privacy.epsilon: 9.0 is not 8.0"):
-        runner.run(changed, uninterrupted.folder, resume=True)
+        local.run(changed, uninterrupted.folder, resume=True)
 
 
 def tampered(lines: list[str], how: str) -> list[str]:
@@ -216,52 +216,52 @@ def tampered(lines: list[str], how: str) -> list[str]:
 def test_a_tampered_ledger_is_found_on_resume(how: str, experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    def stop(report: runner.RoundReport) -> None:
+    def stop(report: RoundReport) -> None:
         if report.round == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(experiment, out, watch=stop)
+        local.run(experiment, out, callbacks=Callbacks(round=stop))
     ledger = RunFolder(out).ledger
     lines = tampered(ledger.read_text().splitlines(keepends=True), how)
     ledger.write_text("".join(lines))
     with pytest.raises(LedgerError):
-        runner.run(experiment, out, resume=True)
+        local.run(experiment, out, resume=True)
 
 
 def test_resuming_on_changed_data_or_with_another_key_is_refused(experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    def stop(report: runner.RoundReport) -> None:
+    def stop(report: RoundReport) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(experiment, out, watch=stop)
+        local.run(experiment, out, callbacks=Callbacks(round=stop))
     secret = RunFolder(out).secret
     kept = RunSecret.load(secret, Seal(out).key)
     for change, complaint in (({"data": "0" * 64}, "data changed"), ({"plan": "0" * 64}, "plan changed")):
         secret.unlink()
         replace(kept, **change).save(secret)
         with pytest.raises(InputError, match=complaint):
-            runner.run(experiment, out, resume=True)
+            local.run(experiment, out, resume=True)
     secret.unlink()
     replace(kept, key=SecretKey.from_seed(6)).save(secret)
     with pytest.raises(InputError, match=r"noise\.key: not the noise key that the books"):
-        runner.run(experiment, out, resume=True)
+        local.run(experiment, out, resume=True)
     secret.unlink()
     with pytest.raises(InputError, match="noise key is gone"):
-        runner.run(experiment, out, resume=True)
+        local.run(experiment, out, resume=True)
 
 
 @pytest.mark.parametrize("damage", ["truncated arrays", "broken json"])
 def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    def stop(report: runner.RoundReport) -> None:
+    def stop(report: RoundReport) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(experiment, out, watch=stop)
+        local.run(experiment, out, callbacks=Callbacks(round=stop))
     folder = RunFolder(out).checkpoint / "round-000001"
     if damage == "truncated arrays":
         arrays = folder / "state.safetensors"
@@ -269,7 +269,7 @@ def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, t
     else:
         (folder / "state.json").write_text('{"format": 1')
     with pytest.raises(InputError, match="damaged checkpoint"):
-        runner.run(experiment, out, resume=True)
+        local.run(experiment, out, resume=True)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -279,9 +279,9 @@ def test_noise_of_a_gpu_stays_said_wherever_the_run_goes_on(
     """Rounds on a machine with a GPU and rounds on one without, in any order: the guarantee says so."""
     monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: before)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(experiment, tmp_path / "run", watch=interrupt)
+        local.run(experiment, tmp_path / "run", callbacks=Callbacks(round=interrupt))
     monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: not before)
-    result = runner.run(experiment, tmp_path / "run", resume=True)
+    result = local.run(experiment, tmp_path / "run", resume=True)
     assert "; simulation; " in result.guarantee
     said = sentence(FAST_RANDOMNESS)
     assert said in result.guarantee_text

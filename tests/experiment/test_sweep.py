@@ -9,7 +9,7 @@ import pytest
 from coterie.errors import InputError
 from coterie.experiment import sweep as sweeps
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Part, Sweep, compare
 
 SWEEP = """

@@ -12,7 +12,8 @@ from coterie.errors import InputError
 from coterie.experiment import together
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder, read_lines
-from coterie.experiment.runner import RunResult, run
+from coterie.experiment.local import run
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.together import beside, fit_together, run_together
 from coterie.training.stacked import StackedTrainer

@@ -12,7 +12,7 @@ from coterie.clustering.mixture import Mixture
 from coterie.experiment import folder
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import Run, load_federation, prepare
+from coterie.experiment.local import calibrate, finish, load_federation
 from coterie.privacy import Budget, Ledger, PrivacyPlan, epsilon_of
 from coterie.privacy.mechanisms import NoisySum
 
@@ -41,7 +41,7 @@ def test_r_dpcfl_weighs_every_client_by_its_own_noise(
         replace(client, train=client.train.take(slice(0, size)))
         for client, size in zip(equal.clients, RECORDS, strict=True)
     )
-    prepared = prepare(experiment, replace(equal, clients=clients))
+    prepared = calibrate(experiment, replace(equal, clients=clients))
     own = {"client-1": Budget(10.0, 1e-3), "client-5": Budget(30.0, 1e-4)}
     assert prepared.budgets == {c.name: own.get(c.name, Budget(20.0, 1e-3)) for c in clients}
     seen: list[float] = []
@@ -52,7 +52,7 @@ def test_r_dpcfl_weighs_every_client_by_its_own_noise(
         return choose(releases, *rest)
 
     monkeypatch.setattr(r_dpcfl, "choose_mixture", watched)
-    result = Run(prepared, RunFolder(tmp_path / "run")).finish(lambda report: None)
+    result = finish(prepared, RunFolder(tmp_path / "run"))
 
     plan = PrivacyPlan.from_json(folder.read_json(RunFolder(tmp_path / "run").plan))
     noise = []

@@ -12,12 +12,15 @@ import pytest
 from coterie import api
 from coterie.cli.report import report
 from coterie.errors import CoterieError, InputError, LedgerError
-from coterie.experiment import checkpoint, runner, sweep
+from coterie.experiment import checkpoint, local, sweep
+from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.claim import read_claim, with_claim
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder, read_json, write_json, write_text
 from coterie.experiment.integrity import check_folder
 from coterie.experiment.memory import RunMemory
+from coterie.experiment.opened import create_folder
+from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
 from coterie.experiment.sweep import Cell, Progress, Sweep, SweepResult, compare
@@ -59,22 +62,22 @@ OUTSIDE = {"timing.jsonl"}
 """Wall-clock times, on which no claim rests."""
 
 
-def stopped_after(rounds: int) -> Callable[[runner.RoundReport], None]:
-    def watch(report: runner.RoundReport) -> None:
+def stopped_after(rounds: int) -> Callable[[RoundReport], None]:
+    def stop(report: RoundReport) -> None:
         if report.round == rounds:
             raise KeyboardInterrupt
 
-    return watch
+    return stop
 
 
 def stop(content: dict[str, Any], out: Path, rounds: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runner.run(Experiment.model_validate(content), out, watch=stopped_after(rounds))
+        local.run(Experiment.model_validate(content), out, callbacks=Callbacks(round=stopped_after(rounds)))
 
 
 def in_this_process(cells: Sequence[Cell], out: Path, *others: object) -> None:
     for cell in cells:
-        runner.run(cell.experiment, out / "cells" / cell.name)
+        local.run(cell.experiment, out / "cells" / cell.name)
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +151,8 @@ def test_a_page_holds_on_its_own_and_in_any_folder(originals: dict[str, Path], t
 
 
 def test_a_folder_that_was_only_made_holds(tmp_path: Path) -> None:
-    prepared = runner.prepare(Experiment.model_validate(RECORDS))
-    runner.Run(prepared, RunFolder(tmp_path / "new"))._open_folder()
+    prepared = local.calibrate(Experiment.model_validate(RECORDS))
+    create_folder(RunFolder(tmp_path / "new"), prepared, "data", None)
     found = verify(tmp_path / "new")
     assert (found.verdict, found.finished, found.ledger_head) == ("holds", False, None)
 
@@ -158,7 +161,7 @@ class Killed(BaseException):
     """What a crash does: nothing after it happens."""
 
 
-def killed_everywhere(prepared: runner.Prepared, base: Path) -> Iterator[Path]:
+def killed_everywhere(prepared: CalibratedRun, base: Path) -> Iterator[Path]:
     """One folder for each moment at which a run writes a file, as the crash left it, before and after."""
     for moment in range(10_000):
         out = base / f"killed-{moment}"
@@ -182,7 +185,7 @@ def killed_everywhere(prepared: runner.Prepared, base: Path) -> Iterator[Path]:
             patch.setattr("coterie.experiment.seal.write_text", counted(write_text))
             patch.setattr("coterie.experiment.checkpoint.save", counted(checkpoint.save))
             try:
-                runner.Run(prepared, RunFolder(out)).finish()
+                local.finish(prepared, RunFolder(out))
             except Killed:
                 if RunFolder(out).exists:
                     yield out
@@ -193,7 +196,7 @@ def killed_everywhere(prepared: runner.Prepared, base: Path) -> Iterator[Path]:
 
 def test_killed_between_any_two_writes_a_run_is_whole_resumes_and_is_whole_again(tmp_path: Path) -> None:
     content = {**RECORDS, "schedule": {"rounds": 2, "batch": 20}}
-    prepared = runner.prepare(Experiment.model_validate(content))
+    prepared = local.calibrate(Experiment.model_validate(content))
     folders = list(killed_everywhere(prepared, tmp_path))
     assert len(folders) > 10
     for folder in folders:
@@ -202,7 +205,7 @@ def test_killed_between_any_two_writes_a_run_is_whole_resumes_and_is_whole_again
     for folder in folders[:-1]:
         files = RunFolder(folder)
         if not files.finished:
-            runner.Run(prepared, files).finish()
+            local.finish(prepared, files)
         assert verify(folder).problems == (), folder.name
         assert files.ledger.read_bytes() == whole.ledger.read_bytes()
         assert files.metrics.read_bytes() == whole.metrics.read_bytes()
@@ -344,7 +347,7 @@ def test_an_edit_while_a_run_is_stopped_is_refused_on_resume_by_the_name_of_the_
     path = EDITS[edit](stopped)
     before = {file: file.read_bytes() for file in stopped.path.rglob("*") if file.is_file()}
     with pytest.raises(CoterieError) as refused:
-        runner.run(stopped.experiment, stopped.path, resume=True)
+        local.run(stopped.experiment, stopped.path, resume=True)
     assert str(path) in str(refused.value)
     assert {file: file.read_bytes() for file in stopped.path.rglob("*") if file.is_file()} == before
     with pytest.raises(CoterieError, match=path.name):
@@ -365,7 +368,7 @@ def test_an_edited_finished_run_is_not_told_again(
 ) -> None:
     path = edit[1](finished)
     with pytest.raises(CoterieError) as refused:
-        runner.run(finished.experiment, finished.path, resume=True)
+        local.run(finished.experiment, finished.path, resume=True)
     assert str(path) in str(refused.value)
 
 
@@ -377,7 +380,7 @@ def test_a_part_that_is_missing_is_named(name: str, stopped: RunFolder) -> None:
     assert found.verdict == "broken"
     assert any(name in problem for problem in found.problems)
     with pytest.raises(CoterieError, match=name):
-        runner.run(stopped.experiment, stopped.path, resume=True)
+        local.run(stopped.experiment, stopped.path, resume=True)
 
 
 def test_a_ledger_deleted_in_the_first_round_is_missed(
@@ -392,11 +395,11 @@ def test_a_ledger_deleted_in_the_first_round_is_missed(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", killed)
         with pytest.raises(Killed):
-            runner.run(experiment, tmp_path / "run")
+            local.run(experiment, tmp_path / "run")
     assert verify(tmp_path / "run").verdict == "holds"
     RunFolder(tmp_path / "run").ledger.unlink()
     with pytest.raises(CoterieError, match=r"ledger\.jsonl: the ledger"):
-        runner.run(experiment, tmp_path / "run", resume=True)
+        local.run(experiment, tmp_path / "run", resume=True)
     assert not RunFolder(tmp_path / "run").ledger.exists()
 
 
@@ -425,7 +428,7 @@ def test_every_problem_is_listed(finished: RunFolder) -> None:
 def test_a_folder_of_an_earlier_version_is_refused_in_one_line(stopped: RunFolder) -> None:
     (stopped.path / NAME).unlink()
     with pytest.raises(CoterieError, match="written by an earlier version"):
-        runner.run(stopped.experiment, stopped.path, resume=True)
+        local.run(stopped.experiment, stopped.path, resume=True)
     state = _newest(stopped) / "state.json"
     write_json(state, {**read_json(state), "format": 1})
     with pytest.raises(InputError, match=r"state\.json: written by an earlier version \(format 1"):
@@ -446,7 +449,7 @@ def test_a_guarantee_that_was_replaced_does_not_come_back(stopped: RunFolder) ->
 def test_a_damaged_noise_key_is_not_used(stopped: RunFolder) -> None:
     stopped.secret.write_bytes(with_flipped(stopped.secret, 12, 0))
     with pytest.raises(InputError, match=r"noise\.key: changed since it was written"):
-        runner.run(stopped.experiment, stopped.path, resume=True)
+        local.run(stopped.experiment, stopped.path, resume=True)
 
 
 # --- pages and comparisons --------------------------------------------------------------------------
@@ -474,7 +477,7 @@ def test_a_page_beside_another_run_is_broken(finished: RunFolder, originals: dic
 
 
 def test_an_older_page_of_the_same_run_holds(stopped: RunFolder) -> None:
-    runner.run(stopped.experiment, stopped.path, resume=True)
+    local.run(stopped.experiment, stopped.path, resume=True)
     assert verify(stopped.report).verdict == "holds"
     assert not verify(stopped.report).finished
     assert verify(stopped.path).verdict == "holds"
@@ -534,7 +537,7 @@ def test_a_run_that_was_deleted_and_run_again_is_not_the_one_that_the_comparison
     (folder / "report.html").unlink()
     experiment = read_experiment(folder / "cells" / LOST / "experiment.yaml")
     shutil.rmtree(folder / "cells" / LOST)
-    runner.run(experiment, folder / "cells" / LOST)
+    local.run(experiment, folder / "cells" / LOST)
     for told in refusals(folder):
         assert told.startswith(str(folder / "cells" / LOST / NAME))
 

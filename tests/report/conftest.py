@@ -17,7 +17,7 @@ from coterie.experiment import folder
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness, Spread
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Row, Sweep, table_csv, table_markdown
 from coterie.privacy import (

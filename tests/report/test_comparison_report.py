@@ -11,7 +11,7 @@ import pytest
 from html_outline import outline
 
 from coterie.errors import InputError
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.report import write_comparison_report
 
 ALGORITHMS = ["r-dpcfl", "local"]

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder, read_json
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.privacy import LedgerError
 from coterie.reproduce import (
     EVERYTHING,

@@ -74,12 +74,13 @@ def experiment(
 ) -> None:
     """What an experiment will cost, release by release; of its data, counts alone matter."""
     from coterie.experiment.files import read_experiment
-    from coterie.experiment.runner import prepare, training_noise
+    from coterie.experiment.local import calibrate as calibrate_experiment
+    from coterie.experiment.loop import training_noise
 
     chosen = read_experiment(file, overrides or [])
-    prepared = prepare(chosen)
-    promise, first = prepared.guarantee, noise_of(prepared.plan, FIRST_ROUND)
-    content: dict[str, Any] = {"noise_multiplier": training_noise(prepared.plan)}
+    calibrated = calibrate_experiment(chosen)
+    promise, first = calibrated.guarantee, noise_of(calibrated.plan, FIRST_ROUND)
+    content: dict[str, Any] = {"noise_multiplier": training_noise(calibrated.plan)}
     if first is not None:
         content["first_round_noise_multiplier"] = first
     content |= _facts(promise, chosen.privacy.accountant)

@@ -12,7 +12,7 @@ from coterie.errors import InputError
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
 from coterie.experiment.metrics import Spread
-from coterie.experiment.runner import RoundReport, RunResult
+from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.sweep import OUTSIDE
 from coterie.privacy.units import round_up
 
@@ -39,12 +39,12 @@ def run(
     chosen = read_experiment(experiment, overrides or [])
     with ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
 
-        def watch(report: RoundReport) -> None:
+        def show_round(report: RoundReport) -> None:
             accuracy = f"accuracy {report.accuracy:.1%}, " if report.accuracy is not None else ""
             status = f"{accuracy}epsilon spent {round_up(report.epsilon)}"
             progress.update(report.round, status)
 
-        result = api.run(chosen, out, resume=resume, watch=watch)
+        result = api.run(chosen, out, resume=resume, callbacks=Callbacks(round=show_round))
     if json:
         print_json(finite(result.to_json()))
     else:

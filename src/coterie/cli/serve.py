@@ -13,14 +13,13 @@ from coterie.cli.console import ProgressBar, complain, err, log_to_stderr, print
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.cli.run import private_figures
 from coterie.engines.flower.keys import KeyFolder
-from coterie.engines.flower.messages import SiteFacts
 from coterie.engines.flower.transport import Timeouts
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving
 from coterie.experiment.deployment import serve as serve_experiment
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
-from coterie.experiment.serving import Callbacks, ServedResult, ServedRound
+from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.privacy.units import round_up
 from coterie.report import write_run_report
 
@@ -84,8 +83,8 @@ def _opened(host: str, port: int, names: Sequence[str]) -> None:
     print(f"serving on {host}:{port}{whom}", file=sys.stderr, flush=True)
 
 
-def _joined(sites: Mapping[str, SiteFacts]) -> None:
-    told = ", ".join(f"{name} ({facts.records} records)" for name, facts in sites.items())
+def _joined(records: Mapping[str, int]) -> None:
+    told = ", ".join(f"{name} ({count} records)" for name, count in records.items())
     print(f"joined: {told}", file=sys.stderr, flush=True)
 
 
@@ -93,8 +92,8 @@ def _agreed(guarantee: str) -> None:
     print(f"agreed: {guarantee}", file=sys.stderr, flush=True)
 
 
-def _round(report: ServedRound, progress: ProgressBar) -> None:
-    left = ", ".join(f"{name} {_left(report.budget[name] - spent)}" for name, spent in report.epsilon.items())
+def _round(report: RoundReport, progress: ProgressBar) -> None:
+    left = ", ".join(f"{name} {_left(report.budget[name] - spent)}" for name, spent in report.spent.items())
     missing = "".join(f"; {name} missing ({why})" for name, why in report.missing.items())
     accuracy = f", accuracy {report.accuracy:.1%}" if report.accuracy is not None else ""
     line = f"round {report.round} of {report.rounds}{accuracy}, epsilon left: {left}{missing}"
@@ -121,7 +120,7 @@ def _read_truth(path: Path | None) -> dict[str, int] | None:
         raise InputError(f"--truth: {path} is not a JSON object of cluster numbers by client") from None
 
 
-def show(result: ServedResult) -> None:
+def show(result: RunResult) -> None:
     """The result as a person wants to read it."""
     columns: dict[str, Callable[[str], str | None]] = {
         "site": lambda name: name,
@@ -144,11 +143,11 @@ def show(result: ServedResult) -> None:
     say(f"run folder: {result.folder}")
 
 
-def _tally(result: ServedResult, name: str, what: str) -> str | None:
+def _tally(result: RunResult, name: str, what: str) -> str | None:
     return str(result.participation.get(name, {}).get(what, 0)) if result.participation else None
 
 
-def _accuracy(result: ServedResult, name: str) -> str | None:
+def _accuracy(result: RunResult, name: str) -> str | None:
     if result.accuracy is None or name not in result.accuracy.per_client:
         return None
     value, interval = result.accuracy.per_client[name], result.accuracy.intervals.get(name)

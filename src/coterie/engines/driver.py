@@ -22,7 +22,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Ask:
+class AddressedRequest:
     """A request on its way: who is to answer it, and in which round."""
 
     engine: Engine
@@ -30,35 +30,35 @@ class Ask:
     round: int
 
 
-Work: TypeAlias = Generator[Ask, Reply, T]
-"""Something that goes on (a round, a whole run) whenever what it asked for is answered."""
+Work: TypeAlias = Generator[AddressedRequest, Reply, T]
+"""Something that goes on (a round, a whole run) whenever what it requested is answered."""
 
 
-def asks(asking: Rounds[T], engine: Engine, round: int) -> Work[T]:
-    """A round's requests, addressed; returns what the round returns."""
+def addressed(requests: Rounds[T], engine: Engine, round: int) -> Work[T]:
+    """A round's requests with their address; returns what the round returns."""
     try:
-        request = next(asking)
+        request = next(requests)
         while True:
-            request = asking.send((yield Ask(engine, request, round)))
+            request = requests.send((yield AddressedRequest(engine, request, round)))
     except StopIteration as done:
         result: T = done.value
         return result
 
 
-def finish(work: Work[T]) -> T:
-    """Answer everything as it is asked."""
+def answer_all(work: Work[T]) -> T:
+    """Have everything answered as it is requested."""
     try:
-        ask = next(work)
+        asked = next(work)
         while True:
-            ask = work.send(ask.engine.answer(ask.request, ask.round))
+            asked = work.send(asked.engine.answer(asked.request, asked.round))
     except StopIteration as done:
         result: T = done.value
         return result
 
 
-def drive(asking: Rounds[T], engine: Engine, round: int) -> T:
+def drive(requests: Rounds[T], engine: Engine, round: int) -> T:
     """Run a round's generator to its end and return what it returns."""
-    return finish(asks(asking, engine, round))
+    return answer_all(addressed(requests, engine, round))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Outcomes(Generic[K, T]):
     failures: Mapping[K, Exception]
 
 
-def finish_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
+def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
     """Advance many works side by side; engines that train the same network train as one program.
 
     A work that fails takes no other with it.
@@ -95,15 +95,15 @@ class _Together(Generic[K, T]):
 
     def finish(self) -> Outcomes[K, T]:
         try:
-            first, asked = {}, {}
+            first, since = {}, {}
             for key in self._works:
-                if (ask := self._resume(key, None)) is not None:
-                    first[key], asked[key] = ask, time.perf_counter()
-            _share([ask.engine for ask in first.values()])
-            for key, ask in first.items():
-                if isinstance(ask.engine, LocalEngine):
-                    ask.engine.waited += time.perf_counter() - asked[key]
-                self._advance(key, ask)
+                if (asked := self._resume(key, None)) is not None:
+                    first[key], since[key] = asked, time.perf_counter()
+            _share([asked.engine for asked in first.values()])
+            for key, asked in first.items():
+                if isinstance(asked.engine, LocalEngine):
+                    asked.engine.waited += time.perf_counter() - since[key]
+                self._advance(key, asked)
             while self._waiting:
                 self._train()
         finally:
@@ -111,8 +111,8 @@ class _Together(Generic[K, T]):
                 work.close()
         return Outcomes(self._results, self._failures)
 
-    def _resume(self, key: K, reply: Reply | None) -> Ask | None:
-        """What a work asks next; None when it has ended or failed."""
+    def _resume(self, key: K, reply: Reply | None) -> AddressedRequest | None:
+        """What a work requests next; None when it has ended or failed."""
         work = self._works[key]
         try:
             return next(work) if reply is None else work.send(reply)
@@ -122,23 +122,23 @@ class _Together(Generic[K, T]):
             self._failures[key] = failure
         return None
 
-    def _advance(self, key: K, ask: Ask | None) -> None:
+    def _advance(self, key: K, asked: AddressedRequest | None) -> None:
         """Let one work go on until it waits for a trainer, ends or fails."""
-        while ask is not None:
+        while asked is not None:
             try:
-                if not isinstance(ask.engine, LocalEngine):
-                    reply = ask.engine.answer(ask.request, ask.round)
+                if not isinstance(asked.engine, LocalEngine):
+                    reply = asked.engine.answer(asked.request, asked.round)
                 else:
-                    begun = ask.engine.begin(ask.request, ask.round)
+                    begun = asked.engine.begin(asked.request, asked.round)
                     if isinstance(begun, Begun):
-                        self._waiting[key] = _Waiting(ask.engine, begun, time.perf_counter())
+                        self._waiting[key] = _Waiting(asked.engine, begun, time.perf_counter())
                         return
                     reply = begun
             except Exception as failure:
                 self._works[key].close()
                 self._failures[key] = failure
                 return
-            ask = self._resume(key, reply)
+            asked = self._resume(key, reply)
 
     def _train(self) -> None:
         """Everyone waits: one program for each trainer, then all go on."""

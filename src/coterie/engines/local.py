@@ -158,6 +158,11 @@ class LocalEngine:
             return self.cohorts.open(request, round)
         return self.cohorts.count(request) if isinstance(request, Count) else self.cohorts.add_up(request)
 
+    @property
+    def personal(self) -> Mapping[str, Vector]:
+        """What clients keep to themselves between rounds."""
+        return self.members.personal
+
     def close(self) -> None:
         """End the workers, if there are any."""
         if self._pool is not None:

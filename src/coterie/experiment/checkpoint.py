@@ -27,6 +27,8 @@ from coterie.privacy import ChainHead
 FORMAT = 2
 STATE = "state.json"
 PERSONAL = "personal.safetensors"
+Personal = Mapping[str, NDArray[np.float32]]
+"""What clients keep to themselves, never released."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Checkpoint:
 
     state: State
     ledger: ChainHead
-    personal: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """What clients keep to themselves, never released: in a file that its owner alone reads."""
+    personal: Personal = field(default_factory=dict)
+    """In a file that its owner alone reads."""
     metrics: ChainHead | None = None
     """Where the chain of metrics stood."""
     seal: ChainHead | None = None

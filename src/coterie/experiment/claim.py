@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError, LedgerError
-from coterie.experiment.recount import Account, Basis, close_to
+from coterie.experiment.proven import ProvenPlan
+from coterie.experiment.recount import Account, close_to
 from coterie.files import digest_bytes
-from coterie.groups import Observer
-from coterie.privacy import Budget, ChainHead, Custody, Mode, PrivacyPlan
+from coterie.privacy import ChainHead
 from coterie.privacy.units import number_from_json, number_to_json
 
 FORMAT = 1
@@ -36,7 +36,7 @@ class RunClaim:
 
     epsilon: float
     finished: bool
-    basis: Basis | None
+    basis: ProvenPlan | None
     ledger: ChainHead | None
 
     @classmethod
@@ -45,12 +45,12 @@ class RunClaim:
         account = Account.of(path)
         stored, finished, basis, head = account.stored, account.files.finished, None, None
         if account.files.ledger.exists():
-            basis, head = account.basis, account.integrity.books.head
+            basis, head = account.proven, account.integrity.ledger.head
         return cls(stored.epsilon, finished, basis, head)
 
     def recounted(self) -> float | None:
         """Epsilon as it follows from what the page embeds."""
-        return None if self.basis is None else self.basis.proven().epsilon
+        return None if self.basis is None else self.basis.prove().epsilon
 
     def check(self, where: str) -> None:
         """Refuse an epsilon that does not follow from what is embedded beside it."""
@@ -70,13 +70,13 @@ class RunClaim:
         if self.basis is not None and self.basis.plan.digest() != account.integrity.plan.digest():
             raise LedgerError(f"{where}: its plan is not {account.files.plan}")
         if self.ledger is not None:
-            account.integrity.books.check_seen(self.ledger, where)
+            account.integrity.ledger.check_seen(self.ledger, where)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "epsilon": number_to_json(self.epsilon),
             "finished": self.finished,
-            "basis": None if self.basis is None else _basis_to_json(self.basis),
+            "basis": None if self.basis is None else self.basis.to_json(),
             "ledger": None if self.ledger is None else self.ledger.to_json(),
         }
 
@@ -85,41 +85,9 @@ class RunClaim:
         return cls(
             number_from_json(data["epsilon"]),
             bool(data["finished"]),
-            None if data["basis"] is None else _basis_from_json(data["basis"]),
+            None if data["basis"] is None else ProvenPlan.from_json(data["basis"]),
             None if data["ledger"] is None else ChainHead.from_json(data["ledger"]),
         )
-
-
-def _basis_to_json(basis: Basis) -> dict[str, Any]:
-    alike: dict[Budget, list[str]] = {}
-    for subject, budget in basis.budgets.items():
-        alike.setdefault(budget, []).append(subject)
-    return {
-        "plan": basis.plan.to_json(),
-        "budgets": [
-            {"subjects": subjects, "epsilon": number_to_json(budget.epsilon), "delta": budget.delta}
-            for budget, subjects in alike.items()
-        ],
-        "accountant": basis.accountant,
-        "mode": basis.mode.value,
-        "held_by": basis.held_by.value,
-        "watched": None if basis.watched is None else basis.watched.to_json(),
-    }
-
-
-def _basis_from_json(data: Mapping[str, Any]) -> Basis:
-    return Basis(
-        PrivacyPlan.from_json(data["plan"]),
-        {
-            str(subject): Budget(number_from_json(entry["epsilon"]), float(entry["delta"]))
-            for entry in data["budgets"]
-            for subject in entry["subjects"]
-        },
-        str(data["accountant"]),
-        Mode(data["mode"]),
-        Custody(data["held_by"]),
-        None if data["watched"] is None else Observer.from_json(data["watched"]),
-    )
 
 
 def with_claim(page: str, runs: Mapping[str, RunClaim]) -> str:

@@ -15,9 +15,11 @@ from coterie.engines.flower.link import open_link
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import check_same_experiment
+from coterie.experiment.local import check_same_experiment
+from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import Callbacks, ServedResult, ServedRun, check_servable, trusts_server
+from coterie.experiment.serving import ServedRun
+from coterie.experiment.sites import check_servable, trusts_server
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class Serving:
     opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
 
 
-def serve(experiment: Experiment, serving: Serving, watch: Callbacks) -> ServedResult:
+def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> RunResult:
     """Serve an experiment from its first round, or from where it stopped, to its end."""
     files = RunFolder(serving.out)
     check_servable(experiment)
@@ -72,7 +74,7 @@ def serve(experiment: Experiment, serving: Serving, watch: Callbacks) -> ServedR
         serving.opened(link.door.port, list(link.nodes))
         with link.grid() as grid:
             nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
-            result = on_grid(experiment, grid, nodes, serving, watch, sent=link.door.door.expect)
+            result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.door.door.expect)
     if trusts_server(experiment):
         shutil.rmtree(folder)  # what the link remembers of messages tells who was sampled
     return result
@@ -83,10 +85,10 @@ def on_grid(
     grid: Grid,
     nodes: Mapping[str, int],
     serving: Serving,
-    watch: Callbacks,
+    callbacks: Callbacks,
     *,
     sent: Callable[[int], None] = lambda size: None,
-) -> ServedResult:
+) -> RunResult:
     """The run itself, once the sites' nodes are known.
 
     Args:
@@ -95,7 +97,7 @@ def on_grid(
     transport = Transport(grid, nodes, serving.timeouts, sent)
     files = RunFolder(serving.out)
     wait_for(transport, serving.wait, everyone=not files.exists)
-    return ServedRun(experiment, files, transport, truth=serving.truth, watch=watch).finish()
+    return ServedRun(experiment, files, transport, truth=serving.truth, callbacks=callbacks).finish()
 
 
 def wait_for(transport: Transport, seconds: float, *, everyone: bool) -> None:

@@ -38,7 +38,7 @@ class Integrity:
             raise LedgerError(f"{self.files.plan}: {mistake}") from None
 
     @cached_property
-    def books(self) -> LedgerView:
+    def ledger(self) -> LedgerView:
         return LedgerView.read(self.files.ledger, self.plan)
 
     @cached_property
@@ -99,11 +99,10 @@ class Integrity:
     def check_ledger(self) -> None:
         if not self.begun:
             return
-        books = self.books
         if self.checkpoint is not None:
-            books.check_seen(self.checkpoint.heads["ledger"], "the checkpoint")
+            self.ledger.check_seen(self.checkpoint.heads["ledger"], "the checkpoint")
         for head in self.seal.heads("ledger"):
-            books.check_seen(head, NAME)
+            self.ledger.check_seen(head, NAME)
 
     def _check_metrics(self) -> None:
         saved, lines = self.checkpoint, self.metrics
@@ -131,11 +130,6 @@ def check_folder(files: RunFolder) -> None:
     """Raise an error that names the first file that is not as the run left it."""
     for check in Integrity(files).checks():
         check()
-
-
-def check_experiment(files: RunFolder) -> None:
-    """The same of the experiment alone, before anything is done by it."""
-    Seal(files.path).check(files.experiment.name)
 
 
 def seal_result(files: RunFolder, seal: Seal, result: Json, ledger: ChainHead, metrics: ChainHead) -> None:

@@ -6,7 +6,7 @@ them follow from the plan and from the ledger, so they are computed again from t
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,28 +15,25 @@ from coterie import __version__
 from coterie.algorithms.protocol import PublicFacts, Vector
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError, PlanError
+from coterie.experiment.calibrated import build_algorithm
 from coterie.experiment.evaluation import HELD_OUT
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import Json, RunFolder, read_json
 from coterie.experiment.integrity import Integrity
-from coterie.experiment.promises import Promise
-from coterie.experiment.proposal import build_algorithm
+from coterie.experiment.proven import ProvenPlan
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Check
 from coterie.groups import Observer, Structure
 from coterie.models import code_caveats
 from coterie.privacy import (
-    Budget,
     ClientCost,
     Custody,
     Guarantee,
     Meaning,
-    Mode,
     PlannedRelease,
     PrivacyPlan,
     ReleaseCost,
     Unit,
-    guarantee,
 )
 from coterie.privacy.units import number_from_json, round_up
 
@@ -99,31 +96,24 @@ class Account:
         return stored
 
     @cached_property
-    def watched(self) -> Observer | None:
-        """Who sees what, where workers watch each other."""
-        return watched_in(self.files, self.integrity.plan)
-
-    @cached_property
-    def promise(self) -> Promise:
-        basis = self.basis
-        return Promise(basis.plan, basis.budgets, basis.proven(self.stored.caveats), basis.watched)
-
-    @property
-    def basis(self) -> "Basis":
-        plan, books = self.integrity.plan, self.integrity.books
+    def proven(self) -> ProvenPlan:
+        """The plan, with all that its epsilon follows from."""
+        plan, ledger, observer = self.integrity.plan, self.integrity.ledger, None
         held_by = _held_by(self.files, plan, self.stored)
-        return Basis(plan, books.budgets, books.accountant, self.stored.mode, held_by, self.watched)
+        if self.files.leakage.exists():
+            observer = _observer_in(self.files, plan)
+        return ProvenPlan(plan, ledger.budgets, ledger.accountant, self.stored.mode, held_by, observer)
 
     @cached_property
     def spent(self) -> float:
         """Epsilon of what was charged."""
-        return self.promise.spent(self.integrity.books)
+        return self.proven.spent(self.integrity.ledger)
 
     def checks(self) -> Iterator[Check]:
         """Whether every figure of the folder follows from its plan and its ledger."""
         yield self.integrity.check_ledger
-        yield lambda: _check_guarantee(self.files.guarantee, self.stored, self.promise.guarantee)
-        yield lambda: _check_leakage(self.files.leakage, self.promise)
+        yield lambda: _check_guarantee(self.files.guarantee, self.stored, self.proven)
+        yield lambda: _check_leakage(self.files.leakage, self.proven)
         yield lambda: _check_said(self.files, self.stored)
         yield self._check_spent
         yield lambda: _check_rounds(self.files, self.integrity.metrics.bodies, self.spent)
@@ -138,37 +128,6 @@ class Account:
             )
 
 
-@dataclass(frozen=True)
-class Basis:
-    """Everything from which the epsilon of a run follows: what its page embeds."""
-
-    plan: PrivacyPlan
-    budgets: Mapping[str, Budget]
-    accountant: str
-    mode: Mode
-    held_by: Custody
-    watched: Observer | None
-
-    def proven(self, caveats: Sequence[str] = ()) -> Guarantee:
-        """The guarantee as the plan proves it; caveats of the run itself are taken as they are."""
-        if self.watched is None:
-            return guarantee(
-                self.plan,
-                budget=self.budgets,
-                accountant=self.accountant,
-                mode=self.mode,
-                caveats=caveats,
-                held_by=self.held_by,
-            )
-        delta = max(budget.delta for budget in self.budgets.values())
-        return self.watched.guarantee(
-            delta=delta,
-            adjacency=self.plan.adjacency,
-            caveats=(*self.plan.caveats, *caveats),
-            held_by=self.held_by,
-        )
-
-
 def recount(path: Path) -> Recount | None:
     """Count the books of a run folder again; None where its ledger was never opened.
 
@@ -180,15 +139,13 @@ def recount(path: Path) -> Recount | None:
         return None
     for check in account.checks():
         check()
-    books = account.integrity.books
-    releases = sum(sum(counts.values()) for counts in books.counts.values())
-    return Recount(releases, books.head.count, account.spent, account.stored.epsilon)
+    ledger = account.integrity.ledger
+    releases = sum(sum(counts.values()) for counts in ledger.counts.values())
+    return Recount(releases, ledger.head.count, account.spent, account.stored.epsilon)
 
 
-def watched_in(files: RunFolder, plan: PrivacyPlan) -> Observer | None:
-    """Who sees what, where workers watch each other, from the groups that the folder names."""
-    if not files.leakage.exists():
-        return None
+def _observer_in(files: RunFolder, plan: PrivacyPlan) -> Observer | None:
+    """Who sees what, where workers observe each other, from the groups that the folder names."""
     content, federation = read_json(files.leakage), read_json(files.federation)
     try:
         names = tuple(str(name) for name in content["workers"])
@@ -221,7 +178,8 @@ def _held_by(files: RunFolder, plan: PrivacyPlan, stored: Guarantee) -> Custody:
     return Custody.EACH_SITE if plan.unit is Unit.RECORD else Custody.TRUSTED_SERVER
 
 
-def _check_guarantee(path: Path, stored: Guarantee, proven: Guarantee) -> None:
+def _check_guarantee(path: Path, stored: Guarantee, basis: ProvenPlan) -> None:
+    proven = basis.prove(stored.caveats)
     figures = ("epsilon", "epsilon_replace_one", "published_epsilon", "delta")
     words = (
         "unit",
@@ -265,9 +223,9 @@ def _weaknesses(experiment: Experiment, *, between_sites: bool) -> Iterator[str]
         yield HELD_OUT
 
 
-def _check_leakage(path: Path, promise: Promise) -> None:
-    """Each worker's epsilon, where workers watch each other."""
-    counted = promise.per_worker()
+def _check_leakage(path: Path, proven: ProvenPlan) -> None:
+    """Each worker's epsilon, where workers observe each other."""
+    counted = proven.per_worker()
     if counted is None:
         return
     stored = read_json(path).get("per_worker")

@@ -6,6 +6,8 @@ import torch
 
 from coterie.data import Federation
 from coterie.experiment.metrics import Scores
+from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.privacy import Unit
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import evaluate
 
@@ -15,8 +17,15 @@ QUICK_WORK = 5e9
 """Parameters times records that `references: auto` still trains."""
 
 
-def affordable(federation: Federation, parameters: int) -> bool:
-    """Whether training the references is quick beside the run itself."""
+def wanted(experiment: Experiment, federation: Federation, parameters: int) -> bool:
+    """Whether central models are trained beside a run: as the experiment says, or where that is quick."""
+    asked = experiment.evaluation.references
+    if experiment.evaluation_kind is not EvaluationKind.EXACT:
+        return False
+    if asked != "auto":
+        return asked
+    if experiment.privacy.unit is Unit.WORKER or experiment.own_records:
+        return False  # workers in the same groups have nothing else in common; own records are not published
     records = sum(len(client.train) for client in federation.clients)
     return EPOCHS * records * parameters <= QUICK_WORK
 

@@ -14,7 +14,7 @@ from coterie.errors import InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import Callbacks, ServedRound
+from coterie.experiment.result import Callbacks, RoundReport
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
         on_grid(experiment, grid, nodes, serving, Callbacks(agreed=log.info, round=_tell))
 
 
-def _tell(report: ServedRound) -> None:
+def _tell(report: RoundReport) -> None:
     log.info(
         "round %d of %d, missing: %s", report.round, report.rounds, ", ".join(report.missing) or "nobody"
     )

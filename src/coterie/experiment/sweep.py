@@ -32,7 +32,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.integrity import check_folder
 from coterie.experiment.memory import RunMemory
 from coterie.experiment.metrics import Fairness
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
 from coterie.experiment.together import beside, fit_together

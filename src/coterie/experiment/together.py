@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coterie.data import Federation
-from coterie.engines.driver import Outcomes, Work, finish_together
+from coterie.engines.driver import Outcomes, Work, answer_together
 from coterie.errors import CoterieError
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import Run, RunResult, finished, load_federation, prepare
+from coterie.experiment.local import calibrate, finished, load_federation, work
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 
 
@@ -34,10 +35,10 @@ def run_together(experiments: Mapping[Path, Experiment]) -> Outcomes[Path, RunRe
             records = _records_of(experiment)
             if records not in federations:
                 federations[records] = load_federation(experiment)
-            works[path] = Run(prepare(experiment, federations[records]), RunFolder(path)).work()
+            works[path] = work(calibrate(experiment, federations[records]), RunFolder(path))
         except Exception as failure:
             failures[path] = failure
-    ended = finish_together(works)
+    ended = answer_together(works)
     return Outcomes({**done, **ended.results}, {**failures, **ended.failures})
 
 

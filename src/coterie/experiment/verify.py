@@ -108,7 +108,7 @@ def _verify_run(path: Path) -> Verification:
         finished=account.files.finished,
         epsilon_claimed=_found(lambda: account.stored.epsilon),
         epsilon_recounted=_found(lambda: account.spent) if begun else None,
-        ledger_head=_found(lambda: integrity.books.head) if begun else None,
+        ledger_head=_found(lambda: integrity.ledger.head) if begun else None,
         problems=_once(problems),
     )
 

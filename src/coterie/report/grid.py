@@ -9,7 +9,7 @@ from typing import Any
 from coterie.algorithms import find_algorithm
 from coterie.experiment.composition import Total
 from coterie.experiment.folder import RunFolder, read_json
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell, Row, Sweep, SweepResult
 from coterie.privacy import Unit
 from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run

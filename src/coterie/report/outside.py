@@ -79,7 +79,7 @@ def public_run(run: RunRecord) -> RunRecord:
             clusters=result.clusters if shown else {},
         )
         if not tells_times(run.plan.unit):
-            result = replace(result, seconds=math.nan, sample_gradients_per_second=None)
+            result = replace(result, seconds=math.nan, sample_gradients_per_second=math.nan)
     return replace(
         run,
         clients=tuple(replace(client, true_cluster=None) for client in run.clients),

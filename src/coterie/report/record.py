@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from coterie.algorithms.protocol import Findings
 from coterie.errors import InputError
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder, read_json, read_lines
-from coterie.experiment.metrics import Fairness, Spread
-from coterie.experiment.runner import RunResult
+from coterie.experiment.metrics import Spread
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Budget, Guarantee, PrivacyPlan
 from coterie.privacy.units import number_from_json
@@ -60,25 +60,6 @@ class RoundLine:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a run ended. Of one between sites, the server knows what it was told, and nothing else."""
-
-    accuracy: Spread | None
-    loss: Spread | None
-    clusters: Mapping[str, int]
-    warnings: tuple[str, ...]
-    rounds: int
-    seconds: float
-    """Not a number where that is not told."""
-    fairness: Fairness | None = None
-    sample_gradients_per_second: float | None = None
-    answered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Of each site: requests answered and missed, where that is no secret."""
-    asked: Mapping[str, float] = field(default_factory=dict)
-    """Epsilon of what each site was asked for."""
-
-
-@dataclass(frozen=True)
 class RunRecord:
     """Everything a report shows, read once."""
 
@@ -96,7 +77,7 @@ class RunRecord:
     """Budget of each unit; empty before the ledger is opened."""
     rounds: tuple[RoundLine, ...]
     findings: Findings | None
-    result: Outcome | None
+    result: RunResult | None
     served: bool = False
     """Whether its clients were sites, with records of their own."""
     public: bool = False
@@ -194,39 +175,9 @@ def read_run(path: Path) -> RunRecord:
         budgets=_read_budgets(files.ledger),
         rounds=read_rounds(files.metrics),
         findings=read_findings(files.findings),
-        result=_read_outcome(path) if files.finished else None,
+        result=RunResult.load(path) if files.finished else None,
         served=files.sites.exists(),
     )
-
-
-def _read_outcome(path: Path) -> Outcome:
-    files = RunFolder(path)
-    if not files.sites.exists():
-        result = RunResult.load(path)
-        return Outcome(
-            result.accuracy,
-            result.loss,
-            result.clusters,
-            result.warnings,
-            result.rounds,
-            result.seconds,
-            result.fairness,
-            result.sample_gradients_per_second,
-        )
-    content = read_json(files.result)
-    try:
-        return Outcome(
-            accuracy=_spread(content["accuracy"]),
-            loss=_spread(content["loss"]),
-            clusters=content["clusters"],
-            warnings=tuple(content["warnings"]),
-            rounds=int(content["rounds"]),
-            seconds=float(content["seconds"]),
-            answered=content["participation"],
-            asked={name: number_from_json(value) for name, value in content["asked"].items()},
-        )
-    except (KeyError, TypeError, ValueError) as mistake:
-        raise InputError(f"{files.result}: not a result of this version ({mistake!r})") from None
 
 
 def read_rounds(path: Path) -> tuple[RoundLine, ...]:

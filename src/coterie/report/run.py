@@ -376,7 +376,7 @@ def _sites(run: RunRecord) -> Markup | None:
     """Who answered how often, and what each was asked to spend: all that a server knows of its sites."""
     if not run.served or run.result is None:
         return None
-    answered, asked = run.result.answered, run.result.asked
+    answered, asked = run.result.participation, run.result.asked
     columns = [
         Column("Site"),
         Column("Training records", figures=True),
@@ -563,4 +563,5 @@ def _footer(run: RunRecord) -> str:
     marked = "" if tells_times(run.plan.unit) else " (outside the guarantee)"
     took = f"coterie {run.version}; {seconds(run.result.seconds)} for {count(run.result.rounds, 'round')}"
     speed = run.result.sample_gradients_per_second
-    return f"{took if speed is None else f'{took}, {significant(speed)} sample gradients per second'}{marked}"
+    told = "" if math.isnan(speed) else f", {significant(speed)} sample gradients per second"
+    return f"{took}{told}{marked}"

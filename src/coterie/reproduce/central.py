@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from coterie.experiment import folder
+from coterie.experiment.local import calibrate, load_federation, truth_of
 from coterie.experiment.metrics import Scores
 from coterie.experiment.references import train_references
-from coterie.experiment.runner import prepare
 from coterie.experiment.schema import Experiment
 from coterie.privacy.plan import canonical_json
 from coterie.training.scoring import Score
@@ -46,12 +46,11 @@ def _path(out: Path, experiment: Experiment) -> Path:
 
 
 def _train(experiment: Experiment, epochs: int) -> folder.Json:
-    prepared = prepare(experiment)
-    truth = prepared.federation.truth or tuple(0 for _ in prepared.federation.clients)
-    cluster_of = {client.name: own for client, own in zip(prepared.federation.clients, truth, strict=True)}
-    seed = experiment.seeds.simulation
-    start = torch.from_numpy(prepared.facts.initialise(seed)).to(prepared.learner.device)
-    scores = train_references(prepared.federation, prepared.learner, start, cluster_of, seed, epochs)
+    federation = load_federation(experiment)
+    calibrated, seed = calibrate(experiment, federation), experiment.seeds.simulation
+    cluster_of = truth_of(federation) or dict.fromkeys(calibrated.facts.clients, 0)
+    start = torch.from_numpy(calibrated.facts.initialise(seed)).to(calibrated.learner.device)
+    scores = train_references(federation, calibrated.learner, start, cluster_of, seed, epochs)
     return {
         "note": "trained centrally without privacy, for evaluation only",
         "epochs": epochs,

@@ -15,7 +15,7 @@ from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import RunFolder, read_json, read_lines
 from coterie.experiment.metrics import Fairness, Scores, Spread, fairness
-from coterie.experiment.runner import RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import LABEL, Cell, Sweep
 from coterie.privacy import LedgerView, PrivacyPlan, Unit
 from coterie.privacy.units import number_from_json, round_up

@@ -13,9 +13,10 @@ from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.site import Site
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.runner import load_federation, truth_of
+from coterie.experiment.local import load_federation, truth_of
+from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import Callbacks, ServedResult, ServedRun
+from coterie.experiment.serving import ServedRun
 from coterie.privacy import Budget
 
 BASE: dict[str, Any] = {
@@ -72,10 +73,11 @@ class MemoryFederation:
     def _handler(self, name: str) -> Any:
         return lambda message: self.sites[name].handle(message)
 
-    def serve(self, out: Path, *, watch: Callbacks | None = None) -> ServedResult:
+    def serve(self, out: Path, *, callbacks: Callbacks | None = None) -> RunResult:
         transport = Transport(self.grid, self.nodes, QUICK)
         truth = truth_of(self.federation)
-        return ServedRun(self.experiment, RunFolder(out), transport, truth=truth, watch=watch).finish()
+        files = RunFolder(out)
+        return ServedRun(self.experiment, files, transport, truth=truth, callbacks=callbacks).finish()
 
     def close(self) -> None:
         for site in self.sites.values():

@@ -24,7 +24,7 @@ from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import Asked, TrainMessage
 from coterie.engines.flower.transport import Timeouts, Transport
-from coterie.experiment import checkpoint, runner
+from coterie.experiment import checkpoint, local
 from coterie.experiment.deployment import APP, wait_for
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
@@ -184,12 +184,12 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             wait_for(transport, 600.0, everyone=True)
             run = ServedRun(read_experiment(made.experiment), RunFolder(made.run), transport)
             contract: Contract = run.contracts["amber"]
-            start = run.proposal.facts.initialise(0)
+            start = run.calibrated.facts.initialise(0)
 
             def ask(round: int, model: np.ndarray, digest: str = contract.digest()) -> Any:
                 asked = Asked(digest, round, "training")
                 content = {"amber": TrainMessage(asked, model, None, 0.0).to_content()}
-                length = run.proposal.facts.parameters
+                length = run.calibrated.facts.parameters
                 return transport.ask(
                     messages.TRAIN, content, lambda name, found: messages.vector_in(found, asked, length)
                 )
@@ -249,7 +249,7 @@ def test_a_trusted_server_killed_in_between_reaches_the_simulations_state(tmp_pa
         result = json.loads(made.out("server"))
         assert result["rounds"] == 3
         assert "trusting the server" in result["guarantee"]
-        alone = runner.run(read_experiment(made.experiment), tmp_path / "alone")
+        alone = local.run(read_experiment(made.experiment), tmp_path / "alone")
         kind = find_algorithm(Unit.CLIENT, "dp-ifca").state_type
         states = [
             vars(saved.state)

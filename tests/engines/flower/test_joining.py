@@ -20,8 +20,8 @@ from coterie.engines.flower.joining import Joining, open_site, parse_split
 from coterie.engines.flower.messages import SiteFacts
 from coterie.errors import InputError
 from coterie.experiment.files import read_experiment
-from coterie.experiment.runner import load_federation
-from coterie.experiment.serving import check_servable
+from coterie.experiment.local import load_federation
+from coterie.experiment.sites import check_servable
 from coterie.privacy import Adjacency, HeldOut
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "heart-disease"

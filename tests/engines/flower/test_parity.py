@@ -12,7 +12,7 @@ import pytest
 from memory_federation import MemoryFederation, experiment
 
 from coterie.algorithms import find_algorithm
-from coterie.experiment import checkpoint, runner
+from coterie.experiment import checkpoint, local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
 
@@ -45,7 +45,7 @@ def test_every_algorithm_reaches_the_same_state_bit_for_bit(
     federation: MemoryFederation, tmp_path: Path
 ) -> None:
     chosen = federation.experiment
-    alone = runner.run(chosen, tmp_path / "alone")
+    alone = local.run(chosen, tmp_path / "alone")
     served = federation.serve(tmp_path / "served")
     expected, found = state_arrays(chosen, tmp_path / "alone"), state_arrays(chosen, tmp_path / "served")
     assert expected.keys() == found.keys()

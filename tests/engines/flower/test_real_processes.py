@@ -28,7 +28,7 @@ from coterie.algorithms import find_algorithm
 from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import make_site_key
 from coterie.engines.flower.processes import environment, free_port
-from coterie.experiment import checkpoint, runner
+from coterie.experiment import checkpoint, local
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
 
@@ -154,7 +154,7 @@ def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federati
     assert result["rounds"] == ROUNDS
     assert all(tally == {"answered": ROUNDS + 2, "missed": 0} for tally in result["participation"].values())
     chosen = read_experiment(federation.experiment, ["seeds.noise=5"])
-    alone = runner.run(chosen, federation.folder / "alone")
+    alone = local.run(chosen, federation.folder / "alone")
     kind = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).state_type
     states = [
         vars(saved.state)

@@ -23,7 +23,9 @@ from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import Callbacks, ServedRun, check_servable
+from coterie.experiment.result import Callbacks
+from coterie.experiment.serving import ServedRun
+from coterie.experiment.sites import check_servable
 from coterie.privacy import (
     EVALUATION,
     Adjacency,
@@ -165,7 +167,7 @@ def test_a_client_that_is_away_is_not_charged_and_may_come_back(
 ) -> None:
     away = list(federation.nodes)[1]
 
-    def watch(report: Any) -> None:
+    def note(report: Any) -> None:
         node = federation.nodes[away]
         if report.round == 1:
             federation.grid.offline.add(node)
@@ -173,7 +175,7 @@ def test_a_client_that_is_away_is_not_charged_and_may_come_back(
             federation.start(away)
             federation.grid.offline.discard(node)
 
-    result = federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
+    result = federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
     assert {charge["round"] for charge in charges(federation, away)} == {1, 4}
     assert result.asked[away] < min(value for name, value in result.asked.items() if name != away)
     assert result.asked[away] == pytest.approx(
@@ -221,12 +223,12 @@ def test_a_client_that_left_with_a_message_and_came_back_is_sent_it_again(
 def test_when_nobody_answers_the_run_says_so_and_can_go_on(
     federation: MemoryFederation, tmp_path: Path
 ) -> None:
-    def watch(report: Any) -> None:
+    def note(report: Any) -> None:
         if report.round == 2:
             federation.grid.offline |= set(federation.nodes.values())
 
     with pytest.raises(NobodyAnswered, match="round 3"):
-        federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
+        federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
     federation.grid.offline.clear()
     result = federation.serve(tmp_path / "run")
     assert result.rounds == ROUNDS

@@ -24,11 +24,13 @@ from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
-from coterie.experiment import runner
+from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
-from coterie.experiment.serving import Callbacks, ServedResult, ServedRun, check_servable
+from coterie.experiment.serving import ServedRun
+from coterie.experiment.sites import check_servable
 from coterie.privacy import POPULATION, Budget, HeldOut, SecretKey, Unit
 
 FEDAVG = {"name": "dp-fedavg"}
@@ -61,7 +63,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 @pytest.mark.parametrize("chosen", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
 def test_every_algorithm_reaches_the_same_state_bit_for_bit(chosen: Experiment, tmp_path: Path) -> None:
-    alone = runner.run(chosen, tmp_path / "alone")
+    alone = local.run(chosen, tmp_path / "alone")
     federation = sites_of(chosen, tmp_path / "sites")
     served = federation.serve(tmp_path / "served")
     federation.close()
@@ -96,7 +98,7 @@ BAD = "client-1"
 
 def serve_spoiled(
     chosen: Experiment, folder: Path, spoil: Callable[[Message], list[Message]], round: int = 1
-) -> tuple[ServedResult, dict[str, Any]]:
+) -> tuple[RunResult, dict[str, Any]]:
     """A run in which one client's answer of a round is spoiled on its way."""
     federation = sites_of(chosen, folder / "sites")
 
@@ -222,10 +224,10 @@ def test_only_the_sampled_are_sent_anything_and_the_folder_does_not_say_who(tmp_
     federation = sites_of(chosen, tmp_path / "sites")
     journals: list[int] = []
 
-    def watch(report: Any) -> None:
+    def note(report: Any) -> None:
         journals.append(len(list((tmp_path / "run" / "journal").glob("*"))))
 
-    result = federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
+    result = federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
     asked = [m for m in federation.grid.sent if m.metadata.message_type == messages.CONTRIBUTE]
     rounds = Counter(m.content.config_records["coterie"]["round"] for m in asked)
     assert 0 < min(rounds.values()) < 4
@@ -278,10 +280,10 @@ def test_what_is_personal_never_leaves(tmp_path: Path) -> None:
 def test_a_client_that_is_away_adds_nothing_and_the_round_goes_on(tmp_path: Path) -> None:
     federation = sites_of(EVERYBODY, tmp_path / "sites")
 
-    def watch(report: Any) -> None:
+    def note(report: Any) -> None:
         federation.grid.offline.add(federation.nodes[BAD])
 
-    federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
+    federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
     federation.close()
     unanswered = serve_spoiled(EVERYBODY, tmp_path / "unanswered", lambda reply: [], round=2)[1]
     assert same(unanswered, state_of(EVERYBODY, tmp_path / "run"))
@@ -316,12 +318,12 @@ def test_who_was_late_before_still_has_its_whole_time(tmp_path: Path) -> None:
 def test_when_no_site_is_connected_the_run_says_so_and_can_go_on(tmp_path: Path) -> None:
     federation = sites_of(EVERYBODY, tmp_path / "sites")
 
-    def watch(report: Any) -> None:
+    def note(report: Any) -> None:
         if report.round == 1:
             federation.grid.offline |= set(federation.nodes.values())
 
     with pytest.raises(NobodyAnswered, match="round 2: no site is connected"):
-        federation.serve(tmp_path / "run", watch=Callbacks(round=watch))
+        federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
     federation.grid.offline.clear()
     result = federation.serve(tmp_path / "run")
     federation.close()

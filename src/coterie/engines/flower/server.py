@@ -171,6 +171,8 @@ class FlowerEngine:
         self._journal = journal
         self._watch = watch or (lambda participation: None)
         self._cohorts = cohorts
+        self.waited = 0.0
+        self.personal: Mapping[str, Vector] = {}
         self._digests = {name: contract.digest() for name, contract in contracts.items()}
 
     def answer(self, request: Request, round: int) -> Reply:

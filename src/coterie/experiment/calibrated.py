@@ -1,4 +1,4 @@
-"""From what is public about a population to a proven plan: the same for a simulation and for real sites.
+"""From what is public about a population to a run that is proven possible, on this machine or between sites.
 
 Nothing here looks at a record. A simulation knows its records and could; a server over Flower cannot.
 """
@@ -7,26 +7,32 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
-from coterie.algorithms.protocol import PublicFacts, Vector
+from coterie.algorithms.protocol import PublicFacts, State, Vector
 from coterie.algorithms.smoothing import smoothed
+from coterie.data import Federation
 from coterie.data.records import Task
-from coterie.engines.clients import build_learner
-from coterie.errors import InputError
+from coterie.engines.clients import behaviour, build_learner
+from coterie.errors import BudgetError, InputError
 from coterie.experiment.evaluation import with_evaluation
 from coterie.experiment.folder import Json
-from coterie.experiment.promises import Promise, make_promise
+from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import Experiment
 from coterie.groups import Structure
 from coterie.models import build_model
-from coterie.privacy import Adjacency, Budget, Custody, HeldOut, PrivacyPlan, Unit
+from coterie.privacy import Adjacency, Budget, Custody, Guarantee, HeldOut, Mode, PrivacyPlan, Unit
+from coterie.privacy import calibrate as calibrate_plan
+from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
+from coterie.privacy.units import short_number
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
 
+_TOLERANCE = 1e-4
 PUBLIC_COUNT = "the number of clients is public, a constant in both worlds: divisors are made of it"
 
 
@@ -73,38 +79,57 @@ class Population:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A run that is known to be possible: what would be released, and what that promises."""
+class CalibratedRun(ProvenPlan):
+    """A run that is proven possible, before anything is written or released.
 
+    Args:
+        federation: the records themselves, where they are on this machine.
+    """
+
+    experiment: Experiment
     population: Population
     learner: Learner
     algorithm: AnyAlgorithm
     facts: PublicFacts
-    promise: Promise
     augmentation: Augmentation | None
+    guarantee: Guarantee
+    federation: Federation | None = None
 
-    @property
-    def plan(self) -> PrivacyPlan:
-        return self.promise.plan
+    def start(self) -> State:
+        """The state before the first round."""
+        rng = np.random.default_rng(self.experiment.seeds.simulation)
+        state: State = self.algorithm.start(self.facts, rng)
+        return state
+
+    def context(self) -> str:
+        """What decides, beside what a client is sent, what it computes: noise is bound to it."""
+        settings = self.experiment
+        return behaviour(settings.model, settings.schedule.lr, self.augmentation, self.plan, self.learner)
 
 
 Caveats = Callable[[Learner, Mapping[str, Budget]], Iterable[str]]
 """What a guarantee must add because of how a run is set up, given its model and budgets."""
 
 
-def propose(
+def calibrate_run(
     experiment: Experiment,
     population: Population,
     device: torch.device,
     caveats: Caveats,
     held_by: Custody,
-) -> Proposal:
-    """Let the algorithm declare its plan, and find the noise that keeps the promise.
+    federation: Federation | None = None,
+) -> CalibratedRun:
+    """Let the algorithm declare its plan, and find the noise that keeps every unit within its budget.
 
     Args:
         held_by: who will hold the records and the noise key.
+        federation: the records, where they are on this machine.
+
+    Raises:
+        BudgetError: no noise does, or the given noise does not.
     """
-    additive = find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive
+    privacy = experiment.privacy
+    additive = find_algorithm(privacy.unit, experiment.algorithm.name).additive
     learner = build_learner(
         experiment.model,
         population.task,
@@ -127,14 +152,56 @@ def propose(
         structure=population.structure,
     )
     draft = algorithm.plan(facts)
-    accountant = experiment.privacy.accountant
     draft, budgets = with_evaluation(
-        draft, _budgets(experiment, draft, facts), population.reported, accountant
+        draft, _budgets(experiment, draft, facts), population.reported, privacy.accountant
     )
     said = list(caveats(learner, budgets))
-    promise = make_promise(algorithm, facts, draft, budgets, experiment.privacy, said, held_by)
-    views = augmentation_of(experiment, population.task)
-    return Proposal(population, learner, algorithm, facts, promise, views)
+    unobserved = algorithm.watched(facts, with_shared_noise(draft, 1.0)) is None
+    private = all(budget.is_private for budget in budgets.values())
+    if unobserved or (has_free_noise(draft) and not private):
+        # Without noise nothing is promised to anyone, and no publication claims it.
+        mode, observer = privacy.mode if unobserved else Mode.SOUND, None
+        plan = calibrate_plan(draft, budgets, accountant=privacy.accountant, mode=mode)
+    else:
+        mode, plan = privacy.mode, _least_noise_between_workers(algorithm, facts, draft, budgets)
+        observer = algorithm.watched(facts, plan)
+    proven = ProvenPlan(plan, budgets, privacy.accountant, mode, held_by, observer)
+    return CalibratedRun(
+        **vars(proven),
+        experiment=experiment,
+        population=population,
+        learner=learner,
+        algorithm=algorithm,
+        facts=facts,
+        augmentation=augmentation_of(experiment, population.task),
+        guarantee=proven.prove(said),
+        federation=federation,
+    )
+
+
+def _least_noise_between_workers(
+    algorithm: AnyAlgorithm, facts: PublicFacts, draft: PrivacyPlan, budgets: Mapping[str, Budget]
+) -> PrivacyPlan:
+    """The plan with the least common noise under which no worker leaks more to anyone than it allows."""
+    allowed, delta = {name: budget.epsilon for name, budget in budgets.items()}, one_delta(budgets)
+
+    def excess(noise: float) -> float:
+        observer = algorithm.watched(facts, with_shared_noise(draft, noise))
+        assert observer is not None
+        return observer.excess(allowed, delta=delta, adjacency=draft.adjacency)
+
+    wanted = f"privacy.epsilon: {min(allowed.values()):g} at delta {short_number(delta)}"
+    if not has_free_noise(draft):
+        if (worst := excess(1.0)) > 1:
+            raise BudgetError(
+                f"{wanted} is not kept with the noise given, which costs {worst:.4g} times as much; "
+                "algorithm.noise: null finds what keeps it"
+            )
+        return draft
+    noise = smallest_noise(excess, 1.0, _TOLERANCE)
+    if noise is None:
+        raise BudgetError(f"{wanted} is not kept between workers by any noise")
+    return with_shared_noise(draft, noise)
 
 
 def build_algorithm(experiment: Experiment, truth: Mapping[str, int] | None) -> AnyAlgorithm:

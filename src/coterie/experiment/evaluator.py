@@ -1,0 +1,279 @@
+"""How the models of a run do on held-out records: exactly, or privately and within the guarantee.
+
+One evaluator serves every run. What differs is where held-out records lie: on this machine, where they can
+be read, or at sites, which answer with noisy counts or leave the noise to a server that they trust.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.algorithms.protocol import Assignment, OwnChoice, State
+from coterie.data import ClustersFederation, load_dataset, whole_test
+from coterie.engines.evaluation import PrivateScores
+from coterie.engines.local import LocalEngine
+from coterie.experiment import references
+from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.folder import Json
+from coterie.experiment.metrics import Scores, Spread, accuracy, cluster_means, fairness, groups, loss
+from coterie.experiment.schema import EvaluationKind
+from coterie.privacy import Released, Unit
+from coterie.training.learner import Batch
+from coterie.training.scoring import Score, client_sums, evaluate
+
+NORMAL_95 = 1.959963984540054
+Served = Assignment | OwnChoice
+"""The models that clients use, or choose from."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What held-out records said after a round."""
+
+    assignment: Assignment | None
+    """Which model each client uses; None where only the client knows, and is not asked to tell."""
+    accuracy: Spread
+    loss: Spread | None = None
+    scores: Scores | None = None
+    """Of every client, where they are exact."""
+
+
+class HeldOutScores(Protocol):
+    """Whoever answers for held-out records with noise, charged before any of them is read."""
+
+    def of_records(
+        self, served: Assignment, clients: Collection[str], round: int
+    ) -> Mapping[str, Released[float]]:
+        """Noisy number of held-out records that its model gets right, of each of the clients that answers."""
+        ...
+
+    def of_clients(self, served: Served, round: int) -> Released[float]:
+        """Noisy sum over all clients of the share of held-out records that each gets right."""
+        ...
+
+
+class Evaluator:
+    """Judges the models of a run whenever that is due."""
+
+    def __init__(
+        self,
+        calibrated: CalibratedRun,
+        private: HeldOutScores,
+        exact: Callable[[Served], tuple[Assignment, Scores]] | None = None,
+        metrics: Sequence[Json] = (),
+    ) -> None:
+        """Create.
+
+        Args:
+            private: answers with noise.
+            exact: gives scores as they are, where evaluation is exact.
+            metrics: what the run has told of its rounds so far.
+        """
+        self._calibrated = calibrated
+        self._private = private
+        self._exact = exact
+        self._latest: tuple[int, Evaluation | None] | None = None
+        if metrics and exact is None:
+            # What was told of a round stays as it was: nobody is asked again, also after a crash.
+            reached = metrics[-1]["accuracy"]
+            told = Evaluation(None, Spread.from_json(reached)) if reached else None
+            self._latest = int(metrics[-1]["round"]), told
+
+    def after(self, state: State) -> Evaluation | None:
+        """What this round's models do, the same when asked again; None in rounds that are not evaluated."""
+        if self._latest is None or self._latest[0] != state.round:
+            self._latest = state.round, self._judge(state)
+        return self._latest[1]
+
+    def _judge(self, state: State) -> Evaluation | None:
+        experiment, served = self._calibrated.experiment, self._calibrated.algorithm.models(state)
+        rounds, settings = experiment.schedule.rounds, experiment.evaluation
+        if self._exact is not None:
+            if not settings.due(EvaluationKind.EXACT, state.round, rounds):
+                return None
+            assignment, scores = self._exact(served)
+            return Evaluation(assignment, accuracy(scores), loss(scores), scores)
+        due = [r for r in range(1, rounds + 1) if settings.due(EvaluationKind.PRIVATE, r, rounds)]
+        # Operators of sites may allow fewer reports than are wanted: then the last ones are made.
+        reported = self._calibrated.population.reported
+        sizes = {name: own.units for name, own in reported.items() if state.round in due[-own.reports :]}
+        if not sizes:
+            return None
+        if experiment.privacy.unit is not Unit.RECORD:
+            known = served if isinstance(served, Assignment) else None
+            total = self._private.of_clients(served, state.round)
+            return Evaluation(known, private_mean(total, len(self._calibrated.population.records)))
+        assert isinstance(served, Assignment)
+        counts = self._private.of_records(served, sizes, state.round)
+        return Evaluation(served, private_accuracy(counts, sizes)) if counts else None
+
+
+class LocalScores:
+    """Scores on held-out records that lie on this machine."""
+
+    def __init__(self, calibrated: CalibratedRun, engine: LocalEngine) -> None:
+        assert calibrated.federation is not None
+        self._learner = calibrated.learner
+        self._engine = engine
+        self._tests = {
+            client.name: Batch.of(client.test, calibrated.learner.device)
+            for client in calibrated.federation.clients
+        }
+        self._sizes = np.array([len(records) for records in self._tests.values()])
+
+    def exact(self, served: Served) -> tuple[Assignment, Scores]:
+        """The score of every client, with the model that it uses."""
+        assignment = self._assigned(served)
+        means = self._sums(assignment) / self._sizes[:, None]
+        return assignment, {
+            client: Score(*row) for client, row in zip(self._tests, means.tolist(), strict=True)
+        }
+
+    def of_records(
+        self, served: Assignment, clients: Collection[str], round: int
+    ) -> dict[str, Released[float]]:
+        def count() -> dict[str, float]:
+            return dict(zip(self._tests, self._sums(served)[:, 0].tolist(), strict=True))
+
+        models = {client: served.model_of(client) for client in clients}
+        return self._private_scores().of_records(models, round, count)
+
+    def of_clients(self, served: Served, round: int) -> Released[float]:
+        def shares() -> dict[str, float]:
+            # Which model each of them uses is found for this sum alone, and forgotten.
+            found = self._sums(self._assigned(served))[:, 0] / self._sizes
+            return dict(zip(self._tests, found.tolist(), strict=True))
+
+        return self._private_scores().of_clients(rows_of(served), round, shares)
+
+    def _private_scores(self) -> PrivateScores:
+        engine = self._engine
+        return PrivateScores(engine.facts, engine.plan, engine.ledger, engine.context)
+
+    def _assigned(self, served: Served) -> Assignment:
+        """Which model each client uses now; where only the clients know, the engine asks them."""
+        return self._engine.members.serve(served) if isinstance(served, OwnChoice) else served
+
+    def _sums(self, served: Assignment) -> NDArray[np.float64]:
+        """Of scores and of losses, by client."""
+        clients, learner = list(self._tests), self._learner
+        # Rows of clients with a model of their own come after those of the clusters.
+        model_of = [served.cluster_of[client] for client in clients]
+        for position, client in enumerate(served.own):
+            model_of[clients.index(client)] = len(served.models) + position
+        models = torch.from_numpy(rows_of(served)).to(learner.device)
+        return client_sums(learner, models, model_of, list(self._tests.values()))
+
+
+def rows_of(served: Served) -> NDArray[np.float32]:
+    """All models that clients use or choose from: those of the clusters, then those of single clients."""
+    own: Sequence[NDArray[np.float32]] = (
+        [row[None] for row in served.own.values()] if isinstance(served, Assignment) else []
+    )
+    return np.concatenate([served.models, *own])
+
+
+# --- what exact scores tell beside accuracy --------------------------------------------------------------
+
+
+def exact_figures(
+    calibrated: CalibratedRun, judged: Evaluation, clusters: Mapping[str, int]
+) -> dict[str, Any]:
+    """Figures of a result that only exact scores give: nothing where scores are private."""
+    scores, assignment, truth = judged.scores, judged.assignment, calibrated.population.truth
+    if scores is None or assignment is None:
+        return {}
+    models = tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None
+    best = _references(calibrated, truth or clusters)
+    figures: dict[str, Any] = {"fairness": fairness(scores, best), "models": models}
+    if truth is not None:
+        figures["cluster_accuracy"] = {str(k): v for k, v in cluster_means(scores, truth).items()}
+        figures["groups"] = groups(scores, truth)
+        figures["whole_tests"] = _whole_tests(calibrated, assignment, truth)
+    return figures
+
+
+def _references(calibrated: CalibratedRun, cluster_of: Mapping[str, int]) -> Scores | None:
+    federation, learner, facts = calibrated.federation, calibrated.learner, calibrated.facts
+    if federation is None or not references.wanted(calibrated.experiment, federation, facts.parameters):
+        return None
+    seed = calibrated.experiment.seeds.simulation
+    start = torch.from_numpy(facts.initialise(seed)).to(learner.device)
+    return references.train_references(federation, learner, start, cluster_of, seed)
+
+
+def _whole_tests(
+    calibrated: CalibratedRun, assignment: Assignment, truth: Mapping[str, int]
+) -> dict[str, float] | None:
+    """Every true cluster's own model on all test records under that cluster's shift.
+
+    A client of a large federation has few test records, and its cluster together perhaps not all. Where
+    clients keep parts of their own, a cluster has no model to be tested.
+    """
+    experiment, learner = calibrated.experiment, calibrated.learner
+    whole = experiment.privacy.unit is Unit.CLIENT and not calibrated.algorithm.personal
+    if not whole or not isinstance(experiment.federation, ClustersFederation):
+        return None
+    dataset = load_dataset(experiment.data, experiment.seeds.simulation)
+    found = {}
+    for cluster in sorted(set(truth.values())):
+        users = Counter(assignment.cluster_of[client] for client, own in truth.items() if own == cluster)
+        records = whole_test(dataset, experiment.federation, cluster, experiment.seeds.simulation)
+        model = torch.from_numpy(assignment.models[users.most_common(1)[0][0]]).to(learner.device)
+        found[str(cluster)] = evaluate(learner, model, Batch.of(records, learner.device)).accuracy
+    return found
+
+
+# --- from noisy sums to figures -----------------------------------------------------------------------
+
+
+def private_accuracy(counts: Mapping[str, Released[float]], sizes: Mapping[str, int]) -> Spread:
+    """Accuracy of each client and their mean, with the 95 % intervals of the noise in them."""
+    shares = {client: counted.value / sizes[client] for client, counted in counts.items()}
+    noise = {client: counted.noise_std / sizes[client] for client, counted in counts.items()}
+    per_client = {client: _within(share) for client, share in shares.items()}
+    mean = math.fsum(shares.values()) / len(shares)
+    deviation = math.hypot(*noise.values()) / len(noise)
+    spread = [share * (1.0 - share) / sizes[client] for client, share in per_client.items()]
+    return Spread(
+        mean=_within(mean),
+        min=min(per_client.values()),
+        max=max(per_client.values()),
+        per_client=per_client,
+        kind=EvaluationKind.PRIVATE.value,
+        interval=_interval(mean, deviation),
+        sampling_error=NORMAL_95 * math.sqrt(math.fsum(spread)) / len(spread),
+        intervals={client: _interval(share, noise[client]) for client, share in shares.items()},
+    )
+
+
+def private_mean(total: Released[float], clients: int) -> Spread:
+    """The mean over clients of what each gets right; of single clients nothing is known."""
+    mean, deviation = total.value / clients, total.noise_std / clients
+    # Shares in [0, 1] with this mean vary by at most so much from client to client.
+    spread = NORMAL_95 * math.sqrt(_within(mean) * (1.0 - _within(mean)) / clients)
+    return Spread(
+        mean=_within(mean),
+        min=None,
+        max=None,
+        per_client={},
+        kind=EvaluationKind.PRIVATE.value,
+        interval=_interval(mean, deviation),
+        sampling_error=spread,
+    )
+
+
+def _interval(value: float, deviation: float) -> tuple[float, float]:
+    """Where the exact score is in 95 of 100 cases; it cannot be outside [0, 1]."""
+    half = NORMAL_95 * deviation
+    return _within(value - half), _within(value + half)
+
+
+def _within(share: float) -> float:
+    return min(max(share, 0.0), 1.0)

@@ -1,0 +1,213 @@
+"""One run in this process: from an experiment to its records, its proof, its engine and its result."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from coterie.algorithms import find_algorithm
+from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
+from coterie.engines.driver import Work, answer_all
+from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
+from coterie.engines.secret import SEEDED
+from coterie.errors import InputError, ModelError
+from coterie.experiment import evaluation, folder, integrity, references
+from coterie.experiment.calibrated import (
+    CalibratedRun,
+    Population,
+    calibrate_run,
+    count_caveats,
+    delta_caveats,
+)
+from coterie.experiment.evaluator import Evaluator, LocalScores
+from coterie.experiment.files import read_experiment
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.loop import Run
+from coterie.experiment.opened import open_folder
+from coterie.experiment.result import Callbacks, RunResult
+from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.seal import Seal
+from coterie.models import code_caveats
+from coterie.privacy import Budget, Custody, Unit
+from coterie.training.learner import Learner
+
+PERSONAL = (
+    "the run folder keeps the personal part of every client's model as it was learnt, without noise "
+    "(checkpoint/*/personal.safetensors): it is not covered, and must not be given away"
+)
+SHARED_RECORDS = "a simulated federation: clusters hold the same records under different shifts"
+
+
+def run(
+    experiment: Experiment | str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    callbacks: Callbacks | None = None,
+) -> RunResult:
+    """Run an experiment (a file, an object, or the built-in default) and return what it found."""
+    if not isinstance(experiment, Experiment):
+        experiment = read_experiment(Path(experiment) if experiment is not None else None)
+    target = Path(out) if out is not None else _folder_for(experiment, resume)
+    done = finished(experiment, target, resume=resume)
+    return done or finish(calibrate(experiment), RunFolder(target), callbacks)
+
+
+def finish(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | None = None) -> RunResult:
+    """Begin a run, or go on with it, to its end."""
+    try:
+        return answer_all(work(calibrated, files, callbacks))
+    except ModelError as error:
+        name = calibrated.experiment.model.name
+        raise ModelError(f"model.name: {name}: {error}; --resume continues from the last round") from None
+
+
+def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | None = None) -> Work[RunResult]:
+    """The same, asking whoever drives it to have the engine answer."""
+    experiment, federation = calibrated.experiment, calibrated.federation
+    assert federation is not None
+    with open_folder(files, calibrated, federation.fingerprint()) as opened:
+        engine = LocalEngine(
+            federation,
+            calibrated.learner,
+            experiment.schedule.lr,
+            calibrated.plan,
+            opened.ledger,
+            noise_key=opened.key,
+            coin_key=coin_key(opened.key, experiment.seeds.simulation),
+            public_seed=experiment.seeds.simulation,
+            context=calibrated.context(),
+            augmentation=calibrated.augmentation,
+            workers=experiment.engine.workers,
+            max_memory=experiment.engine.max_bytes,
+        )
+        engine.members.personal = opened.personal
+        scores = LocalScores(calibrated, engine)
+        exact = scores.exact if experiment.evaluation_kind is EvaluationKind.EXACT else None
+        run = Run(calibrated, opened, engine, Evaluator(calibrated, scores, exact, opened.metrics.bodies))
+        state = yield from run.rounds((callbacks or Callbacks()).round)
+        result = run.result(state)
+        opened.finish(result.to_json())
+    return result
+
+
+# --- before anything is written -------------------------------------------------------------------------
+
+
+def load_federation(experiment: Experiment) -> Federation:
+    """The clients and their records, which data, federation and simulation seed alone decide."""
+    seed = experiment.seeds.simulation
+    federation = build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
+    check_federation(federation)
+    return federation
+
+
+def truth_of(federation: Federation) -> dict[str, int] | None:
+    """The true cluster of each client, where it is known."""
+    if federation.truth is None:
+        return None
+    return {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
+
+
+def calibrate(experiment: Experiment, federation: Federation | None = None) -> CalibratedRun:
+    """Load data and model, let the algorithm declare its plan, and find the noise that keeps its budget.
+
+    Args:
+        federation: the experiment's own, when it is loaded already.
+    """
+    known = load_federation(experiment) if federation is None else federation
+    population = population_of(experiment, known)
+
+    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
+        return _caveats(experiment, known, population, learner, budgets)
+
+    return calibrate_run(experiment, population, _device(experiment), caveats, Custody.ONE_PROCESS, known)
+
+
+def population_of(experiment: Experiment, federation: Federation) -> Population:
+    """What is public about the clients of a simulated federation."""
+    tests = {client.name: len(client.test) for client in federation.clients}
+    return Population(
+        federation.task,
+        {client.name: len(client.train) for client in federation.clients},
+        federation.structure,
+        truth_of(federation),
+        tests,
+        evaluation.held_out_records(experiment, experiment.evaluation_kind, tests),
+    )
+
+
+def _caveats(
+    experiment: Experiment,
+    federation: Federation,
+    population: Population,
+    learner: Learner,
+    budgets: Mapping[str, Budget],
+) -> Iterator[str]:
+    """What the guarantee must add because of how this run is set up."""
+    compared = references.wanted(experiment, federation, learner.layout.size)
+    yield from evaluation.caveats_of(experiment, experiment.evaluation_kind, compared)
+    if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
+        yield SHARED_RECORDS
+    yield from delta_caveats(experiment, population, budgets)
+    if experiment.seeds.noise is not None:
+        yield SEEDED
+    if find_algorithm(experiment.privacy.unit, experiment.algorithm.name).personal:
+        yield PERSONAL
+    yield from count_caveats(experiment)
+    yield from code_caveats(experiment.model)
+    windows = experiment.data.windows_per_character
+    if experiment.privacy.unit is Unit.RECORD and windows > 1:
+        yield f"a record is a window of text, and a character is in up to {windows} of them"
+    if experiment.privacy.unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
+        yield drawn
+
+
+def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult | None:
+    """The result that the folder holds already; None when there is work to do and the folder fits it."""
+    files = RunFolder(target)
+    if files.exists:
+        if not resume:
+            raise InputError(
+                f"{target}: holds a run already; --resume continues it, --out names another folder"
+            )
+        Seal(files.path).check(files.experiment.name)
+        check_same_experiment(files, experiment)
+        if files.finished:
+            integrity.check_folder(files)
+            files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
+            return RunResult.load(target)
+    elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target}: exists and is not a run folder; --out names another")
+    return None
+
+
+def _device(experiment: Experiment) -> torch.device:
+    wanted = experiment.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("engine.device: 'cuda' is not available on this machine; allowed here: auto, cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _folder_for(experiment: Experiment, resume: bool) -> Path:
+    base, name = Path("runs"), f"{experiment.algorithm.name}-{experiment.data.name}"
+    if resume:
+        for candidate in folder.newest_first(base.glob(f"{name}-*")):
+            files = RunFolder(candidate)
+            if files.exists and not files.finished and read_experiment(files.experiment) == experiment:
+                return candidate
+    return folder.next_free(base, name)
+
+
+def check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
+    stored = read_experiment(files.experiment)
+    if stored == experiment:
+        return
+    before, now = stored.model_dump(mode="json"), experiment.model_dump(mode="json")
+    for section, content in now.items():
+        for key in {**before[section], **content}:
+            if before[section].get(key) != content.get(key):
+                raise InputError(
+                    f"{section}.{key}: {content.get(key)!r} is not {before[section].get(key)!r}, with "
+                    f"which {files.path} was begun; resume it as it was or start a new run"
+                )

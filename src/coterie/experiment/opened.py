@@ -1,0 +1,141 @@
+"""A run folder in the hands of the process that works in it: written, or checked and gone on with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from coterie.algorithms.protocol import State
+from coterie.engines.secret import RunSecret
+from coterie.errors import InputError
+from coterie.experiment import checkpoint, folder, integrity
+from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.checkpoint import Checkpoint, Personal
+from coterie.experiment.files import to_yaml
+from coterie.experiment.folder import Json, RunFolder
+from coterie.experiment.seal import ChainedLines, Seal
+from coterie.privacy import Guarantee, Ledger, SecretKey
+
+
+@dataclass(frozen=True)
+class OpenRunFolder:
+    """A folder whose ledger is open and locked.
+
+    Args:
+        state: what the run goes on from.
+        personal: what clients have kept to themselves so far.
+        guarantee: with everything that must be said from now on.
+        secret: None where the noise keys are those of sites.
+    """
+
+    files: RunFolder
+    ledger: Ledger
+    seal: Seal
+    metrics: ChainedLines
+    state: State
+    personal: Personal
+    guarantee: Guarantee
+    secret: RunSecret | None
+
+    @property
+    def key(self) -> SecretKey:
+        """The noise key of a run that has one here."""
+        assert self.secret is not None
+        return self.secret.key
+
+    def save(self, state: State, personal: Personal) -> None:
+        """Keep what the rounds so far have led to."""
+        heads = {"metrics": self.metrics.head, "seal": self.seal.head}
+        checkpoint.save(self.files.checkpoint, Checkpoint(state, self.ledger.head, personal, **heads))
+
+    def finish(self, result: Json) -> None:
+        """Write the result, sealed with all that it tells of; then nobody needs the noise key any more."""
+        integrity.seal_result(self.files, self.seal, result, self.ledger.head, self.metrics.head)
+        self.files.secret.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_folder(
+    files: RunFolder, calibrated: CalibratedRun, data: str | None, sites: Json | None = None
+) -> Iterator[OpenRunFolder]:
+    """Write down what will be run, or check that it is what was being run, and open the ledger.
+
+    Args:
+        data: what the noise key of this run is for; None where noise keys are those of sites.
+        sites: public facts of the sites, where clients are sites.
+    """
+    if files.exists:
+        secret = _check(files, calibrated, data)
+    else:
+        secret = create_folder(files, calibrated, data, sites)
+    saved = checkpoint.load(files.checkpoint, calibrated.algorithm.state_type)
+    state = saved.state if saved else calibrated.start()
+    with Ledger.open(
+        files.ledger,
+        calibrated.plan,
+        budget=calibrated.budgets,
+        accountant=calibrated.accountant,
+        anchor=saved.ledger if saved else Seal(files.path).ledger(),
+    ) as ledger:
+        # Only now: the ledger's lock says that no other process works in this folder.
+        seal = Seal(files.path)
+        seal.settle()
+        seal.keep_ledger(ledger.head)
+        said = _keep_caveats(files, seal, calibrated.guarantee)
+        metrics = integrity.keep_metrics(files, state.round)
+        folder.keep_rounds(files.timing, state.round)
+        personal = saved.personal if saved else {}
+        yield OpenRunFolder(files, ledger, seal, metrics, state, personal, said, secret)
+
+
+def create_folder(
+    files: RunFolder, calibrated: CalibratedRun, data: str | None, sites: Json | None
+) -> RunSecret | None:
+    """Write down what will be run, before anything is charged."""
+    secret, key = None, None
+    if data is not None:
+        seed = calibrated.experiment.seeds.noise
+        key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
+        secret = RunSecret(key, data, calibrated.plan.digest())
+    with folder.new_folder(files.path) as scratch:
+        new = RunFolder(scratch)
+        if secret is not None:
+            secret.save(new.secret)
+        facts = calibrated.population.facts(calibrated.facts.parameters)
+        contents = {
+            new.sites: sites,
+            new.federation: facts,
+            new.plan: calibrated.plan.to_json(),
+            new.guarantee: calibrated.guarantee.to_json(),
+            new.leakage: calibrated.leakage_facts(),
+        }
+        for path, content in contents.items():
+            if content is not None:
+                folder.write_json(path, content)
+        folder.write_text(new.experiment, to_yaml(calibrated.experiment))
+        Seal.create(scratch, key=None if key is None else key.fingerprint)
+    return secret
+
+
+def _check(files: RunFolder, calibrated: CalibratedRun, data: str | None) -> RunSecret | None:
+    secret = None
+    if data is not None:
+        secret = RunSecret.load(files.secret, Seal(files.path).key)
+        if secret.data != data:
+            raise InputError(
+                f"{files.path}: the data changed since this run began, or its noise key belongs to another "
+                "run; start a new run"
+            )
+        seeded = calibrated.experiment.seeds.noise is not None
+        if (secret.plan, secret.key.simulation) != (calibrated.plan.digest(), seeded):
+            raise InputError(f"{files.path}: the plan changed since this run began; start a new run")
+    integrity.check_folder(files)
+    return secret
+
+
+def _keep_caveats(files: RunFolder, seal: Seal, promised: Guarantee) -> Guarantee:
+    """What was true of the rounds so far (noise of a GPU, say) stays said, wherever the run goes on."""
+    stored = Guarantee.from_json(folder.read_json(files.guarantee)).caveats
+    both = replace(promised, caveats=tuple(dict.fromkeys((*stored, *promised.caveats))))
+    if both.caveats != stored:
+        seal.write_json(files.guarantee, both.to_json())
+    return both

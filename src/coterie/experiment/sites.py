@@ -1,0 +1,228 @@
+"""What a server learns of its sites before it asks for anything, what follows for the plan, what they sign.
+
+The server has no data. It learns names, record counts and the task from the sites, and proves the plan before
+it proposes it.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.algorithms import find_algorithm
+from coterie.algorithms.protocol import OwnChoice
+from coterie.data import GroupsFederation
+from coterie.data.records import Task
+from coterie.engines.flower import server
+from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
+from coterie.engines.flower.messages import task_from_json
+from coterie.engines.flower.transport import Transport
+from coterie.engines.secret import SEEDED
+from coterie.errors import InputError
+from coterie.experiment import folder
+from coterie.experiment.calibrated import (
+    CalibratedRun,
+    Population,
+    calibrate_run,
+    count_caveats,
+    delta_caveats,
+)
+from coterie.experiment.evaluation import evaluation_epsilon
+from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.groups import Shape, Structure, is_file, named_structure
+from coterie.models import code_caveats
+from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
+from coterie.training.learner import Learner
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The public facts of all sites, and the name under which they will know this run."""
+
+    experiment: str
+    task: Task
+    records: Mapping[str, int]
+    held_out: Mapping[str, int]
+    reported: Mapping[str, HeldOut]
+    """What those sites allow whose operators let held-out records score models."""
+    simulation: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment,
+            "task": {**asdict(self.task), "shape": list(self.task.shape)},
+            "records": dict(self.records),
+            "held_out": dict(self.held_out),
+            "reported": {name: asdict(own) for name, own in self.reported.items()},
+            "simulation": self.simulation,
+        }
+
+    @classmethod
+    def gather(cls, transport: Transport) -> "Sites":
+        """Ask all sites for their public facts."""
+        names = sorted(transport.nodes)
+        found = server.gather_facts(transport)
+        for name, reason in found.missing.items():
+            raise InputError(f"client {name}: no facts ({reason}); all are needed before the first round")
+        tasks = {name: facts.task for name, facts in found.by_client.items()}
+        for name, task in tasks.items():
+            if task != tasks[names[0]]:
+                raise InputError(
+                    f"client {name}: its task is {task}, that of {names[0]} is {tasks[names[0]]}"
+                )
+        return cls(
+            secrets.token_hex(16),
+            tasks[names[0]],
+            {name: facts.records for name, facts in found.by_client.items()},
+            {name: facts.held_out for name, facts in found.by_client.items()},
+            {name: facts.reported for name, facts in found.by_client.items() if facts.reported is not None},
+            any(facts.simulation for facts in found.by_client.values()),
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> "Sites":
+        content = folder.read_json(path)
+        try:
+            return cls(
+                str(content["experiment"]),
+                task_from_json(content["task"]),
+                {str(name): int(count) for name, count in content["records"].items()},
+                {str(name): int(count) for name, count in content["held_out"].items()},
+                {str(name): HeldOut(**own) for name, own in content["reported"].items()},
+                bool(content["simulation"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{path}: not the sites of a run of this version") from None
+
+
+def trusts_server(experiment: Experiment) -> bool:
+    """Whether the server is trusted with updates, because a unit is more than a record."""
+    return experiment.privacy.unit is not Unit.RECORD
+
+
+def check_servable(experiment: Experiment) -> None:
+    """Refuse, before anybody is asked, what cannot be done between sites."""
+    privacy, federation = experiment.privacy, experiment.federation
+    if experiment.evaluation.kind == "exact":
+        raise InputError(
+            "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
+            "noise; allowed between sites: auto, private, none"
+        )
+    if privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER:
+        raise InputError(
+            "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
+            "sound"
+        )
+    if getattr(experiment.algorithm, "adaptive_clip", None) is not None:
+        raise InputError(
+            "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to "
+            "that; allowed between sites: null"
+        )
+    if isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL:
+        raise InputError(
+            "federation.structure: label is made from the workers' labels, which the server does not have; "
+            "allowed over Flower: global, ring, string, clustered or a file of groups"
+        )
+
+
+def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | None:
+    """Who is in which group: the sites in the order of their names, or as the file of groups names them."""
+    settings = experiment.federation
+    if not isinstance(settings, GroupsFederation):
+        return None
+    workers = settings.workers if is_file(settings.structure) else len(names)
+    found = named_structure(settings.structure, workers, settings.groups, prefix="federation.")
+    if found.workers != len(names) or set(found.names or names) != set(names):
+        raise InputError(
+            f"federation.structure: {settings.structure} is about {found.workers} workers, the sites are "
+            f"{', '.join(names)}; allowed: the same names"
+        )
+    return found if found.names else replace(found, names=names)
+
+
+def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, int] | None) -> CalibratedRun:
+    """The run that is proposed to the sites, proven from what they told."""
+    structure = structure_of(experiment, tuple(sites.records))
+    names = sites.records if structure is None else structure.names
+    population = Population(
+        sites.task,
+        {name: sites.records[name] for name in names},
+        structure,
+        truth,
+        {name: sites.held_out[name] for name in names},
+        _reported(experiment, sites),
+    )
+    trusted = trusts_server(experiment)
+
+    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
+        yield from delta_caveats(experiment, population, budgets)
+        yield from count_caveats(experiment)
+        yield from code_caveats(experiment.model)
+        if trusted:
+            yield IN_THE_CLEAR
+            yield WHO_IS_ASKED
+        if experiment.seeds.noise is not None if trusted else sites.simulation:
+            yield SEEDED
+
+    held_by = Custody.TRUSTED_SERVER if trusted else Custody.EACH_SITE
+    return calibrate_run(experiment, population, torch.device("cpu"), caveats, held_by)
+
+
+def _reported(experiment: Experiment, sites: Sites) -> dict[str, HeldOut]:
+    """What is asked of held-out records: no more than each site's operator allows, nor than is wanted.
+
+    At unit client it is the mean over all sites: without all of them there is none.
+    """
+    wanted, unit = experiment.evaluation, experiment.privacy.unit
+    everyone = sites.reported.keys() == sites.records.keys()
+    if wanted.kind == "none" or unit is Unit.WORKER or (unit is Unit.CLIENT and not everyone):
+        return {}
+    reports = wanted.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
+    return {
+        name: HeldOut(
+            own.units,
+            min(own.epsilon, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
+            min(own.reports, reports),
+        )
+        for name, own in sites.reported.items()
+    }
+
+
+def contracts_of(calibrated: CalibratedRun, sites: Sites) -> dict[str, Contract]:
+    """What each site is asked to sign."""
+    experiment, plan = calibrated.experiment, calibrated.plan
+    trusted = _trusted_work(calibrated) if trusts_server(experiment) else None
+    return {
+        client: Contract(
+            experiment=sites.experiment,
+            algorithm=experiment.algorithm.name,
+            client=client,
+            records=sites.records[client],
+            task=sites.task,
+            held_out=sites.held_out[client],
+            model=experiment.model,
+            lr=experiment.schedule.lr,
+            augmentation=calibrated.augmentation,
+            public_seed=experiment.seeds.simulation,
+            rounds=experiment.schedule.rounds,
+            plan=plan,
+            accountant=experiment.privacy.accountant,
+            delta=calibrated.budgets[plan.subjects_of((client,))[0]].delta,
+            additive=find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive,
+            trusted=trusted,
+        )
+        for client in sorted(sites.records)
+    }
+
+
+def _trusted_work(calibrated: CalibratedRun) -> TrustedWork:
+    """What sites do for a server that they trust."""
+    training, served = calibrated.algorithm.local_training(), calibrated.algorithm.models(calibrated.start())
+    assert training is not None
+    if not isinstance(served, OwnChoice):
+        return TrustedWork(training, watched=calibrated.observer)
+    personal = () if served.parts is None else ranges_of(served.parts.personal)
+    return TrustedWork(training, served.choice, personal, calibrated.observer)
