@@ -7,7 +7,7 @@ import pytest
 import typer
 from command import invoke
 
-from coterie.cli.leakage import _at_least, leakage
+from coterie.cli.leakage import at_least, leakage
 
 app = typer.Typer()
 app.command()(leakage)
@@ -138,7 +138,7 @@ def test_a_demand_about_members_of_a_group_is_refused_where_these_are_trusted(tm
 
 
 def test_noise_to_be_typed_in_again_is_never_rounded_down():
-    assert [_at_least(noise) for noise in (1.85249, 9.99951, 0.0074801, 123456.0, 2.0)] == [
+    assert [at_least(noise) for noise in (1.85249, 9.99951, 0.0074801, 123456.0, 2.0)] == [
         "1.853",
         "10",
         "0.007481",

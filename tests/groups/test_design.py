@@ -20,7 +20,6 @@ from coterie.groups import (
     search,
     solve_pair,
 )
-from coterie.groups.design import with_noise_factor
 
 RING = ring(24, 4)
 SCHEDULE = Schedule.of(4, period=4, rate=0.5, noise=2.0)
@@ -34,8 +33,8 @@ def pair(schedule, target, observer):
 def test_noise_and_period_bring_a_pair_under_its_target_and_no_less_does():
     answer = solve_pair(RING, SCHEDULE, 2, 9, **RUN, epsilon=3.0)
     assert answer.epsilon > 3
-    assert pair(with_noise_factor(SCHEDULE, answer.factor), 2, 9) <= 3
-    assert pair(with_noise_factor(SCHEDULE, 0.999 * answer.factor), 2, 9) > 3
+    assert pair(SCHEDULE.louder(answer.factor), 2, 9) <= 3
+    assert pair(SCHEDULE.louder(0.999 * answer.factor), 2, 9) > 3
     assert pair(replace(SCHEDULE, period=answer.period), 2, 9) <= 3
     assert all(pair(replace(SCHEDULE, period=period), 2, 9) > 3 for period in range(1, answer.period))
 
@@ -43,7 +42,7 @@ def test_noise_and_period_bring_a_pair_under_its_target_and_no_less_does():
 def test_no_period_protects_members_of_one_group():
     answer = solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=3.0)
     assert answer.period is None
-    assert pair(with_noise_factor(SCHEDULE, answer.factor), 2, 3) <= 3
+    assert pair(SCHEDULE.louder(answer.factor), 2, 3) <= 3
 
 
 def test_unreachable_target_is_a_budget_error():
@@ -81,7 +80,7 @@ def test_search_finds_the_least_noise_for_all_demands():
     assert [design.factor for design in designs] == sorted(design.factor for design in designs)
     for design in designs:
         assert all(v.met for v in check(leakage(RING, design.schedule, **RUN), demands))
-        quieter = with_noise_factor(design.schedule, 0.995)
+        quieter = design.schedule.louder(0.995)
         assert not all(v.met for v in check(leakage(RING, quieter, **RUN), demands))
     assert {design.period for design in designs} == {1, 4, 10}
 

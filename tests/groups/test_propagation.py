@@ -7,8 +7,7 @@ import pytest
 from group_oracles import random_structure, tainted_counts
 
 from coterie.groups import GroupAlgorithm, Schedule, clustered, drawn_labels, label, leakage, ring, string
-from coterie.groups.closed_forms import contained_at, published_contained_at
-from coterie.groups.propagation import contained
+from coterie.groups.propagation import contained, contained_at, published_contained_at
 from coterie.privacy import Mode
 
 PLUS = GroupAlgorithm.DP_OGL_PLUS

@@ -7,7 +7,6 @@ import pytest
 from group_simulation import clipped
 
 from coterie.groups import GroupAlgorithm, Schedule, Structure, leakage
-from coterie.groups.leakage import accounted
 from coterie.privacy import Mode
 
 WORKERS, PERIOD, CLIP = 26, 2, 0.05
@@ -74,7 +73,7 @@ def test_what_is_proven_of_the_published_version_charges_every_member():
         algorithm=GroupAlgorithm.DP_OGL_PLUS,
         mode=Mode.PAPER,
     )
-    multipliers = [noise.multiplier for noise in accounted(structure, schedule).noises]
+    multipliers = [noise.multiplier for noise in schedule.accounted(structure.groups).noises]
     assert multipliers == [2.0 / 51, 2.0 / 3]
     found = leakage(structure, schedule, epoch=40, delta=1e-5)
     assert found.epsilon[0, 26] > 500 * found.published_epsilon[0, 26]

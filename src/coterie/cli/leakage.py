@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import typer
 
-from coterie.cli.console import err, out, print_json, print_table
+from coterie.cli.console import complain, print_json, print_table, say
+from coterie.cli.options import Json, check_plot
 from coterie.errors import InputError
 from coterie.groups import (
     GroupAlgorithm,
@@ -17,18 +17,14 @@ from coterie.groups import (
     Shape,
     Structure,
     Threat,
-    check,
-    coalition_leakage,
     drawn_labels,
     history,
     named_structure,
-    pair_guarantee,
     read_labels,
     read_requirements,
-    search,
-    solve_pair,
 )
 from coterie.groups import leakage as leakage_of
+from coterie.groups.answers import coalition_facts, leakage_facts, pair_facts, requirement_facts
 from coterie.privacy import Guarantee, Mode
 from coterie.privacy.units import round_up
 
@@ -80,14 +76,15 @@ def leakage(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw structure, heatmap and epsilon against epoch.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Who can learn how much about whom in overlapping groups, and what would make it less."""
     if epsilon is not None and target_pair is None:
         raise InputError(f"--epsilon: {epsilon:g} is only allowed with --target-pair")
     if threat_model not in (None, 1, 2):
         raise InputError(f"--threat-model: {threat_model} is not allowed, 1 or 2 is")
-    _check_plot(plot)
+    if plot is not None:
+        check_plot(plot)
     who = _structure(structure, workers, groups, labels, seed)
     schedule = Schedule.of(
         len(who.groups),
@@ -101,13 +98,18 @@ def leakage(
     found = leakage_of(who, schedule, epoch=epochs, delta=delta, threat=threat)
     worst = found.most_exposed()
     promise = None if worst is None else found.guarantee(*worst)
-    content = _facts(found, promise)
+    content = leakage_facts(found, promise)
     if coalition is not None:
-        content["coalition"] = _coalition(found, coalition)
+        content["coalition"] = coalition_facts(found, _workers("--coalition", coalition, who))
     if target_pair is not None:
-        content["target_pair"] = _pair(found, target_pair, epsilon)
+        pair = _workers("--target-pair", target_pair, who)
+        if len(pair) != 2:
+            raise InputError(
+                f"--target-pair: {target_pair!r} is not allowed, a target and an observer like 3,7 are"
+            )
+        content["target_pair"] = pair_facts(found, pair[0], pair[1], epsilon)
     if requirements is not None:
-        content |= _requirements(found, requirements)
+        content |= requirement_facts(found, read_requirements(requirements, who))
     if plot is not None:
         _draw(plot, found, promise)
     if json:
@@ -150,169 +152,13 @@ def _workers(key: str, text: str, structure: Structure) -> list[int]:
     return found
 
 
-def _facts(found: Leakage, promise: Guarantee | None) -> dict[str, Any]:
-    structure, schedule = found.structure, found.schedule
-    facts: dict[str, Any] = {
-        "counts": _whole(found.counts),
-        "epsilon_counts": _real(found.epsilon_counts),
-        "epsilon": _real(found.epsilon),
-        "per_worker": _real(found.per_worker),
-        "first_epoch": _whole(np.nan_to_num(found.first_epoch, nan=-1, posinf=-1).astype(np.int64)),
-        "structure": {
-            "kind": structure.kind,
-            "workers": structure.workers,
-            "groups": [list(members) for members in structure.groups],
-        },
-        "algorithm": schedule.algorithm.value,
-        "period": schedule.period,
-        "epochs": found.epoch,
-        "rate": [noise.rate for noise in schedule.noises],
-        "noise": [noise.multiplier for noise in schedule.noises],
-        "delta": found.delta,
-        "accountant": "rdp",
-        "mode": schedule.mode.value,
-        "threat_model": int(found.threat),
-        "guarantee": None if promise is None else promise.line,
-        "guarantee_text": None if promise is None else promise.text,
-    }
-    if found.published_counts is not None and found.published_epsilon is not None:
-        facts["published_counts"] = _whole(found.published_counts)
-        facts["published_epsilon"] = _real(found.published_epsilon)
-    worst, observer = found.most_exposed(), found.sees_most()
-    if worst is not None and observer is not None:
-        facts["most_exposed"] = {
-            "target": worst[0],
-            "observer": worst[1],
-            "counts": int(found.counts[worst]),
-            "epsilon_counts": float(found.epsilon_counts[worst]),
-            "epsilon": float(found.epsilon[worst]),
-        }
-        facts["sees_most"] = {"observer": observer[0], "mean_epsilon": observer[1]}
-    return facts
-
-
-def _whole(table: npt.NDArray[np.int64]) -> list[Any]:
-    """Nested lists, null where nothing is defined."""
-    cells = table.astype(object)
-    cells[table < 0] = None
-    result: list[Any] = cells.tolist()
-    return result
-
-
-def _real(table: npt.NDArray[np.float64]) -> list[Any]:
-    cells = table.astype(object)
-    cells[np.isnan(table)] = None
-    result: list[Any] = cells.tolist()
-    return result
-
-
-def _coalition(found: Leakage, text: str) -> dict[str, Any]:
-    members = _workers("--coalition", text, found.structure)
-    counts, by_counts, best = coalition_leakage(
-        found.structure, found.schedule, members, epoch=found.epoch, delta=found.delta, threat=found.threat
-    )
-    promise = None
-    if np.isfinite(best).any():
-        target = int(np.nanargmax(best))
-        promise = found.guarantee(target, *members)
-    return {
-        "members": members,
-        "counts": _whole(counts),
-        "epsilon_counts": _real(by_counts),
-        "epsilon": _real(best),
-        "guarantee": None if promise is None else promise.line,
-        "guarantee_text": None if promise is None else promise.text,
-    }
-
-
-def _pair(found: Leakage, text: str, wanted: float | None) -> dict[str, Any]:
-    structure, schedule = found.structure, found.schedule
-    pair = _workers("--target-pair", text, structure)
-    if len(pair) != 2:
-        raise InputError(f"--target-pair: {text!r} is not allowed, a target and an observer like 3,7 are")
-    target, observer = pair
-    promise = pair_guarantee(structure, schedule, target, [observer], found.epoch, found.delta, found.threat)
-    first = found.first_epoch[target, observer]
-    facts: dict[str, Any] = {
-        "target": target,
-        "observer": observer,
-        "counts": int(found.counts[target, observer]),
-        "epsilon": promise.epsilon,
-        "first_epoch": int(first) if np.isfinite(first) else None,
-        "guarantee": promise.line,
-        "guarantee_text": promise.text,
-    }
-    if wanted is None:
-        return facts
-    answer = solve_pair(
-        structure, schedule, target, observer, epoch=found.epoch, delta=found.delta, epsilon=wanted
-    )
-    noises = [noise.multiplier for noise in schedule.noises]
-    needed = None if answer.factor is None else [answer.factor * noise for noise in noises]
-    alike = needed is not None and len(set(noises)) == 1
-    return facts | {
-        "wanted": wanted,
-        "noise": needed[0] if alike and needed is not None else needed,
-        "period": answer.period,
-    }
-
-
-def _requirements(found: Leakage, path: Path) -> dict[str, Any]:
-    structure = found.structure
-    demands = read_requirements(path, structure)
-    verdicts = check(found, demands)
-    designs = search(
-        structure,
-        found.schedule,
-        demands,
-        epoch=found.epoch,
-        delta=found.delta,
-        threat=found.threat,
-    )
-    return {
-        "requirements": [
-            {
-                "requirement": verdict.requirement.text(structure),
-                "met": verdict.met,
-                "epsilon": verdict.epsilon,
-                "pair": None if verdict.pair is None else list(verdict.pair),
-                "trusted_pairs": verdict.trusted,
-            }
-            for verdict in verdicts
-        ],
-        "designs": [
-            {
-                "period": design.period,
-                "noise": [noise.multiplier for noise in design.schedule.noises],
-                "any_noise": design.any_noise,
-            }
-            for design in designs
-        ],
-    }
-
-
-def _check_plot(path: Path | None) -> None:
-    from coterie.groups.picture import FORMATS
-
-    if path is None:
-        return
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"--plot: {path} is not allowed, a file ending in {', '.join(FORMATS)} is")
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"--plot: {path} cannot be written, its folder does not exist")
-
-
 def _draw(path: Path, found: Leakage, promise: Guarantee | None) -> None:
     from coterie.groups.picture import draw
 
     epochs = np.unique(np.linspace(1, found.epoch, min(found.epoch, _MOST_EPOCHS_DRAWN)).astype(int)).tolist()
     past = history(found.structure, found.schedule, epochs, found.delta, found.threat)
     draw(path, found, past, promise.line if promise is not None else "")
-    err.print(f"plot: {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    complain(f"plot: {path}", style="none")
 
 
 def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -> None:
@@ -322,17 +168,17 @@ def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -
         f"{low:g}" if low == high else f"{low:g} to {high:g}"
         for low, high in ((min(column), max(column)) for column in zip(*noises, strict=True))
     )
-    _say(
+    say(
         f"{structure.summary}; {schedule.algorithm}, a merge every {schedule.period} epochs, "
         f"rate {rate}, noise {multiplier}; models up to index {found.epoch}"
     )
     if promise is None:
-        _say("nobody observes anybody in this threat model: all workers share a group")
+        say("nobody observes anybody in this threat model: all workers share a group")
     else:
         _print_workers(found)
         _print_distances(found)
         _say_most(found)
-        _say(promise.line)
+        say(promise.line)
     if "coalition" in content:
         _say_coalition(structure, content["coalition"])
     if "target_pair" in content:
@@ -365,7 +211,7 @@ def _print_workers(found: Leakage) -> None:
         title="Each worker against the observer that learns most",
     )
     if rows[_MOST_ROWS:]:
-        _say(f"... and {len(rows) - _MOST_ROWS} more kinds of workers, less exposed")
+        say(f"... and {len(rows) - _MOST_ROWS} more kinds of workers, less exposed")
 
 
 def _people(structure: Structure, people: list[int]) -> str:
@@ -400,11 +246,11 @@ def _say_most(found: Leakage) -> None:
     assert worst is not None
     assert observer is not None
     target, watcher = (structure.name(worker) for worker in worst)
-    _say(
+    say(
         f"most exposed: worker {target}; worker {watcher} holds {found.counts[worst]} releases "
         f"of its groups, epsilon {round_up(float(found.epsilon[worst]))}"
     )
-    _say(
+    say(
         f"sees most: worker {structure.name(observer[0])}, mean epsilon {round_up(observer[1])} "
         "over the workers it may look at"
     )
@@ -414,31 +260,31 @@ def _say_coalition(structure: Structure, facts: dict[str, Any]) -> None:
     members = ", ".join(structure.name(member) for member in facts["members"])
     values = [value for value in facts["epsilon"] if value is not None]
     if not values:
-        _say(f"coalition of {members}: nobody is left to look at")
+        say(f"coalition of {members}: nobody is left to look at")
         return
     worst = facts["epsilon"].index(max(values))
-    _say(
+    say(
         f"coalition of {members}: learns most about worker {structure.name(worst)}, "
         f"{facts['counts'][worst]} releases, epsilon {round_up(max(values))}"
     )
-    _say(facts["guarantee"])
+    say(facts["guarantee"])
 
 
 def _say_pair(structure: Structure, facts: dict[str, Any]) -> None:
     target, observer = structure.name(facts["target"]), structure.name(facts["observer"])
     first = facts["first_epoch"]
     arrival = "none can ever arrive" if first is None else f"the first arrives with model {first}"
-    _say(f"worker {target} against worker {observer}: {facts['counts']} releases, {arrival}")
-    _say(facts["guarantee"])
+    say(f"worker {target} against worker {observer}: {facts['counts']} releases, {arrival}")
+    say(facts["guarantee"])
     if "wanted" not in facts:
         return
     noise = facts["noise"]
     noises = [noise] if isinstance(noise, float) else noise
-    louder = "no noise does" if noise is None else "noise " + ", ".join(map(_at_least, noises))
+    louder = "no noise does" if noise is None else "noise " + ", ".join(map(at_least, noises))
     if facts["epsilon"] == 0:
         louder = "any noise does"
     longer = "no period does" if facts["period"] is None else f"a merge every {facts['period']} epochs"
-    _say(f"epsilon at most {facts['wanted']:g}: {louder} at this period; {longer} at this noise")
+    say(f"epsilon at most {facts['wanted']:g}: {louder} at this period; {longer} at this noise")
 
 
 def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
@@ -456,7 +302,7 @@ def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
     print_table(["requirement", "met", "epsilon", "worst pair"], rows, title="Requirements")
     trusted = max(verdict["trusted_pairs"] for verdict in content["requirements"])
     if trusted:
-        _say(
+        say(
             f"threat model 2 trusts members of a common group: up to {trusted} pairs that a requirement "
             "speaks of were not looked at"
         )
@@ -468,11 +314,11 @@ def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
 
 
 def _span(values: list[float]) -> str:
-    low, high = _at_least(min(values)), _at_least(max(values))
+    low, high = at_least(min(values)), at_least(max(values))
     return low if low == high else f"{low} to {high}"
 
 
-def _at_least(noise: float) -> str:
+def at_least(noise: float) -> str:
     """Four digits, never less than the value: whoever types them in again must not fall short."""
     scale = 10.0 ** (3 - math.floor(math.log10(noise)))
     return f"{math.ceil(noise * scale) / scale:.4g}"

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from coterie.errors import InputError
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
@@ -16,3 +18,12 @@ Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
 ]
 RecordAdjacency = Literal["zero-out", "replace-one"]
+PLOT_FORMATS = (".png", ".pdf", ".svg")
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a figure that cannot be written, before anything is worked out for it."""
+    if path.suffix.lower() not in PLOT_FORMATS:
+        raise InputError(f"--plot: {path} is not allowed, a file ending in {', '.join(PLOT_FORMATS)} is")
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"--plot: {path} cannot be written, its folder does not exist")

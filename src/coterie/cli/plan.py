@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from coterie.cli.console import complain, print_json, print_table, say
-from coterie.cli.options import Json, Overrides, RecordAdjacency
+from coterie.cli.options import Json, Overrides, RecordAdjacency, check_plot
 from coterie.errors import InputError
 from coterie.privacy import (
     Adjacency,
@@ -278,12 +278,9 @@ def _facts(promise: Guarantee, accountant: str, **more: object) -> dict[str, Any
 
 
 def _draw(path: Path, run: RecordRun, promise: Guarantee) -> None:
-    from coterie.privacy.figures import FORMATS, draw_noise
+    from coterie.privacy.figures import draw_noise
 
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"--plot: {path} is not allowed, a file ending in {', '.join(FORMATS)} is")
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"--plot: {path} cannot be written, its folder does not exist")
+    check_plot(path)
     if not 0 < promise.epsilon < math.inf:
         raise InputError("--plot: nothing to draw without a finite epsilon")
     share = run.selection_epsilon / promise.epsilon

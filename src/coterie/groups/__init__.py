@@ -6,18 +6,11 @@ train in groups are in `algorithms/worker`.
 
 from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
 from coterie.groups.files import read_labels, read_requirements, read_structure
-from coterie.groups.leakage import (
-    Leakage,
-    Threat,
-    coalition_leakage,
-    history,
-    leakage,
-    pair_epsilon,
-    pair_guarantee,
-)
+from coterie.groups.leakage import Leakage, history, leakage
 from coterie.groups.named import Shape, is_file, named_structure
 from coterie.groups.observer import Observer
-from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
+from coterie.groups.pairs import coalition_leakage, pair_epsilon, pair_guarantee
+from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
 from coterie.groups.structures import (
     Structure,
     clustered,

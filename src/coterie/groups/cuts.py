@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from dp_accounting import DpEvent
 
-from coterie.groups.closed_forms import contained_at
+from coterie.groups.propagation import contained_at
 from coterie.groups.schedule import Noise, Schedule
 from coterie.groups.structures import Bools, Floats, Ints, Structure, hops
 from coterie.privacy import Adjacency
 from coterie.privacy.divergences import ORDERS
+from coterie.privacy.events import BridgedSumDpEvent, poisson_gaussian
 from coterie.privacy.rdp import epsilon_from_rdp
 from coterie.privacy.shifts import shift_rdp
 
@@ -44,6 +46,15 @@ class Shift:
         """Its divergence; under replacement the target, present only in the first world, turns round too."""
         down = self.up if adjacency is Adjacency.REPLACE_ONE else self.down
         return shift_rdp(self.noise.rate, self.noise.multiplier, self.up, down)
+
+    @property
+    def event(self) -> DpEvent:
+        """It as an event, for the guarantee's record of what was charged."""
+        rate, multiplier = self.noise.rate, self.noise.multiplier
+        if (self.up, self.down) == (1, 0):
+            plain: DpEvent = poisson_gaussian(rate, multiplier)
+            return plain
+        return BridgedSumDpEvent(rate, multiplier, self.up, self.down)
 
     def rough_divergence(self) -> float:
         """About its divergence at order 1, as if the number of participants were Gaussian."""

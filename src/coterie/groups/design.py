@@ -7,9 +7,10 @@ from enum import StrEnum
 import numpy as np
 
 from coterie.errors import BudgetError, InputError
-from coterie.groups.leakage import Leakage, Threat, leakage, pair_epsilon
-from coterie.groups.schedule import Noise, Schedule
-from coterie.groups.structures import Bools, Floats, Structure
+from coterie.groups.leakage import Leakage, leakage
+from coterie.groups.pairs import pair_epsilon
+from coterie.groups.schedule import Schedule, Threat
+from coterie.groups.structures import Bools, Structure
 from coterie.privacy.calibration import smallest_noise
 from coterie.privacy.units import short_number
 
@@ -46,7 +47,8 @@ class Requirement:
         elif self.relation is Relation.OUT_OF_GROUP:
             chosen &= ~together
         if self.distance:
-            chosen &= _worker_distances(structure) >= self.distance
+            classes = structure.class_of
+            chosen &= structure.class_hops[1][np.ix_(classes, classes)] >= self.distance
         if self.target is not None:
             chosen &= (np.arange(structure.workers) == self.target)[:, None]
         if self.observer is not None:
@@ -169,13 +171,13 @@ def search(
         candidate = replace(schedule, period=period)
 
         def excess(factor: float, candidate: Schedule = candidate) -> float:
-            louder = leaked(with_noise_factor(candidate, factor))
+            louder = leaked(candidate.louder(factor))
             verdicts = (_verdict(louder, *both) for both in concerned)
             return max(_ratio(verdict.epsilon, verdict.requirement.epsilon) for verdict in verdicts)
 
         factor = smallest_noise(excess, 1.0, _TOLERANCE)
         if factor is not None:
-            louder = with_noise_factor(candidate, factor)
+            louder = candidate.louder(factor)
             found.append(Design(period, factor, louder, any_noise=excess(1.0) == 0))
     if not found:
         strictest = min(requirements, key=lambda requirement: requirement.epsilon)
@@ -207,7 +209,7 @@ def solve_pair(
     def cost(candidate: Schedule) -> float:
         return pair_epsilon(structure, candidate, target, [observer], epoch, delta)
 
-    factor = smallest_noise(lambda factor: cost(with_noise_factor(schedule, factor)), epsilon, _TOLERANCE)
+    factor = smallest_noise(lambda factor: cost(schedule.louder(factor)), epsilon, _TOLERANCE)
     # The count is no monotone function of the period, so all are tried.
     periods = range(1, max(2, epoch))
     period = next((p for p in periods if cost(replace(schedule, period=p)) <= epsilon), None)
@@ -219,20 +221,7 @@ def solve_pair(
     return PairAnswer(cost(schedule), factor, period)
 
 
-def with_noise_factor(schedule: Schedule, factor: float) -> Schedule:
-    """The schedule with so many times the noise in every group."""
-    noises = tuple(Noise(noise.rate, factor * noise.multiplier) for noise in schedule.noises)
-    return replace(schedule, noises=noises)
-
-
 def _ratio(epsilon: float, limit: float) -> float:
     if limit > 0:
         return epsilon / limit
     return 0.0 if epsilon == 0 else float("inf")
-
-
-def _worker_distances(structure: Structure) -> Floats:
-    """[worker, worker]: hops between their nearest groups."""
-    nearest = np.stack([structure.distances[groups].min(axis=0) for groups in structure.class_groups])
-    between = np.stack([nearest[:, groups].min(axis=1) for groups in structure.class_groups])
-    return between[np.ix_(structure.class_of, structure.class_of)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.groups.closed_forms import contained_at
+from coterie.groups.propagation import contained_at
 from coterie.groups.schedule import GroupAlgorithm, Schedule
 from coterie.groups.structures import Floats, Structure
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.groups.leakage import Leakage, Threat, caveats_of, leakage, pair_epsilon
-from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule
+from coterie.groups.leakage import Leakage, leakage
+from coterie.groups.pairs import caveats_of, pair_epsilon
+from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
 from coterie.groups.structures import Structure
 from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
 from coterie.privacy.meaning import from_bound

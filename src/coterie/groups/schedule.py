@@ -1,8 +1,8 @@
 """When groups release, when models are merged, and how much noise there is."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +28,13 @@ class GroupAlgorithm(StrEnum):
 
     DP_OGL = "dp-ogl"
     DP_OGL_PLUS = "dp-ogl-plus"
+
+
+class Threat(IntEnum):
+    """Whom a worker fears: any other worker (1), or only those it shares no group with (2)."""
+
+    ANYONE = 1
+    OUTSIDERS = 2
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,29 @@ class Schedule:
         """Do members see models inside a block that carry no noise?"""
         plus = self.algorithm is GroupAlgorithm.DP_OGL_PLUS
         return plus and self.mode is Mode.PAPER and self.period > 1
+
+    @property
+    def usual_threat(self) -> Threat:
+        """The threat model each algorithm was designed for."""
+        return Threat.ANYONE if self.algorithm is GroupAlgorithm.DP_OGL else Threat.OUTSIDERS
+
+    def accounted(self, groups: Sequence[Sequence[int]]) -> "Schedule":
+        """The schedule with the noise that releases really have, in units of how far one worker moves them.
+
+        The published DP-OGL+ lets members react to each other inside a block before anything is clipped: one
+        worker's presence moves its own clipped term once and every other member's twice.
+        """
+        if not self.publishes_drafts:
+            return self
+        noises = tuple(
+            Noise(noise.rate, noise.multiplier / (2 * len(members) - 1))
+            for noise, members in zip(self.noises, groups, strict=True)
+        )
+        return replace(self, noises=noises)
+
+    def louder(self, factor: float) -> "Schedule":
+        """The schedule with so many times the noise in every group."""
+        return replace(self, noises=tuple(Noise(one.rate, factor * one.multiplier) for one in self.noises))
 
     @property
     def merge_period(self) -> int:

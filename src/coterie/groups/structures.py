@@ -158,6 +158,12 @@ class Structure:
         """[group, group]: hops between groups that share a worker, infinite where no path leads."""
         return hops(self.overlap)
 
+    @cached_property
+    def class_hops(self) -> tuple[Floats, Floats]:
+        """From the nearest group of each class: hops to every group, and to the nearest of every class."""
+        to_groups = np.stack([self.distances[groups].min(axis=0) for groups in self.class_groups])
+        return to_groups, np.stack([to_groups[:, groups].min(axis=1) for groups in self.class_groups])
+
 
 def hops(overlap: Bools, sources: Sequence[int] | None = None) -> Floats:
     """Hops from every source group (by default from all) to every group."""

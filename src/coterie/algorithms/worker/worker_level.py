@@ -45,7 +45,6 @@ from coterie.algorithms.worker.masters import MasterSettings, Models
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Noise, Observer, Structure, Threat
 from coterie.groups import Schedule as GroupSchedule
-from coterie.groups.leakage import default_threat
 from coterie.privacy import Adjacency, NoiseRule, PlannedRelease, PrivacyPlan, SampledSum, Unit
 from coterie.privacy.plans import CohortReleases, group_release, plan_of, sampled_sum
 from coterie.privacy.ranges import STEPS
@@ -170,7 +169,7 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
             noises.append(Noise(sums.rate, sums.multiplier))
         schedule = GroupSchedule(self.rule, self.period, tuple(noises), self.privacy.mode)
         wanted = self.settings.threat_model
-        threat = default_threat(schedule) if wanted is None else Threat(wanted)
+        threat = schedule.usual_threat if wanted is None else Threat(wanted)
         return Observer(structure, schedule, threat, self.schedule.rounds)
 
     # --- epochs --------------------------------------------------------------------------------------
