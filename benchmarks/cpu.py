@@ -33,7 +33,7 @@ from coterie.models import ModelSettings, build_model
 from coterie.privacy import SecretKey
 from coterie.training import cpu_kernels
 from coterie.training.clipping import clipped_sum
-from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
+from coterie.training.cpu_kernels import PooledConvolution
 from coterie.training.learner import Batch, Learner
 
 GROWING = (32, 64, 128, 256)
@@ -76,9 +76,9 @@ OPERATIONS = {
     "aten::bmm": "dense layer",
 }
 KERNELS: dict[str, tuple[Any, str]] = {
-    "convolution of the first layer and its max pooling, a kernel": (PooledConvolution, "run"),
-    "per-record weight gradients of both layers, a kernel": (SparseConvolution, "rows"),
-    "input gradient of the second layer, a kernel": (SparseConvolution, "back"),
+    "convolution of the first layer and its max pooling, a kernel": (PooledConvolution, "forward"),
+    "per-record weight gradients of both layers, a kernel": (PooledConvolution, "weight_rows"),
+    "input gradient of the second layer, a kernel": (PooledConvolution, "input_gradient"),
     "norms, in float64, a kernel": (cpu_kernels, "squared_norms"),
     "clipped sums, in float64, a kernel": (cpu_kernels, "scaled_sum"),
 }

@@ -8,6 +8,7 @@ from torch import nn
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSketch, FullBatchSteps, PoissonSteps, SecretKey
+from coterie.training import cpu_kernels
 from coterie.training.clipping import clip_rows, clipped_sum
 from coterie.training.dpsgd import noisy_mean
 from coterie.training.learner import Batch, Learner
@@ -17,6 +18,15 @@ from coterie.training.sketch import Projection
 CPU = torch.device("cpu")
 TASK = Task(kind="classification", shape=(1, 8, 8), classes=10)
 CLIP = 0.7
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch alone"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guarantee is the same with the processor's kernels and without."""
+    if request.param == "torch alone":
+        monkeypatch.setattr(cpu_kernels, "available", lambda: False)
+    elif not cpu_kernels.available():
+        pytest.skip("no LLVM, or a processor without wide registers")
 
 
 def learner_of(name: str, task: Task = TASK) -> tuple[Learner, torch.Tensor]:

@@ -1,25 +1,26 @@
 """Kernels for a processor, where torch has no operation that skips what is zero.
 
 Behind a max pool, a convolution's gradient is zero but at one place of every window: of the work on the way
-back of a two by two pool, three quarters multiply by zero. LLVM, which comes as a wheel, compiles these
-kernels for the processor at hand when they are first needed, in a tenth of a second. Where it is missing, or
-the processor has no wide registers, everything runs on torch's operations, which are their twins in tests.
+back of a two by two pool, three quarters multiply by zero. LLVM, which comes as a wheel with the extra
+`fast`, compiles these kernels for the processor at hand when they are first needed, in a tenth of a second.
+Where it is missing, or the processor has no wide registers, everything runs on torch's operations, which are
+their twins in tests. Sums then differ in their last bits; which of both a run uses is part of what its noise
+and charges are bound to (`Learner.shape`), so a run that is resumed with the other pays for what it repeats.
 """
 
 import math
-from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 try:
-    from coterie.training import llvm_code as machine_code
+    from coterie.training import llvm_code
 
-    LANES = machine_code.machine()[0]
+    llvm_code.machine()
+    _FOUND = True
 except (ImportError, OSError, RuntimeError):  # no LLVM, none that loads, or none that knows this processor
-    machine_code = None  # type: ignore[assignment]
-    LANES = 0
+    _FOUND = False
 
 _GROUPS = (32, 16, 8)
 _MOST_PLACES = 9
@@ -27,157 +28,139 @@ _LONGEST = 2**12
 """Operations in a kernel's innermost loop, which is unrolled: more would take long to compile."""
 _SLACK = 16
 """Numbers after the last record that a vector may reach into."""
+_BLOCK = 64
+"""Numbers of a row that are added up together."""
 
 
 def available() -> bool:
     """Whether these kernels can run here at all."""
-    return machine_code is not None
+    return _FOUND
 
 
-class SparseConvolution:
-    """The way back through a convolution of stride 1 that a max pool follows, for one size of images.
+@dataclass(frozen=True)
+class PooledConvolution:
+    """A convolution of stride 1 with the max pool after it, whose windows do not overlap.
+
+    Images are (records, height, width, channels), what is pooled is (records, rows, columns, outer).
 
     Args:
         kernel: height and width.
-        columns: of the outputs.
-        padding: lines and columns of zeros around the inputs.
-        window: of the pool; windows do not overlap.
+        padding: lines and columns of zeros around the images.
+        window: of the pool.
     """
 
-    def __init__(
-        self,
-        kernel: tuple[int, int],
-        channels: int,
-        columns: int,
-        padding: tuple[int, int],
-        window: tuple[int, int],
-    ) -> None:
-        self._kernel = kernel
-        self._channels = channels
-        self._columns = columns
-        self._padding = padding
-        self._window = window
+    kernel: tuple[int, int]
+    channels: int
+    outer: int
+    padding: tuple[int, int]
+    window: tuple[int, int]
 
-    def rows(self, images: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
+    @property
+    def runs_forward(self) -> bool:
+        """Whether `forward` can be had: vectors hold the outputs exactly, and a window's code is short."""
+        places = math.prod(self.window)
+        length = math.prod(self.kernel) * self.channels * places * self.outer // 8
+        return self.outer % 8 == 0 and places <= _MOST_PLACES and length <= _LONGEST
+
+    def forward(
+        self, images: Tensor, weights: Tensor, bias: Tensor | None, *, relu: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Pooled outputs, and the place of each within the outputs of its image.
+
+        Args:
+            weights: (outer, channels, kernel height, kernel width).
+            relu: whether a ReLU follows.
+        """
+        padded, _ = self._padded(images, filled=True)
+        lines, rows = self._lines(images), images.shape[1] + 2 * self.padding[0] - self.kernel[0] + 1
+        pooled = (rows // self.window[0], lines.columns // self.window[1])
+        bias = weights.new_zeros(self.outer) if bias is None else bias
+        taps = _checked("weights", weights.permute(2, 3, 1, 0), (*self.kernel, self.channels, self.outer))
+        bias = _checked("bias", bias, (self.outer,))
+        outputs = images.new_empty(len(images), *pooled, self.outer)
+        places = torch.empty(outputs.shape, dtype=torch.int64)
+        if outputs.numel() > 0:
+            sizes = (lines, self.outer, self.window, pooled, relu)
+            run = llvm_code.compiled(llvm_code.pooled_convolution, *sizes)
+            run(*_addresses(padded, taps, bias, outputs, places), len(images), padded[0].numel())
+        return outputs, places
+
+    def weight_rows(self, images: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
         """Every record's weight gradient: (records, outer, kernel height, kernel width, channels).
 
         Args:
-            images: the inputs, (records, height, width, channels).
-            gradient: at the pooled outputs, (records, rows, columns, outer).
-            places: of the outputs that each pooled output came from, within their image; of the same shape.
+            gradient: at the pooled outputs.
+            places: of the outputs that each pooled output came from, as `forward` gives them.
         """
-        line = self._kernel[1] * self._channels
-        covered = -(-line // _lanes(line)) * _lanes(line)
-        padded, buffer = padded_images(images, self._padding)
-        formed = images.new_empty(len(images), gradient.shape[3], self._kernel[0], covered)
-        kernel = _compiled_rows(self._kernel, self._channels, self._columns)
-        _run(kernel, buffer, gradient, places, formed, padded)
-        if covered != line:
-            formed = formed[..., :line].contiguous()
-        return formed.view(*formed.shape[:2], *self._kernel, self._channels)
+        padded, buffer = self._padded(images, filled=True)
+        lines = self._lines(images)
+        covered = lines.vectors * lines.lanes
+        formed = images.new_empty(len(images), self.outer, self.kernel[0], covered)
+        run = llvm_code.compiled(llvm_code.weight_rows, lines)
+        self._run(run, buffer, gradient, places, formed, padded)
+        if covered != lines.line:
+            formed = formed[..., : lines.line].contiguous()
+        return formed.view(*formed.shape[:2], *self.kernel, self.channels)
 
-    def goes_back(self, outer: int) -> bool:
-        """Whether `back` can be had: where vectors cover a line of the kernel, and groups the outputs.
+    @property
+    def runs_back(self) -> bool:
+        """Whether `input_gradient` can be had: vectors cover a line of the kernel, and groups the outputs.
 
         Otherwise vectors would reach into what follows a record, and that is another's.
         """
-        line = self._kernel[1] * self._channels
-        few = self._window[0] * self._window[1] <= _MOST_PLACES
-        return line % _lanes(line) == 0 and outer % _GROUPS[-1] == 0 and few
+        line = self.kernel[1] * self.channels
+        few = math.prod(self.window) <= _MOST_PLACES
+        return line % llvm_code.lanes_for(line) == 0 and self.outer % _GROUPS[-1] == 0 and few
 
-    def back(self, images: Tensor, gradient: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-        """The gradient at the inputs, of their shape; arguments as in `rows`.
+    def input_gradient(self, images: Tensor, gradient: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        """The gradient at the images, of their shape; arguments as in `weight_rows`.
 
         Args:
             weights: (outer, kernel height, kernel width, channels).
         """
-        padded, buffer = zeros_around(images, self._padding)
-        kernel = _compiled_back(
-            self._kernel, self._channels, self._columns, self._window, gradient.shape[2], gradient.shape[3]
-        )
-        _run(kernel, weights.contiguous(), gradient, places, buffer, padded)
-        (high, wide), (_, rows, columns, _) = self._padding, images.shape
+        padded, buffer = self._padded(images, filled=False)
+        group = next(size for size in _GROUPS if self.outer % size == 0)
+        sizes = (self._lines(images), self.window, gradient.shape[2], self.outer, group)
+        run = llvm_code.compiled(llvm_code.input_gradient, *sizes)
+        weights = _checked("weights", weights, (self.outer, *self.kernel, self.channels))
+        self._run(run, weights, gradient, places, buffer, padded)
+        (high, wide), (_, rows, columns, _) = self.padding, images.shape
         return padded[:, high : high + rows, wide : wide + columns]
 
-
-def _run(
-    kernel: Callable[..., None],
-    first: Tensor,
-    gradient: Tensor,
-    places: Tensor,
-    last: Tensor,
-    padded: Tensor,
-) -> None:
-    gradient, places = gradient.contiguous(), places.contiguous()
-    assert {part.dtype for part in (first, gradient, last)} == {torch.float32}
-    assert places.dtype == torch.int64
-    assert places.shape == gradient.shape
-    records, rows, columns, outer = gradient.shape
-    if gradient.numel() > 0:
-        parts = (part.data_ptr() for part in (first, gradient, places, last))
-        kernel(*parts, records, rows * columns, outer, padded[0].numel())
-
-
-class PooledConvolution:
-    """A convolution of stride 1 and few channels with the max pool after it, for one size of images.
-
-    Args:
-        kernel: height and width.
-        outer: number of outputs, in whole vectors (`suits`).
-        window: of the pool; windows do not overlap.
-        relu: whether a ReLU follows.
-        size: height and width of the images.
-    """
-
-    def __init__(
+    def _run(
         self,
-        kernel: tuple[int, int],
-        channels: int,
-        outer: int,
-        padding: tuple[int, int],
-        window: tuple[int, int],
-        size: tuple[int, int],
-        *,
-        relu: bool,
+        run: "llvm_code.Kernel",
+        first: Tensor,
+        gradient: Tensor,
+        places: Tensor,
+        last: Tensor,
+        padded: Tensor,
     ) -> None:
-        rows, columns = (side + 2 * p - k + 1 for side, p, k in zip(size, padding, kernel, strict=True))
-        self._padding = padding
-        self._pooled = (rows // window[0], columns // window[1])
-        self._outer = outer
-        self._run = _compiled_pool(kernel, channels, outer, window, self._pooled, columns, relu)
+        records, rows, columns, _ = shape = (len(padded), *gradient.shape[1:3], self.outer)
+        gradient = _checked("gradient", gradient, shape)
+        places = _checked("places", places, shape, torch.int64)
+        if gradient.numel() > 0:
+            parts = _addresses(first, gradient, places, last)
+            run(*parts, records, rows * columns, self.outer, padded[0].numel())
 
-    @staticmethod
-    def suits(kernel: tuple[int, int], channels: int, outer: int, window: tuple[int, int]) -> bool:
-        """Whether vectors hold the outputs exactly, and a window's code is short, as are its sums."""
-        places = math.prod(window)
-        length = math.prod(kernel) * channels * places * outer // 8
-        return outer % 8 == 0 and places <= _MOST_PLACES and length <= _LONGEST
+    def _lines(self, images: Tensor) -> "llvm_code.Lines":
+        columns = images.shape[2] + 2 * self.padding[1] - self.kernel[1] + 1
+        return llvm_code.Lines(*self.kernel, self.channels, columns)
 
-    def run(self, images: Tensor, weights: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Pooled outputs, and the place of each within the outputs of its image.
-
-        Args:
-            images: (records, height, width, channels).
-            weights: (outer, channels, kernel height, kernel width).
-
-        Returns:
-            both (records, rows, columns, outer).
-        """
-        padded, _ = padded_images(images, self._padding)
-        taps = weights.permute(2, 3, 1, 0).contiguous()
-        bias = weights.new_zeros(self._outer) if bias is None else bias.contiguous()
-        assert {part.dtype for part in (padded, taps, bias)} == {torch.float32}
-        outputs = images.new_empty(len(images), *self._pooled, self._outer)
-        places = torch.empty(outputs.shape, dtype=torch.int64)
-        if outputs.numel() > 0:
-            parts = (part.data_ptr() for part in (padded, taps, bias, outputs, places))
-            self._run(*parts, len(images), padded[0].numel())
-        return outputs, places
+    def _padded(self, images: Tensor, *, filled: bool) -> tuple[Tensor, Tensor]:
+        """Images with zeros around them, or zeros alone; and their memory, as far as vectors reach."""
+        records, rows, columns, _ = images.shape
+        images = _checked("images", images, (records, rows, columns, self.channels), copied=False)
+        (high, wide), shape = self.padding, list(images.shape)
+        shape[1], shape[2] = rows + 2 * high, columns + 2 * wide
+        buffer = images.new_zeros(math.prod(shape) + _SLACK)
+        padded = buffer[:-_SLACK].view(shape)
+        if filled:
+            padded[:, high : high + rows, wide : wide + columns] = images
+        return padded, buffer
 
 
 # --- float64 sums of float32 rows ---------------------------------------------------------------------
-
-_BLOCK = 64
 
 
 def suits_rows(rows: Tensor) -> bool:
@@ -188,97 +171,48 @@ def suits_rows(rows: Tensor) -> bool:
 
 def squared_norms(rows: Tensor) -> Tensor:
     """Squared norm of each row, in float64."""
+    rows, blocks = _whole_blocks(rows)
     found = torch.empty(len(rows), dtype=torch.float64)
-    _compiled_sums()[0](rows.data_ptr(), found.data_ptr(), len(rows), rows.shape[1] // _BLOCK)
+    run = llvm_code.compiled(llvm_code.squared_norms, _BLOCK)
+    run(*_addresses(rows, found), len(rows), blocks)
     return found
 
 
 def scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
     """Sum of the rows, each times its scale, in float64."""
-    scales = scales.contiguous()
-    assert scales.dtype == torch.float64
-    assert len(scales) == len(rows)
+    rows, blocks = _whole_blocks(rows)
+    scales = _checked("scales", scales, (len(rows),), torch.float64)
     total = torch.empty(rows.shape[1], dtype=torch.float64)
-    parts = (part.data_ptr() for part in (rows, scales, total))
-    _compiled_sums()[1](*parts, len(rows), rows.shape[1] // _BLOCK)
+    run = llvm_code.compiled(llvm_code.scaled_sum, _BLOCK)
+    run(*_addresses(rows, scales, total), len(rows), blocks)
     return total
 
 
-@cache
-def _compiled_sums() -> tuple[Callable[..., None], Callable[..., None]]:
-    find = machine_code.compiled(machine_code.row_sums(_BLOCK))
-    return find("squares", 2, 2), find("scaled", 3, 2)
+def _whole_blocks(rows: Tensor) -> tuple[Tensor, int]:
+    if not suits_rows(rows):
+        found = f"{rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}"
+        raise ValueError(f"rows: {found}; allowed: float32 (records, a multiple of {_BLOCK}), contiguous")
+    return _checked("rows", rows, tuple(rows.shape)), rows.shape[1] // _BLOCK
 
 
-# --- convolutions and pools ---------------------------------------------------------------------------
+# --- what a kernel reads by address -------------------------------------------------------------------
 
 
-def padded_images(images: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Images with zeros around them, and their memory, which goes on as far as a vector may reach."""
-    zeros, buffer = zeros_around(images, padding)
-    (high, wide), (_, rows, columns, _) = padding, images.shape
-    zeros[:, high : high + rows, wide : wide + columns] = images
-    return zeros, buffer
+def _checked(
+    name: str,
+    values: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    copied: bool = True,
+) -> Tensor:
+    """The values in one piece of memory; a kernel would read whatever lies there, so all is checked here."""
+    if values.dtype != dtype or values.device.type != "cpu":
+        raise TypeError(f"{name}: {values.dtype} on {values.device}; allowed: {dtype} on cpu")
+    if tuple(values.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(values.shape)}; allowed: {shape}")
+    return values.contiguous() if copied else values
 
 
-def zeros_around(images: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Zeros of the shape of padded images, and the memory in which they lie."""
-    records, rows, columns, channels = images.shape
-    shape = (records, rows + 2 * padding[0], columns + 2 * padding[1], channels)
-    numbers = math.prod(shape)
-    buffer = images.new_zeros(numbers + _SLACK)
-    return buffer[:numbers].view(shape), buffer
-
-
-@cache
-def _compiled_pool(
-    kernel: tuple[int, int],
-    channels: int,
-    outer: int,
-    window: tuple[int, int],
-    pooled: tuple[int, int],
-    columns: int,
-    relu: bool,
-) -> Callable[..., None]:
-    module = machine_code.pooled_convolution(
-        kernel, channels, outer, window, pooled, columns, _lanes(outer), relu=relu
-    )
-    return machine_code.compiled(module)("pooled", 5, 2)
-
-
-def _lanes(line: int) -> int:
-    """Numbers in the vectors that cover a line of so many: exactly, where that is possible."""
-    for lanes in (LANES, 8):
-        if line % lanes == 0:
-            return lanes
-    return LANES if line > 8 else 8
-
-
-def _lines(kernel: tuple[int, int], channels: int, columns: int) -> "machine_code.Lines":
-    line = kernel[1] * channels
-    lanes = _lanes(line)
-    vectors = -(-line // lanes)
-    return machine_code.Lines(
-        kernel[0], line, vectors, lanes, channels, columns, padded_columns=columns + kernel[1] - 1
-    )
-
-
-@cache
-def _compiled_rows(kernel: tuple[int, int], channels: int, columns: int) -> Callable[..., None]:
-    module = machine_code.weight_rows(_lines(kernel, channels, columns))
-    return machine_code.compiled(module)("rows", 4, 4)
-
-
-@cache
-def _compiled_back(
-    kernel: tuple[int, int],
-    channels: int,
-    columns: int,
-    window: tuple[int, int],
-    pooled_columns: int,
-    outer: int,
-) -> Callable[..., None]:
-    group = next(size for size in _GROUPS if outer % size == 0)
-    lines = _lines(kernel, channels, columns)
-    module = machine_code.input_gradient(lines, window, pooled_columns, outer, group)
-    return machine_code.compiled(module)("back", 4, 4)
+def _addresses(*parts: Tensor) -> list[int]:
+    return [part.data_ptr() for part in parts]

@@ -1,22 +1,26 @@
-# mypy: ignore-errors
 """The processor's kernels themselves, as LLVM's code; `cpu_kernels.py` says what each is for and calls them.
 
-Sizes that decide a kernel's inner loops are written into it, so that these loops are unrolled and their sums
-stay in registers.
+Above each kernel stands the loop that it computes, in Python on arrays of the named shapes; the tests run
+that very text beside the kernel. The sizes that a kernel is made for are written into it, so that its inner
+loops are unrolled and their sums stay in registers.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-NOTHING, FLOAT, DOUBLE, INT = ir.VoidType(), ir.FloatType(), ir.DoubleType(), ir.IntType(64)
+FLOAT, DOUBLE, INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 FLOATS, DOUBLES, INTS = FLOAT.as_pointer(), DOUBLE.as_pointer(), INT.as_pointer()
 NEAR = 8192
 """Numbers that the nearest cache holds."""
+
+Kernel = Callable[..., None]
+"""Takes addresses, then whole numbers, in the order of its declaration."""
 
 
 @cache
@@ -35,8 +39,17 @@ def machine() -> tuple[int, int]:
     raise ImportError("no kernels for a processor without AVX2")
 
 
-def compiled(module: ir.Module) -> Callable[[str, int, int], Callable[..., None]]:
-    """From the name of a function, and its numbers of pointers and of integers, to the function."""
+def lanes_for(line: int) -> int:
+    """Numbers in the vectors that cover a line of so many: exactly, where that is possible."""
+    widest = machine()[0]
+    for lanes in (widest, 8):
+        if line % lanes == 0:
+            return lanes
+    return widest if line > 8 else 8
+
+
+def compile_function(function: ir.Function) -> Kernel:
+    """Machine code for the processor at hand."""
     # An engine owns its target: each needs one of its own.
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
@@ -44,99 +57,123 @@ def compiled(module: ir.Module) -> Callable[[str, int, int], Callable[..., None]
         opt=3,
         jit=True,
     )
-    parsed = llvm.parse_assembly(str(module))
+    parsed = llvm.parse_assembly(str(function.module))
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(parsed, passes)
     engine = llvm.create_mcjit_compiler(parsed, target)
     engine.finalize_object()
-
-    def find(name: str, pointers: int, integers: int) -> Callable[..., None]:
-        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * pointers, *[ctypes.c_int64] * integers)
-        function = kind(engine.get_function_address(name))
-        function.engine = engine  # its code lives as long as the engine
-        return function
-
-    return find
+    kinds = [ctypes.c_void_p if argument.type.is_pointer else ctypes.c_int64 for argument in function.args]
+    compiled = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
+    compiled.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
+    return compiled
 
 
-class Builder(ir.IRBuilder):
+def declare(name: str, *kinds: ir.Type) -> ir.Function:
+    """A function in a module of its own, whose pointers never point at the same memory."""
+    module = ir.Module()
+    module.triple = llvm.get_default_triple()
+    made = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
+    for argument in made.args:
+        if argument.type.is_pointer:
+            argument.add_attribute("noalias")
+    return made
+
+
+@dataclass
+class Loop:
+    """A loop under construction.
+
+    Args:
+        turn: 0, 1, ...
+        values: in the body, those of the turn before; what the body leaves here is the next turn's, and after
+            the loop, the last turn's.
+    """
+
+    turn: ir.Value
+    values: list[ir.Value]
+
+
+class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without types
     """Adds what every kernel here needs: loops that count, and vectors anywhere in memory."""
 
-    def __init__(self, function: ir.Function, lanes: int) -> None:
+    def __init__(self, function: ir.Function, lanes: int, kind: ir.Type = FLOAT) -> None:
         super().__init__(function.append_basic_block("entry"))
-        self.vector = ir.VectorType(FLOAT, lanes)
+        self.vector = ir.VectorType(kind, lanes)
         self.zero = ir.Constant(self.vector, [0.0] * lanes)
-        name, module = f"llvm.fma.v{lanes}f32", function.module
-        if name not in module.globals:
-            ir.Function(module, ir.FunctionType(self.vector, [self.vector] * 3), name)
-        self._multiply_add = module.globals[name]
+        name = f"llvm.fma.v{lanes}{'f32' if kind is FLOAT else 'f64'}"
+        self._multiply_add = ir.Function(
+            function.module, ir.FunctionType(self.vector, [self.vector] * 3), name
+        )
 
-    def count(self, times: ir.Value, body: Callable[[ir.Value], None]) -> None:
-        """Run the body for 0, 1, ...; at least once."""
-        self.carry(times, [], lambda turn, _: body(turn) or [])
+    @contextmanager
+    def count(self, times: ir.Value, *start: ir.Value) -> Iterator[Loop]:
+        """Run the body for each turn, at least once."""
+        with self._repeated([INT(0), *start]) as (loop, close):
+            turn = loop.values.pop(0)
+            loop.turn = turn
+            yield loop
+            following = self.add(turn, INT(1), flags=["nuw", "nsw"])
+            loop.values = [following, *loop.values]
+            close(self.icmp_unsigned("<", following, times))
+            loop.values.pop(0)
 
-    def carry(
-        self,
-        times: ir.Value,
-        start: list[ir.Value],
-        body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
-    ) -> list[ir.Value]:
-        """The same with values that the body takes from the turn before, and its last ones."""
+    @contextmanager
+    def until_zero(self, *start: ir.Value) -> Iterator[Loop]:
+        """Run the body at least once, until its first value is zero."""
+        with self._repeated(list(start)) as (loop, close):
+            yield loop
+            first = loop.values[0]
+            close(self.icmp_unsigned("!=", first, first.type(0)))
+
+    @contextmanager
+    def _repeated(self, start: list[ir.Value]) -> Iterator[tuple[Loop, Callable[[ir.Value], None]]]:
         before, head, after = self.block, self.append_basic_block(), self.append_basic_block()
         self.branch(head)
         self.position_at_end(head)
-        turn = self._merged(INT, {before: INT(0)})
-        carried = [self._merged(value.type, {before: value}) for value in start]
-        results = body(turn, carried)
-        following = self.add(turn, INT(1), flags=["nuw", "nsw"])
-        turn.add_incoming(following, self.block)
-        for value, result in zip(carried, results, strict=True):
-            value.add_incoming(result, self.block)
-        self.cbranch(self.icmp_unsigned("<", following, times), head, after)
-        self.position_at_end(after)
-        return results
+        merged = [self._merged({before: value}) for value in start]
 
-    def until_zero(
-        self, start: list[ir.Value], body: Callable[[list[ir.Value]], list[ir.Value]]
-    ) -> list[ir.Value]:
-        """Run the body on what it gave before, at least once, until its first value is zero."""
-        before, head, after = self.block, self.append_basic_block(), self.append_basic_block()
-        self.branch(head)
-        self.position_at_end(head)
-        carried = [self._merged(value.type, {before: value}) for value in start]
-        results = body(carried)
-        for value, result in zip(carried, results, strict=True):
-            value.add_incoming(result, self.block)
-        self.cbranch(self.icmp_unsigned("!=", results[0], results[0].type(0)), head, after)
-        self.position_at_end(after)
-        return results
+        def close(again: ir.Value) -> None:
+            for value, result in zip(merged, loop.values, strict=True):
+                value.add_incoming(result, self.block)
+            self.cbranch(again, head, after)
 
-    def unless_zero(
-        self, value: ir.Value, given: list[ir.Value], body: Callable[[], list[ir.Value]]
-    ) -> list[ir.Value]:
-        """What the body gives where a number is not zero (or is no number at all), else what is given."""
+        loop = Loop(INT(0), list(merged))
+        yield loop, close
+        self.position_at_end(after)
+
+    @contextmanager
+    def unless_zero(self, value: ir.Value, given: list[ir.Value]) -> Iterator[Loop]:
+        """Run the body where a number is not zero (or is no number at all); else values stay as given."""
         before, work, after = self.block, self.append_basic_block(), self.append_basic_block()
         self.cbranch(self.fcmp_unordered("!=", value, FLOAT(0.0)), work, after)
         self.position_at_end(work)
-        results = body()
+        body = Loop(INT(0), list(given))
+        yield body
         end = self.block
         self.branch(after)
         self.position_at_end(after)
-        return [
-            self._merged(old.type, {before: old, end: new}) for old, new in zip(given, results, strict=True)
+        body.values = [
+            self._merged({before: old, end: new}) for old, new in zip(given, body.values, strict=True)
         ]
 
-    def _merged(self, kind: ir.Type, incoming: dict[ir.Block, ir.Value]) -> ir.PhiInstr:
-        merged = self.phi(kind)
+    def _merged(self, incoming: dict[ir.Block, ir.Value]) -> ir.PhiInstr:
+        merged = self.phi(next(iter(incoming.values())).type)
         for block, value in incoming.items():
             merged.add_incoming(value, block)
         return merged
 
+    def index(self, *terms: ir.Value | int | tuple[ir.Value, ir.Value | int]) -> ir.Value:
+        """The sum of whole numbers and of products of two: where something lies."""
+
+        def whole(value: ir.Value | int) -> ir.Value:
+            return INT(value) if isinstance(value, int) else value
+
+        values = (self.mul(*map(whole, term)) if isinstance(term, tuple) else whole(term) for term in terms)
+        return reduce(self.add, values)
+
     def at(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
-        for offset in offsets:
-            base = self.gep(base, [offset])
-        return base
+        return reduce(lambda place, offset: self.gep(place, [offset]), offsets, base)
 
     def read(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
         return self.load(self.at(base, *offsets))
@@ -155,47 +192,56 @@ class Builder(ir.IRBuilder):
         whole = self.insert_element(undefined, value, place(0))
         return self.shuffle_vector(whole, undefined, ir.Constant(ir.VectorType(place, lanes), [0] * lanes))
 
-    def multiply_add(self, left: ir.Value, right: ir.Value, total: ir.Value) -> ir.Value:
-        return self.call(self._multiply_add, [left, right, total])
-
-
-def function(module: ir.Module, name: str, *kinds: ir.Type) -> ir.Function:
-    """A function whose pointers never point at the same memory."""
-    made = ir.Function(module, ir.FunctionType(NOTHING, kinds), name)
-    for argument in made.args:
-        if isinstance(argument.type, ir.PointerType):
-            argument.add_attribute("noalias")
-    return made
+    def multiply_add(
+        self, left: list[ir.Value], right: list[ir.Value], totals: list[ir.Value]
+    ) -> list[ir.Value]:
+        """Products added to totals, vector by vector."""
+        return [self.call(self._multiply_add, each) for each in zip(left, right, totals, strict=True)]
 
 
 @dataclass(frozen=True)
 class Lines:
-    """How a convolution's kernel, and the images it runs over, lie in memory.
+    """How a convolution's kernel, and the padded images it runs over, lie in memory.
 
     Args:
-        height: lines of the kernel.
-        line: numbers in a line of it: width times channels.
-        vectors, lanes: vectors that cover a line, and numbers in each.
-        columns, padded_columns: of the outputs, and of the padded inputs.
+        height, width: of the kernel.
+        columns: of the outputs.
     """
 
     height: int
-    line: int
-    vectors: int
-    lanes: int
+    width: int
     channels: int
     columns: int
-    padded_columns: int
+
+    @property
+    def line(self) -> int:
+        """Numbers in a line of the kernel."""
+        return self.width * self.channels
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in each of the vectors that cover a line."""
+        return lanes_for(self.line)
+
+    @property
+    def vectors(self) -> int:
+        """That cover a line."""
+        return -(-self.line // self.lanes)
+
+    @property
+    def pitch(self) -> int:
+        """Numbers from a pixel of a padded image to the one below."""
+        return (self.columns + self.width - 1) * self.channels
 
     def corner(self, b: Builder, place: ir.Value) -> ir.Value:
-        """Where the patch of an output begins in the padded inputs."""
+        """Where the patch of an output begins in the padded image."""
         down = b.udiv(place, INT(self.columns))
-        across = b.add(place, b.mul(down, INT(self.padded_columns - self.columns)))
+        across = b.index(place, (down, self.width - 1))
         return b.mul(across, INT(self.channels))
 
     def offset(self, row: int, vector: int) -> ir.Value:
         """Of a vector of the kernel's line from the patch's beginning."""
-        return INT(row * self.padded_columns * self.channels + vector * self.lanes)
+        return INT(row * self.pitch + vector * self.lanes)
 
     def parts(self, most: int | None = None) -> list[list[tuple[int, int]]]:
         """All vectors of the kernel (row, place in the line), in parts that registers hold, of few lines."""
@@ -206,61 +252,77 @@ class Lines:
         ]
 
 
-def weight_rows(lines: Lines) -> ir.Module:
-    """Every record's weight gradient: for each output channel, the sum of the patches at its places."""
-    module = ir.Module()
-    module.triple = llvm.get_default_triple()
-    made = function(module, "rows", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+@cache
+def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
+    """A kernel for these sizes, compiled when it is first asked for."""
+    return compile_function(make(*sizes))
+
+
+def weight_rows(lines: Lines) -> ir.Function:
+    """Every record's weight gradient: for each output channel, the sum of the patches at its places.
+
+    padded (records, height, width, channels), gradient and places (records, windows, outer),
+    formed (records, outer, kernel height, line rounded up to whole vectors)::
+
+        for record in range(records):
+            for output in range(outer):
+                for window in range(windows):
+                    value = gradient[record, window, output]
+                    if value != 0:
+                        y, x = divmod(places[record, window, output], columns)
+                        patch = padded[record, y : y + height, x : x + width]
+                        formed[record, output] += value * patch
+    """
+    made = declare("weight_rows", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
     padded, gradient, places, formed, records, windows, outer, stride = made.args
     b = Builder(made, lines.lanes)
-
-    def one_part(record: ir.Value, output: ir.Value, part: list[tuple[int, int]]) -> None:
-        image, start = b.mul(record, stride), b.add(b.mul(b.mul(record, windows), outer), output)
-
-        def one_window(turn: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            where = b.add(start, b.mul(turn, outer))
-            value = b.read(gradient, where)
-
-            def add_patch() -> list[ir.Value]:
-                patch, scale = lines.corner(b, b.read(places, where)), b.spread(value)
-                seen = [b.read_vector(padded, image, patch, lines.offset(*at)) for at in part]
-                return [
-                    b.multiply_add(scale, values, total) for values, total in zip(seen, sums, strict=True)
-                ]
-
-            return b.unless_zero(value, sums, add_patch)
-
-        row = b.mul(b.add(b.mul(record, outer), output), INT(lines.height * lines.vectors * lines.lanes))
-        sums = b.carry(windows, [b.zero] * len(part), one_window)
-        for (i, j), total in zip(part, sums, strict=True):
-            b.write_vector(total, formed, row, INT((i * lines.vectors + j) * lines.lanes))
-
-    def all_parts(record: ir.Value, output: ir.Value) -> None:
+    with b.count(records) as per_record, b.count(outer) as per_output:
+        record, output = per_record.turn, per_output.turn
+        image = b.mul(record, stride)
+        start = b.index((b.mul(record, windows), outer), output)
+        row = b.mul(b.index((record, outer), output), INT(lines.height * lines.vectors * lines.lanes))
         for part in lines.parts():
-            one_part(record, output, part)
-
-    b.count(records, lambda record: b.count(outer, lambda output: all_parts(record, output)))
+            with b.count(windows, *[b.zero] * len(part)) as loop:
+                where = b.index(start, (loop.turn, outer))
+                value = b.read(gradient, where)
+                with b.unless_zero(value, loop.values) as body:
+                    patch = lines.corner(b, b.read(places, where))
+                    seen = [b.read_vector(padded, image, patch, lines.offset(*at)) for at in part]
+                    body.values = b.multiply_add([b.spread(value)] * len(part), seen, body.values)
+                loop.values = body.values
+            for (i, j), total in zip(part, loop.values, strict=True):
+                b.write_vector(total, formed, row, INT((i * lines.vectors + j) * lines.lanes))
     b.ret_void()
-    return module
+    return made
 
 
 def input_gradient(
     lines: Lines, window: tuple[int, int], pooled_columns: int, outer: int, group: int
-) -> ir.Module:
+) -> ir.Function:
     """The gradient at the padded inputs: each output channel's weights, times its gradient, at its places.
+
+    weights (outer, kernel height, kernel width, channels), gradient and places (records, windows, outer),
+    inputs (records, height, width, channels), zero before::
+
+        for record in range(records):
+            for window in range(windows):
+                for output in range(outer):
+                    y, x = divmod(places[record, window, output], columns)
+                    patch = inputs[record, y : y + height, x : x + width]
+                    patch += gradient[record, window, output] * weights[output]
 
     The channels that chose the same place of a window are added up in registers before memory is touched.
 
     Args:
         group: channels that are looked at together; at most 64, and the outputs are whole groups.
     """
-    module = ir.Module()
-    module.triple = llvm.get_default_triple()
-    made = function(module, "back", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+    made = declare("input_gradient", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
     weights, gradient, places, inputs, records, windows, _, stride = made.args
     b = Builder(made, lines.lanes)
     bits = ir.IntType(group)
-    trailing_zeros = ir.Function(module, ir.FunctionType(bits, [bits, ir.IntType(1)]), f"llvm.cttz.i{group}")
+    trailing_zeros = ir.Function(
+        made.module, ir.FunctionType(bits, [bits, ir.IntType(1)]), f"llvm.cttz.i{group}"
+    )
 
     def one_place(where: ir.Value, image: ir.Value, place: ir.Value, part: list[tuple[int, int]]) -> None:
         """Add what the channels of one group that chose this place send there."""
@@ -270,174 +332,160 @@ def input_gradient(
         )
         mask = b.bitcast(b.and_(chosen, live), bits)
         with b.if_then(b.icmp_unsigned("!=", mask, bits(0))):
-
-            def add_channel(left: list[ir.Value]) -> list[ir.Value]:
-                mask, *sums = left
-                channel = b.zext(b.call(trailing_zeros, [mask, ir.IntType(1)(1)]), INT)
+            with b.until_zero(mask, *[b.zero] * len(part)) as loop:
+                left, *sums = loop.values
+                channel = b.zext(b.call(trailing_zeros, [left, ir.IntType(1)(1)]), INT)
                 scale = b.spread(b.read(gradient, where, channel))
                 own = b.mul(b.add(b.urem(where, INT(outer)), channel), INT(lines.height * lines.line))
                 taps = [b.read_vector(weights, own, INT(i * lines.line + j * lines.lanes)) for i, j in part]
-                added = [b.multiply_add(scale, tap, total) for tap, total in zip(taps, sums, strict=True)]
-                return [b.and_(mask, b.sub(mask, bits(1))), *added]
-
-            _, *sums = b.until_zero([mask, *[b.zero] * len(part)], add_channel)
+                added = b.multiply_add([scale] * len(part), taps, sums)
+                loop.values = [b.and_(left, b.sub(left, bits(1))), *added]
             patch = b.add(image, lines.corner(b, place))
-            for at, total in zip(part, sums, strict=True):
+            for at, total in zip(part, loop.values[1:], strict=True):
                 before = b.read_vector(inputs, patch, lines.offset(*at))
                 b.write_vector(b.fadd(before, total), inputs, patch, lines.offset(*at))
 
-    def one_window(record: ir.Value, turn: ir.Value, part: list[tuple[int, int]]) -> None:
-        start = b.mul(b.add(b.mul(record, windows), turn), INT(outer))
-        row, column = b.udiv(turn, INT(pooled_columns)), b.urem(turn, INT(pooled_columns))
-        corner = b.add(b.mul(row, INT(window[0] * lines.columns)), b.mul(column, INT(window[1])))
-        for first in range(0, outer, group):
-            for down in range(window[0]):
-                for across in range(window[1]):
-                    place = b.add(corner, INT(down * lines.columns + across))
-                    one_place(b.add(start, INT(first)), b.mul(record, stride), place, part)
-
-    def one_record(record: ir.Value) -> None:
-        """Part by part of the weights, so that they stay in the nearest cache."""
+    with b.count(records) as per_record:
+        # Part by part of the weights, so that they stay in the nearest cache.
         for part in lines.parts(NEAR // (outer * lines.line)):
-            b.count(windows, lambda turn, part=part: one_window(record, turn, part))
-
-    b.count(records, one_record)
+            with b.count(windows) as per_window:
+                turn = per_window.turn
+                start = b.mul(b.index((per_record.turn, windows), turn), INT(outer))
+                row, column = b.udiv(turn, INT(pooled_columns)), b.urem(turn, INT(pooled_columns))
+                corner = b.index((row, window[0] * lines.columns), (column, window[1]))
+                image = b.mul(per_record.turn, stride)
+                for first in range(0, outer, group):
+                    for down in range(window[0]):
+                        for across in range(window[1]):
+                            place = b.index(corner, down * lines.columns + across)
+                            one_place(b.index(start, first), image, place, part)
     b.ret_void()
-    return module
+    return made
 
 
 def pooled_convolution(
-    kernel: tuple[int, int],
-    channels: int,
-    outer: int,
-    window: tuple[int, int],
-    pooled: tuple[int, int],
-    columns: int,
-    lanes: int,
-    *,
-    relu: bool,
-) -> ir.Module:
+    lines: Lines, outer: int, window: tuple[int, int], pooled: tuple[int, int], relu: bool
+) -> ir.Function:
     """A convolution of few channels, the largest of every window of its outputs, and which that was.
+
+    padded (records, height, width, channels), weights (kernel height, kernel width, channels, outer),
+    bias (outer,), outputs and places (records, pooled rows, pooled columns, outer)::
+
+        for record, row, column, output in np.ndindex(outputs.shape):
+            best, place = None, None
+            for y in range(row * window_height, (row + 1) * window_height):
+                for x in range(column * window_width, (column + 1) * window_width):
+                    patch = padded[record, y : y + height, x : x + width]
+                    value = (patch * weights[..., output]).sum()
+                    if best is None or value > best or np.isnan(value):  # the first of equals, as in torch
+                        best, place = value, y * columns + x
+            best += bias[output]
+            outputs[record, row, column, output] = 0 if relu and best <= 0 else best
+            places[record, row, column, output] = place
 
     Args:
         pooled: rows and columns of the pooled outputs.
-        columns: of the outputs.
     """
-    module = ir.Module()
-    module.triple = llvm.get_default_triple()
-    made = function(module, "pooled", FLOATS, FLOATS, FLOATS, FLOATS, INTS, INT, INT)
+    made = declare("pooled_convolution", FLOATS, FLOATS, FLOATS, FLOATS, INTS, INT, INT)
     padded, weights, bias, outputs, places, records, stride = made.args
+    lanes, (height, width, channels) = lanes_for(outer), (lines.height, lines.width, lines.channels)
     b = Builder(made, lanes)
     integers = ir.VectorType(INT, lanes)
-    padded_columns = columns + kernel[1] - 1
     positions = [(down, across) for down in range(window[0]) for across in range(window[1])]
 
-    def one_window(record: ir.Value, row: ir.Value, column: ir.Value, first: int) -> None:
+    def one_window(image: ir.Value, corner: ir.Value, where: ir.Value, first: int) -> None:
         """So many outputs as a vector holds, from the first on."""
-        corner = b.add(b.mul(row, INT(window[0] * padded_columns)), b.mul(column, INT(window[1])))
-        image = b.add(b.mul(record, stride), b.mul(corner, INT(channels)))
         sums = dict.fromkeys(positions, b.zero)
         # Pixel by pixel: each is read once and serves all positions of the window that see it.
-        for y in range(kernel[0] + window[0] - 1):
-            for x in range(kernel[1] + window[1] - 1):
+        for y in range(height + window[0] - 1):
+            for x in range(width + window[1] - 1):
                 for channel in range(channels):
-                    at = INT((y * padded_columns + x) * channels + channel)
-                    pixel = b.spread(b.read(padded, image, at))
+                    pixel = b.spread(b.read(padded, image, INT(y * lines.pitch + x * channels + channel)))
                     for down, across in positions:
                         i, j = y - down, x - across
-                        if 0 <= i < kernel[0] and 0 <= j < kernel[1]:
-                            tap = ((i * kernel[1] + j) * channels + channel) * outer + first
+                        if 0 <= i < height and 0 <= j < width:
+                            tap = ((i * width + j) * channels + channel) * outer + first
                             weight = b.read_vector(weights, INT(tap))
-                            sums[down, across] = b.multiply_add(pixel, weight, sums[down, across])
+                            (sums[down, across],) = b.multiply_add([pixel], [weight], [sums[down, across]])
         best, chosen = sums[positions[0]], ir.Constant(integers, [0] * lanes)
         for down, across in positions[1:]:
             value = sums[down, across]
-            # As in torch: the first of equals, and what is no number wins.
             wins = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
             best = b.select(wins, value, best)
-            chosen = b.select(wins, ir.Constant(integers, [down * columns + across] * lanes), chosen)
+            place = ir.Constant(integers, [down * lines.columns + across] * lanes)
+            chosen = b.select(wins, place, chosen)
         best = b.fadd(best, b.read_vector(bias, INT(first)))
         if relu:
             passes = b.or_(b.fcmp_ordered(">", best, b.zero), b.fcmp_unordered("uno", best, best))
             best = b.select(passes, best, b.zero)
-        corner = b.add(b.mul(row, INT(window[0] * columns)), b.mul(column, INT(window[1])))
-        chosen = b.add(chosen, b.spread(corner))
-        line = b.add(b.mul(record, INT(pooled[0])), row)
-        where = b.add(b.mul(b.add(b.mul(line, INT(pooled[1])), column), INT(outer)), INT(first))
-        b.write_vector(best, outputs, where)
-        b.write_vector(chosen, places, where)
+        b.write_vector(best, outputs, where, INT(first))
+        b.write_vector(b.add(chosen, b.spread(corner)), places, where, INT(first))
 
-    def all_outputs(record: ir.Value, row: ir.Value, column: ir.Value) -> None:
+    with b.count(records) as per_record, b.count(INT(pooled[0])) as rows, b.count(INT(pooled[1])) as columns:
+        record, row, column = per_record.turn, rows.turn, columns.turn
+        image = b.index((record, stride), (row, window[0] * lines.pitch), (column, window[1] * channels))
+        corner = b.index((row, window[0] * lines.columns), (column, window[1]))
+        line = b.index((record, pooled[0]), row)
+        where = b.mul(b.index((line, pooled[1]), column), INT(outer))
         for first in range(0, outer, lanes):
-            one_window(record, row, column, first)
-
-    b.count(
-        records,
-        lambda record: b.count(
-            INT(pooled[0]),
-            lambda row: b.count(INT(pooled[1]), lambda column: all_outputs(record, row, column)),
-        ),
-    )
+            one_window(image, corner, where, first)
     b.ret_void()
-    return module
+    return made
 
 
-def row_sums(block: int) -> ir.Module:
-    """Squared norms of float32 rows, and their scaled sum, both in float64; rows are so many whole blocks."""
-    module = ir.Module()
-    module.triple = llvm.get_default_triple()
-    lanes = 8
-    wide = ir.VectorType(DOUBLE, lanes)
-    zero = ir.Constant(wide, [0.0] * lanes)
-    parts = range(0, block, lanes)
-    multiply_add = ir.Function(module, ir.FunctionType(wide, [wide] * 3), f"llvm.fma.v{lanes}f64")
+DOUBLE_LANES = 8
 
-    squares = function(module, "squares", FLOATS, DOUBLES, INT, INT)
-    rows, found, records, blocks = squares.args
-    b = Builder(squares, lanes)
 
-    def one_norm(record: ir.Value) -> None:
-        row = b.mul(b.mul(record, blocks), INT(block))
+def squared_norms(block: int) -> ir.Function:
+    """Squared norm of each row, in float64.
 
-        def add_block(turn: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            at = b.add(row, b.mul(turn, INT(block)))
-            values = [b.fpext(b.read_vector(rows, at, INT(part)), wide) for part in parts]
-            return [
-                b.call(multiply_add, [value, value, total]) for value, total in zip(values, sums, strict=True)
-            ]
+    rows (records, numbers), in whole blocks; squares (records,)::
 
-        sums = b.carry(blocks, [zero] * len(parts), add_block)
+        for record in range(records):
+            for value in rows[record]:
+                squares[record] += float(value) * float(value)
+    """
+    made = declare("squared_norms", FLOATS, DOUBLES, INT, INT)
+    rows, squares, records, blocks = made.args
+    b = Builder(made, DOUBLE_LANES, DOUBLE)
+    parts = range(0, block, DOUBLE_LANES)
+    with b.count(records) as per_record:
+        row = b.mul(b.mul(per_record.turn, blocks), INT(block))
+        with b.count(blocks, *[b.zero] * len(parts)) as loop:
+            at = b.index(row, (loop.turn, block))
+            values = [b.fpext(b.read_vector(rows, at, INT(part)), b.vector) for part in parts]
+            loop.values = b.multiply_add(values, values, loop.values)
+        sums = loop.values
         while len(sums) > 1:
             sums = [b.fadd(left, right) for left, right in zip(sums[::2], sums[1::2], strict=True)]
-        lane_sums = [b.extract_element(sums[0], ir.IntType(32)(lane)) for lane in range(lanes)]
-        total = lane_sums[0]
-        for value in lane_sums[1:]:
-            total = b.fadd(total, value)
-        b.store(total, b.at(found, record))
-
-    b.count(records, one_norm)
+        lane_sums = [b.extract_element(sums[0], ir.IntType(32)(lane)) for lane in range(DOUBLE_LANES)]
+        b.store(reduce(b.fadd, lane_sums), b.at(squares, per_record.turn))
     b.ret_void()
+    return made
 
-    scaled = function(module, "scaled", FLOATS, DOUBLES, DOUBLES, INT, INT)
-    rows_, scales, sums_, records_, blocks_ = scaled.args
-    c = Builder(scaled, lanes)
 
-    def one_block(place: ir.Value) -> None:
-        first = c.mul(place, INT(block))
-        width = c.mul(blocks_, INT(block))
+def scaled_sum(block: int) -> ir.Function:
+    """Sum of the rows, each times its scale, in float64.
 
-        def add_record(record: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
-            scale = c.spread(c.read(scales, record))
-            at = c.add(c.mul(record, width), first)
-            values = [c.fpext(c.read_vector(rows_, at, INT(part)), wide) for part in parts]
-            return [
-                c.call(multiply_add, [scale, value, total])
-                for value, total in zip(values, totals, strict=True)
-            ]
+    rows (records, numbers), in whole blocks; scales (records,); total (numbers,)::
 
-        for part, total in zip(parts, c.carry(records_, [zero] * len(parts), add_record), strict=True):
-            c.write_vector(total, sums_, first, INT(part))
-
-    c.count(blocks_, one_block)
-    c.ret_void()
-    return module
+        for record in range(records):
+            for place in range(numbers):
+                total[place] += scales[record] * float(rows[record, place])
+    """
+    made = declare("scaled_sum", FLOATS, DOUBLES, DOUBLES, INT, INT)
+    rows, scales, total, records, blocks = made.args
+    b = Builder(made, DOUBLE_LANES, DOUBLE)
+    parts = range(0, block, DOUBLE_LANES)
+    with b.count(blocks) as per_block:
+        first = b.mul(per_block.turn, INT(block))
+        width = b.mul(blocks, INT(block))
+        with b.count(records, *[b.zero] * len(parts)) as loop:
+            scale = b.spread(b.read(scales, loop.turn))
+            at = b.index((loop.turn, width), first)
+            values = [b.fpext(b.read_vector(rows, at, INT(part)), b.vector) for part in parts]
+            loop.values = b.multiply_add([scale] * len(parts), values, loop.values)
+        for part, value in zip(parts, loop.values, strict=True):
+            b.write_vector(value, total, first, INT(part))
+    b.ret_void()
+    return made

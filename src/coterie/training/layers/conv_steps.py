@@ -11,8 +11,7 @@ from torch import Tensor
 
 from coterie.training.chain import Backward, Step, masked
 from coterie.training.contributions import Rows
-from coterie.training.cpu_kernels import PooledConvolution, SparseConvolution
-from coterie.training.layers.base import Weights
+from coterie.training.cpu_kernels import PooledConvolution
 from coterie.training.layers.conv import LARGEST_ROW, MANY_CHANNELS, ConvRule, channels_last
 from coterie.training.layers.pooling import PoolingLayer
 from coterie.training.recording import RecordingLayer, Shortcut
@@ -65,13 +64,16 @@ def suits_places(rule: ConvRule) -> bool:
 
 def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer) -> Step:
     """A convolution and the max pool after it, whose way back skips what the pool left zero."""
+    kernel = PooledConvolution(rule.kernel, rule.channels, rule.outer, rule.padding, pool.window)
 
     def forward(values: Tensor) -> tuple[Tensor, Backward]:
         layer.check(values)
         weights, notes = layer.weights(), layer.notes
-        images = rule.images(values)
-        if _suits_fused_pool(rule, weights, pool):
-            pooled, places = _convolve_and_pool(rule, images, weights, pool)
+        images, weight = rule.images(values), weights["weight"][0]
+        if rule.channels < MANY_CHANNELS and kernel.runs_forward and weight.dtype == torch.float32:
+            bias = weights["bias"][0] if rule.biased else None
+            found = kernel.forward(_by_pixel(images), weight, bias, relu=pool.relu)
+            pooled, places = (part.permute(0, 3, 1, 2) for part in found)
         else:
             pooled, places = pool.pool_with_places(rule.forward(values, weights, notes.tiles))
         notes.numbers += 3 * pooled.numel() * math.prod(pool.window)
@@ -84,11 +86,9 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
                 whole = _put_back(rule, images, gradient, places)
                 layer.note(values, whole)
                 return rule.backward(values, whole, weights, notes.tiles) if needed else gradient
-            columns = rule.geometry.output_size(*images.shape[2:])[1]
-            kernel = SparseConvolution(rule.kernel, rule.channels, columns, rule.padding, pool.window)
-            by_pixel = _by_pixel(images, gradient, places)
+            sparse = _by_pixel(images), _by_pixel(gradient), _by_pixel(places)
             found = {
-                "weight": Rows(kernel.rows(*by_pixel), (0, 3, 1, 2), compiled=True),
+                "weight": Rows(kernel.weight_rows(*sparse), (0, 3, 1, 2), compiled=True),
                 "bias": Rows(gradient.sum(dim=(2, 3))),
             }
             notes.shortcuts[layer.where] = Shortcut(
@@ -98,31 +98,13 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
             )
             if not needed:
                 return gradient
-            if not kernel.goes_back(rule.outer):
+            if not kernel.runs_back:
                 return rule.backward(values, _put_back(rule, images, gradient, places), weights, notes.tiles)
-            return kernel.back(*by_pixel, *_by_pixel(weights["weight"][0])).permute(0, 3, 1, 2)
+            return kernel.input_gradient(*sparse, _by_pixel(weight)).permute(0, 3, 1, 2)
 
         return pooled, backward
 
     return Step(forward, trained=True, compiled=True)
-
-
-def _suits_fused_pool(rule: ConvRule, weights: Weights, pool: PoolingLayer) -> bool:
-    """Whether a kernel convolves and pools at once: where channels are few."""
-    fits = PooledConvolution.suits(rule.kernel, rule.channels, rule.outer, pool.window)
-    return rule.channels < MANY_CHANNELS and fits and weights["weight"].dtype == torch.float32
-
-
-def _convolve_and_pool(
-    rule: ConvRule, images: Tensor, weights: Weights, pool: PoolingLayer
-) -> tuple[Tensor, Tensor]:
-    size = (images.shape[2], images.shape[3])
-    kernel = PooledConvolution(
-        rule.kernel, rule.channels, rule.outer, rule.padding, pool.window, size, relu=pool.relu
-    )
-    bias = weights["bias"][0] if rule.biased else None
-    pooled, places = kernel.run(images.permute(0, 2, 3, 1), weights["weight"][0], bias)
-    return pooled.permute(0, 3, 1, 2), places.permute(0, 3, 1, 2)
 
 
 def _put_back(rule: ConvRule, images: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
@@ -133,6 +115,6 @@ def _put_back(rule: ConvRule, images: Tensor, gradient: Tensor, places: Tensor) 
     return channels_last(whole.view(*gradient.shape[:2], rows, columns))
 
 
-def _by_pixel(*images: Tensor) -> list[Tensor]:
+def _by_pixel(images: Tensor) -> Tensor:
     """The same numbers, with the channels as their last dimension."""
-    return [part.permute(0, 2, 3, 1) for part in images]
+    return images.permute(0, 2, 3, 1)
