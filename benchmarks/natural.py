@@ -22,7 +22,7 @@ from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell
-from coterie.reproduce import EVERYTHING, ScaleName, find, sweep_of
+from coterie.reproduce.declared import EVERYTHING, ScaleName, find, sweep_of
 
 
 def finished(cell: Cell, out: Path) -> RunResult:

@@ -8,9 +8,10 @@ from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Progress, Sweep, SweepResult
 from coterie.report import write_comparison_report, write_run_report
-from coterie.reproduce import EVERYTHING, ScaleName, Selection, find, running
+from coterie.reproduce import running
+from coterie.reproduce.declared import EVERYTHING, ScaleName, Selection, find
 from coterie.reproduce.page import write_reproduction_report
-from coterie.reproduce.running import Reproduced
+from coterie.reproduce.table import Reproduction
 
 
 def run(
@@ -55,7 +56,7 @@ def reproduce(
     resume: bool = False,
     workers: int | None = None,
     watch: Callable[[Progress], None] | None = None,
-) -> Reproduced:
+) -> Reproduction:
     """Run a published experiment, or a part of it, and write our figures beside the printed ones.
 
     Example:
@@ -75,13 +76,13 @@ def reproduce(
     return _with_pages(result)
 
 
-def render(folder: str | Path) -> Reproduced:
+def render(folder: str | Path) -> Reproduction:
     """Write the tables and pages of a reproduction from the runs in its folder, running nothing."""
     return _with_pages(running.render(Path(folder)))
 
 
-def _with_pages(result: Reproduced) -> Reproduced:
+def _with_pages(result: Reproduction) -> Reproduction:
     if result.sweep is not None:
-        write_comparison_report(result.runs)
+        write_comparison_report(result.sweep_folder)
     write_reproduction_report(result.folder)
     return result

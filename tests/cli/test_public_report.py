@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from command import coterie
 
-from coterie.reproduce.running import RECORD
+from coterie.reproduce.table import RECORD
 
 
 def test_the_command_that_reports_writes_a_page_for_everybody(

@@ -8,7 +8,7 @@ from coterie.algorithms import find_algorithm
 from coterie.data import GroupsFederation
 from coterie.experiment.sweep import LABEL
 from coterie.privacy import Unit
-from coterie.reproduce import EVERYTHING, ScaleName, find, sweep_of
+from coterie.reproduce.declared import EVERYTHING, ScaleName, find, sweep_of
 
 SHAPES = {"GL": "global", "CL": "clustered", "LB": "label", "RI": "ring"}
 
@@ -44,7 +44,7 @@ def test_a_row_runs_what_it_is_called(name: str, scale: ScaleName) -> None:
 
 
 def test_the_five_configurations_of_figure_3_are_there_with_both_models() -> None:
-    paper = find("ogl-mnist").scale(ScaleName.PAPER)
+    paper = find("ogl-mnist").scales[ScaleName.PAPER]
     rows = {contender.row for contender in paper.algorithms}
     for row in ("GL 100/1/1/2", "CL 100/4/2/2", "LB 100/5/10/3", "RI 100/4/10/2", "RI+ 100/4/2/2"):
         assert {row, f"{row} CNN"} <= rows
@@ -54,7 +54,7 @@ def test_the_five_configurations_of_figure_3_are_there_with_both_models() -> Non
 @pytest.mark.parametrize("name", ["ogl-mnist", "ogl-fmnist"])
 @pytest.mark.parametrize("scale", ScaleName)
 def test_every_row_of_a_panel_is_run_and_every_row_is_in_a_panel(name: str, scale: ScaleName) -> None:
-    chosen = find(name).scale(scale)
+    chosen = find(name).scales[scale]
     drawn = {row for rows in chosen.panels.values() for row in rows}
     assert drawn == {contender.row for contender in chosen.algorithms}
     assert set(chosen.matrices) <= drawn

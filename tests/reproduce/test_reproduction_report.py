@@ -6,14 +6,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from coterie import reproduce as reproductions
 from coterie.errors import InputError
 from coterie.report.grid import read_comparison
 from coterie.report.lines import Scale, Series, bar_figure, line_figure
-from coterie.reproduce import ScaleName, find, names, parse, running
+from coterie.reproduce import table
+from coterie.reproduce.declared import ScaleName, find, names, parse
 from coterie.reproduce.figures import FIGURES, OF_ROWS, figures_of, sorted_scores
 from coterie.reproduce.page import write_reproduction_report
-from coterie.reproduce.running import Reproduced, reproduce
+from coterie.reproduce.running import reproduce
+from coterie.reproduce.table import Reproduction
 from tiny_reproduction import tiny_text
 
 TINY = tiny_text(
@@ -25,21 +26,20 @@ TINY = tiny_text(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reproduced]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reproduction]:
     reproduction = parse("tiny", TINY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "find", lambda name: reproduction if name == "tiny" else find(name))
+        patch.setattr(table, "find", lambda name: reproduction if name == "tiny" else find(name))
         yield reproduce(reproduction, ScaleName.QUICK, tmp_path_factory.mktemp("page") / "out")
 
 
 @pytest.fixture(scope="module")
-def page(finished: Reproduced) -> str:
+def page(finished: Reproduction) -> str:
     return write_reproduction_report(finished.folder).read_text()
 
 
-def test_the_page_has_our_numbers_theirs_and_the_verdict(finished: Reproduced, page: str) -> None:
-    assert finished.comparison is not None
-    for line in finished.comparison.lines:
+def test_the_page_has_our_numbers_theirs_and_the_verdict(finished: Reproduction, page: str) -> None:
+    for line in finished.lines:
         for entry in line.entries[:5]:
             assert entry.text() in page
             assert entry.printed_text() in page
@@ -50,17 +50,16 @@ def test_the_page_has_our_numbers_theirs_and_the_verdict(finished: Reproduced, p
     assert "Digits instead of MNIST." in page
 
 
-def test_the_page_shows_ledgers_guarantees_and_no_second_host(finished: Reproduced, page: str) -> None:
-    assert finished.comparison is not None
+def test_the_page_shows_ledgers_guarantees_and_no_second_host(finished: Reproduction, page: str) -> None:
     assert page.count("exactly as planned") == 2
-    for line in finished.comparison.lines:
+    for line in finished.lines:
         assert line.guarantee in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "<script" not in page
 
 
-def test_every_figure_comes_from_the_runs(finished: Reproduced) -> None:
-    runs = read_comparison(finished.runs)
+def test_every_figure_comes_from_the_runs(finished: Reproduction) -> None:
+    runs = read_comparison(finished.sweep_folder)
     headings = [figure.heading for figure in figures_of(finished, runs)]
     assert headings == [
         "Accuracy against epsilon: r-dpcfl",
@@ -86,15 +85,15 @@ def test_names_of_figures_are_known_in_every_reproduction() -> None:
         assert set(find(name).figures) <= {*FIGURES, *OF_ROWS}, name
 
 
-def test_an_unknown_figure_is_one_line(finished: Reproduced) -> None:
+def test_an_unknown_figure_is_one_line(finished: Reproduction) -> None:
     odd = parse("odd", TINY.replace("figures: [budgets,", "figures: [budget,"))
-    result = Reproduced(finished.folder, odd, ScaleName.QUICK, (), None, None)
+    result = Reproduction(finished.folder, odd, ScaleName.QUICK, ())
     with pytest.raises(InputError, match="odd: no figure is called 'budget'; allowed: budgets, "):
         list(figures_of(result, None))
 
 
 def test_a_reproduction_without_runs_is_a_page_of_figures(tmp_path: Path) -> None:
-    reproduction = reproductions.find("rdpcfl-noise")
+    reproduction = find("rdpcfl-noise")
     result = reproduce(reproduction, ScaleName.QUICK, tmp_path / "out")
     text = write_reproduction_report(result.folder).read_text()
     assert "Noise multiplier against the batches of a run" in text
@@ -106,9 +105,9 @@ def test_figures_that_need_runs_draw_nothing_without_them() -> None:
         assert list(FIGURES[name](None)) == []
 
 
-def test_figures_are_also_files_with_heading_and_legend(finished: Reproduced, page: str) -> None:
+def test_figures_are_also_files_with_heading_and_legend(finished: Reproduction, page: str) -> None:
     files = sorted((finished.folder / "figures").iterdir())
-    assert len(files) == len(list(figures_of(finished, read_comparison(finished.runs))))
+    assert len(files) == len(list(figures_of(finished, read_comparison(finished.sweep_folder))))
     for file in files:
         drawing = ElementTree.parse(file).getroot()
         assert drawing.tag == "{http://www.w3.org/2000/svg}svg"

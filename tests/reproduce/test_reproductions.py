@@ -12,27 +12,22 @@ from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder, read_json
 from coterie.experiment.result import RunResult
 from coterie.privacy import LedgerError
-from coterie.reproduce import (
+from coterie.reproduce import table
+from coterie.reproduce.declared import (
     EVERYTHING,
-    Reproduction,
+    PublishedExperiment,
     ScaleName,
     Selection,
     find,
     names,
     parse,
-    published,
-    running,
     sweep_of,
 )
-from coterie.reproduce.running import Reproduced, render, reproduce
-from coterie.reproduce.table import (
-    MEASURES,
-    Charged,
-    Entry,
-    Line,
-    best_lines,
-    charged_in,
-)
+from coterie.reproduce.printed import Printed, read_publication
+from coterie.reproduce.quantities import QUANTITIES
+from coterie.reproduce.running import render, reproduce
+from coterie.reproduce.runs import Charged, charged_in
+from coterie.reproduce.table import Entry, Line, Reproduction, best_lines
 from tiny_reproduction import tiny_text
 
 TINY = tiny_text(
@@ -45,16 +40,16 @@ TINY = tiny_text(
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[Reproduction]:
+def tiny() -> Iterator[PublishedExperiment]:
     """A reproduction that is found under its name like those in the package."""
     reproduction = parse("tiny", TINY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "find", lambda name: reproduction if name == "tiny" else find(name))
+        patch.setattr(table, "find", lambda name: reproduction if name == "tiny" else find(name))
         yield reproduction
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: Reproduction, tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
+def finished(tiny: PublishedExperiment, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     return reproduce(tiny, ScaleName.QUICK, tmp_path_factory.mktemp("reproduce") / "out")
 
 
@@ -63,7 +58,7 @@ def finished(tiny: Reproduction, tmp_path_factory: pytest.TempPathFactory) -> Re
 def test_every_declared_run_is_a_valid_experiment(name: str, scale: ScaleName) -> None:
     reproduction = find(name)
     sweep = sweep_of(reproduction, scale, EVERYTHING)
-    assert (sweep is None) == (not reproduction.scale(scale).algorithms)
+    assert (sweep is None) == (not reproduction.scales[scale].algorithms)
     for cell in sweep.cells() if sweep else ():
         assert cell.experiment.evaluation.references is False, "the central models are trained once for all"
 
@@ -92,7 +87,7 @@ def test_the_paper_scale_is_the_papers(name: str) -> None:
 def test_the_publication_prints_what_stands_beside_r_dpcfl(name: str) -> None:
     source = find(name).publication
     assert source is not None
-    publication = published.read(f"{source.source}.yaml")
+    publication = read_publication(source.source)
     for figure in ("mean", "majority", "minority", "min", "disparity", "f_acc", "f_loss"):
         for epsilon in (3, 10):
             theirs = source.rows["r-dpcfl"]
@@ -139,16 +134,14 @@ def test_labels_separate_two_settings_of_one_algorithm() -> None:
 # --- a finished folder ------------------------------------------------------------------------------
 
 
-def test_ours_stand_beside_the_printed_numbers(finished: Reproduced) -> None:
-    assert finished.comparison is not None
-    ours, alone = finished.comparison.lines
-    result = RunResult.load(finished.runs / "cells" / ours.runs[0].cell.name)
+def test_ours_stand_beside_the_printed_numbers(finished: Reproduction) -> None:
+    ours, alone = finished.lines
+    result = RunResult.load(finished.sweep_folder / "cells" / ours.runs[0].cell.name)
     entry = ours.entries[0]
-    assert entry.measure.key == "mean"
+    assert entry.quantity.key == "mean"
     assert entry.ours == pytest.approx(100 * result.accuracy.mean)
     assert entry.printed is not None
-    assert entry.printed.cell is not None
-    assert (entry.printed.cell.mean, entry.printed.table) == (92.28, 3)
+    assert (entry.printed.mean, entry.printed.table) == (92.28, 3)
     assert entry.verdict == f"below by {92.28 - 100 * result.accuracy.mean:.1f}"
     assert ours.printed_as == "RC-DPFL"
     assert alone.row == "local"
@@ -156,42 +149,39 @@ def test_ours_stand_beside_the_printed_numbers(finished: Reproduced) -> None:
     assert alone.clusters_found == "–"
     with (finished.folder / "table.csv").open() as handle:
         rows = list(csv.DictReader(handle))
-    assert len(rows) == 2 * len(MEASURES)
+    assert len(rows) == 2 * len(QUANTITIES)
     assert {row["printed"] for row in rows if row["algorithm"] == "local"} == {""}
     text = (finished.folder / "table.md").read_text()
     assert "r-dpcfl beside RC-DPFL" in text
     assert result.guarantee in text
 
 
-def test_fairness_comes_from_one_central_model_for_all_runs(finished: Reproduced) -> None:
+def test_fairness_comes_from_one_central_model_for_all_runs(finished: Reproduction) -> None:
     (reference,) = (finished.folder / "references").iterdir()
     best = read_json(reference)["clients"]
-    assert finished.comparison is not None
-    for run in finished.comparison.runs:
+    for run in finished.runs:
         assert run.result.fairness.f_acc is None
         missing = [best[name]["accuracy"] - own for name, own in run.result.accuracy.per_client.items()]
         assert run.fairness.f_acc == pytest.approx(max(missing) - min(missing))
 
 
-def test_the_folder_is_small_and_every_run_charged_its_plan(finished: Reproduced) -> None:
+def test_the_folder_is_small_and_every_run_charged_its_plan(finished: Reproduction) -> None:
     assert finished.is_sound
-    assert finished.comparison is not None
-    for run in finished.comparison.runs:
+    for run in finished.runs:
         assert run.charged.exact
         assert not RunFolder(run.result.folder).checkpoint.exists()
     # 5 clients: 1 first round, 3 of training and one selection each; local trains 4 times.
-    assert [run.charged.planned for run in finished.comparison.runs] == [25, 20]
+    assert [run.charged.planned for run in finished.runs] == [25, 20]
 
 
 def test_a_folder_grows_without_touching_what_is_finished(
-    finished: Reproduced, tiny: Reproduction, tmp_path: Path
+    finished: Reproduction, tiny: PublishedExperiment, tmp_path: Path
 ) -> None:
     out = tmp_path / "copy"
     shutil.copytree(finished.folder, out)
     before = {path: path.read_bytes() for path in sorted(out.glob("runs/cells/*/*.json*"))}
     grown = reproduce(tiny, ScaleName.QUICK, out, selection=Selection((5,), ("local",)), resume=True)
-    assert grown.comparison is not None
-    assert [(line.row, line.setting["privacy.epsilon"]) for line in grown.comparison.lines] == [
+    assert [(line.row, line.setting["privacy.epsilon"]) for line in grown.lines] == [
         ("local", 5),
         ("r-dpcfl", 10),
         ("local", 10),
@@ -201,25 +191,23 @@ def test_a_folder_grows_without_touching_what_is_finished(
     assert again.to_json() == grown.to_json()
 
 
-def test_a_folder_renders_elsewhere_even_unfinished(finished: Reproduced, tmp_path: Path) -> None:
+def test_a_folder_renders_elsewhere_even_unfinished(finished: Reproduction, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(finished.folder, moved)
     (moved / "table.md").unlink()
     result = render(moved)
     assert (moved / "table.md").read_text() == (finished.folder / "table.md").read_text()
-    assert finished.comparison is not None
-    cell = finished.comparison.runs[0].cell.name
+    cell = finished.runs[0].cell.name
     (moved / "runs" / "cells" / cell / "result.json").unlink()
     result = render(moved)
-    assert result.comparison is not None
-    assert result.comparison.missing == (cell,)
+    assert result.missing == (cell,)
     assert f"Not finished: {cell}" in (moved / "table.md").read_text()
-    many = replace(result.comparison, missing=tuple(f"run {number}" for number in range(20)))
+    many = replace(result, missing=tuple(f"run {number}" for number in range(20)))
     assert many.not_finished == "Not finished: 20 runs."
 
 
 def test_a_folder_is_never_taken_for_another(
-    finished: Reproduced, tiny: Reproduction, tmp_path: Path
+    finished: Reproduction, tiny: PublishedExperiment, tmp_path: Path
 ) -> None:
     out = finished.folder
     with pytest.raises(InputError, match="exists already"):
@@ -237,9 +225,8 @@ def test_a_folder_is_never_taken_for_another(
 # --- ledger against plan ----------------------------------------------------------------------------
 
 
-def test_a_ledger_with_fewer_charges_is_said_to_have_fewer(finished: Reproduced, tmp_path: Path) -> None:
-    assert finished.comparison is not None
-    run = finished.comparison.runs[0]
+def test_a_ledger_with_fewer_charges_is_said_to_have_fewer(finished: Reproduction, tmp_path: Path) -> None:
+    run = finished.runs[0]
     path = tmp_path / "run"
     shutil.copytree(run.result.folder, path)
     ledger = RunFolder(path).ledger
@@ -274,13 +261,13 @@ def test_spending_more_than_promised_voids_a_run() -> None:
     ],
 )
 def test_verdicts_know_which_way_is_better(key: str, ours: float, verdict: str) -> None:
-    measure = next(measure for measure in MEASURES if measure.key == key)
+    quantity = next(quantity for quantity in QUANTITIES if quantity.key == key)
     theirs = {"mean": 89.0, "disparity": 3.0}[key]
-    entry = Entry(measure, ours, None, published.Printed(published.Cell(theirs, 0.1), 3))
+    entry = Entry(quantity, ours, None, Printed(theirs, 0.1, 3))
     assert entry.verdict == verdict
     assert entry.is_no_worse == verdict.startswith("at")
-    assert Entry(measure, ours, None, None).is_no_worse is None
-    assert Entry(measure, ours, None, published.Printed(None, 3)).printed_text() == "unreadable"
+    assert Entry(quantity, ours, None, None).is_no_worse is None
+    assert Entry(quantity, ours, None, Printed(None, None, 3)).printed_text() == "unreadable"
 
 
 def test_the_publications_experiments_are_all_there() -> None:
@@ -294,7 +281,7 @@ def test_the_publication_prints_an_accuracy_beside_every_clustered_row(name: str
     reproduction = find(name)
     source = reproduction.publication
     assert source is not None
-    publication = published.read(f"{source.source}.yaml")
+    publication = read_publication(source.source)
     figure = "clustering" if name == "rr-clustering-accuracy" else "mean"
     for scale in reproduction.scales.values():
         budgets = scale.vary["privacy.epsilon"]
@@ -308,10 +295,15 @@ def test_the_publication_prints_an_accuracy_beside_every_clustered_row(name: str
 
 
 def test_a_table_may_have_budgets_of_its_own() -> None:
-    publication = published.read("rr-cluster.yaml")
-    assert publication.cell("fashion-mnist", "balanced", "rr-ifca", "mean", 2).mean == 65.69  # type: ignore[union-attr]
-    assert publication.cell("shakespeare", "roles", "rr-ifca", "mean", 16).mean == 16.25  # type: ignore[union-attr]
-    assert publication.cell("shakespeare", "roles", "dp-fedcam", "mean", 4) is None
+    publication = read_publication("rr-cluster")
+    for key, mean in (
+        (("fashion-mnist", "balanced", "rr-ifca", "mean", 2), 65.69),
+        (("shakespeare", "roles", "rr-ifca", "mean", 16), 16.25),
+        (("shakespeare", "roles", "dp-fedcam", "mean", 4), None),
+    ):
+        printed = publication.printed(*key)
+        assert printed is not None
+        assert printed.mean == mean
     assert publication.printed("shakespeare", "roles", "rr-ifca", "mean", 2) is None
     assert publication.printed("fashion-mnist", "balanced", "dp-ifca", "clustering", float("inf")) is not None
 
@@ -329,11 +321,11 @@ def test_a_row_may_be_shown_at_its_best_setting_alone() -> None:
 
 
 def average(value: float) -> Entry:
-    return Entry(MEASURES[0], value, None, None)
+    return Entry(QUANTITIES[0], value, None, None)
 
 
 def test_an_epsilon_in_a_table_is_never_rounded_down() -> None:
-    by_key = {measure.key: measure for measure in MEASURES}
+    by_key = {quantity.key: quantity for quantity in QUANTITIES}
     assert by_key["epsilon"].text(35.961) == "35.97"
     assert by_key["mean_epsilon"].text(23.1901) == "23.20"
     assert by_key["mean"].text(23.14) == "23.1"

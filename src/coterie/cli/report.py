@@ -16,7 +16,7 @@ from coterie.experiment.recount import recount
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
-from coterie.reproduce.running import RECORD
+from coterie.reproduce.table import RECORD
 
 
 def report(

@@ -11,10 +11,9 @@ from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import finite
-from coterie.reproduce import ScaleName, Selection, find, names, sweep_of
-from coterie.reproduce.docs import write_into
-from coterie.reproduce.running import Reproduced
-from coterie.reproduce.table import Line, notes, setting_text
+from coterie.reproduce.declared import ScaleName, Selection, find, names, sweep_of
+from coterie.reproduce.markdown import write_into
+from coterie.reproduce.table import Line, Reproduction, setting_text
 
 
 def reproduce(
@@ -51,16 +50,16 @@ def reproduce(
         for each in names():
             say(f"{each:<{width}}{find(each).line}")
         return
-    reproduction = find(name)
+    published = find(name)
     wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
     selection = Selection(tuple(epsilon or ()), wanted, tuple(seeds or ()))
     target = out or Path("runs") / f"reproduce-{name}-{scale.value}"
     if render:
         result = api.render(target)
-        if result.reproduction.name != name:
-            raise InputError(f"{target}: holds {result.reproduction.name}, not {name}")
+        if result.experiment.name != name:
+            raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
     else:
-        planned = sweep_of(reproduction, scale, selection, overrides or [])
+        planned = sweep_of(published, scale, selection, overrides or [])
         total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
         with ProgressBar(name, total) as bar:
             result = api.reproduce(
@@ -79,27 +78,24 @@ def reproduce(
         print_json(finite(result.to_json()))
     else:
         show(result)
-    if not result.is_sound or (result.comparison is not None and result.comparison.missing):
+    if not result.is_sound or result.missing:
         raise typer.Exit(1)
 
 
-def show(result: Reproduced) -> None:
-    if result.comparison is not None:
+def show(result: Reproduction) -> None:
+    if result.sweep is not None:
         headings = ["algorithm", "figure", "ours", "printed", "table", "verdict"]
-        for setting in result.comparison.settings:
-            lines = [line for line in result.comparison.lines if dict(line.setting) == setting]
-            print_table(
-                headings, [row for line in lines for row in _rows(line)], setting_text(setting) or None
-            )
-        for note in notes(result.comparison):
+        for setting, lines in result.by_setting():
+            body = [row for line in lines for row in _rows(line)]
+            print_table(headings, body, setting_text(setting) or None)
+        for note in result.notes():
             say(note)
         for sentence in result.scale.differs:
             say(f"Differs: {sentence}")
         say(ALONE)
-        for line in result.comparison.lines:
-            where = f", {setting_text(line.setting)}" if line.setting else ""
-            say(f"{line.row}{where}: {line.guarantee}")
-        for cell in result.comparison.missing:
+        for line in result.lines:
+            say(f"{line.heading}: {line.guarantee}")
+        for cell in result.missing:
             complain(f"not finished: {cell}")
     say(f"report: {result.report}")
 
@@ -108,7 +104,7 @@ def _rows(line: Line) -> list[list[str]]:
     """A row for each figure; the algorithm is named in the first."""
     rows = [
         [
-            entry.measure.heading,
+            entry.quantity.heading,
             entry.text(),
             entry.printed_text(),
             str(entry.printed.table) if entry.printed else "",

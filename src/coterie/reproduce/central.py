@@ -5,7 +5,7 @@ seed but on no algorithm and no budget, so that one file under `references/` ser
 """
 
 import hashlib
-from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,40 +19,29 @@ from coterie.privacy.plan import canonical_json
 from coterie.training.scoring import Score
 
 
-def ensure(out: Path, experiments: Iterable[Experiment], epochs: int) -> None:
-    """Train and write what is missing for these runs."""
-    for experiment in experiments:
-        path = _path(out, experiment)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            folder.write_json(path, _train(experiment, epochs))
+def central_scores(out: Path, experiment: Experiment, epochs: int = 0) -> Scores | None:
+    """Score of each client under the best model of its cluster: as stored, or trained now.
 
-
-def read(out: Path, experiment: Experiment) -> Scores | None:
-    """Score of each client under the best model of its cluster, if that was trained."""
-    path = _path(out, experiment)
-    if not path.exists():
-        return None
-    content = folder.read_json(path)["clients"]
-    return {client: Score(**score) for client, score in content.items()}
-
-
-def _path(out: Path, experiment: Experiment) -> Path:
-    dump = experiment.model_dump(mode="json")
+    Args:
+        epochs: how long to train where nothing is stored; 0 trains none.
+    """
+    seed, dump = experiment.seeds.simulation, experiment.model_dump(mode="json")
     decides = {section: dump[section] for section in ("data", "federation", "model")}
-    text = canonical_json({**decides, "seed": experiment.seeds.simulation})
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return out / "references" / f"seed-{experiment.seeds.simulation}-{digest}.json"
+    digest = hashlib.sha256(canonical_json({**decides, "seed": seed}).encode()).hexdigest()[:12]
+    path = out / "references" / f"seed-{seed}-{digest}.json"
+    if not path.exists():
+        if not epochs:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scores = {client: asdict(score) for client, score in _train(experiment, epochs).items()}
+        note = "trained centrally without privacy, for evaluation only"
+        folder.write_json(path, {"note": note, "epochs": epochs, "clients": scores})
+    return {client: Score(**score) for client, score in folder.read_json(path)["clients"].items()}
 
 
-def _train(experiment: Experiment, epochs: int) -> folder.Json:
+def _train(experiment: Experiment, epochs: int) -> Scores:
     federation = load_federation(experiment)
     calibrated, seed = calibrate(experiment, federation), experiment.seeds.simulation
     cluster_of = truth_of(federation) or dict.fromkeys(calibrated.facts.clients, 0)
     start = torch.from_numpy(calibrated.facts.initialise(seed)).to(calibrated.learner.device)
-    scores = train_references(federation, calibrated.learner, start, cluster_of, seed, epochs)
-    return {
-        "note": "trained centrally without privacy, for evaluation only",
-        "epochs": epochs,
-        "clients": {client: {"accuracy": s.accuracy, "loss": s.loss} for client, s in scores.items()},
-    }
+    return train_references(federation, calibrated.learner, start, cluster_of, seed, epochs)

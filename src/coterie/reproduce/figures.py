@@ -21,10 +21,10 @@ from coterie.report.leakage import LeakageRecord, read_leakage
 from coterie.report.lines import Scale, Series, bar_figure, line_figure
 from coterie.report.record import read_findings, read_run
 from coterie.reproduce import first_round, two_clusters
-from coterie.reproduce.running import Reproduced
+from coterie.reproduce.table import Reproduction
 
 Draw = Callable[[Comparison | None], Iterator[Figure]]
-DrawRows = Callable[[Reproduced, Comparison | None], Iterator[Figure]]
+DrawRows = Callable[[Reproduction, Comparison | None], Iterator[Figure]]
 
 EPSILON = "privacy.epsilon"
 WORTH_DRAWING = 1000.0
@@ -33,16 +33,16 @@ CLEAR = 2.0
 """Separation from which the publication calls clusters always found."""
 
 
-def figures_of(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+def figures_of(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """What the reproduction asks for, as far as its runs allow."""
-    for name in result.reproduction.figures:
+    for name in result.experiment.figures:
         if name in FIGURES:
             yield from FIGURES[name](runs)
         elif name in OF_ROWS:
             yield from OF_ROWS[name](result, runs)
         else:
             known = ", ".join((*FIGURES, *OF_ROWS))
-            raise InputError(f"{result.reproduction.name}: no figure is called '{name}'; allowed: {known}")
+            raise InputError(f"{result.experiment.name}: no figure is called '{name}'; allowed: {known}")
 
 
 # --- from runs --------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _records(run: CellRun) -> int:
     return max(client.records for client in read_run(run.result.folder).clients)
 
 
-def _panels(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+def _panels(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Accuracy and loss against round of the rows that a publication draws together."""
     by_row = {} if runs is None else {str(each.values.get(LABEL)): each for each in runs.settings}
     for place, (heading, rows) in enumerate(result.scale.panels.items()):
@@ -243,7 +243,7 @@ def _curve(setting: Setting, kind: str) -> list[tuple[float, float]]:
     return [(number, sum(values[number] for values in series) / len(series)) for number in common]
 
 
-def _leakage(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+def _leakage(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Epsilon of workers against epoch, and the matrix of every row that the reproduction wants drawn."""
     wanted = result.scale.matrices
     found = [(row, record) for row, record, _ in _watched(runs) if row in wanted or not wanted]
@@ -266,7 +266,7 @@ def _watched(runs: Comparison | None) -> Iterator[tuple[str, LeakageRecord, Sett
             yield str(setting.values.get(LABEL) or words.setting(setting.values)), record, setting
 
 
-def _exchange(result: Reproduced, runs: Comparison | None) -> Iterator[Figure]:
+def _exchange(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """What accuracy costs: a mark for each row, by the epsilon of its worst pair and of its mean pair."""
     found = [(row, record, each) for row, record, each in _watched(runs) if record.largest <= WORTH_DRAWING]
     if not found:
@@ -343,7 +343,7 @@ def _two_clusters(runs: Comparison | None) -> Iterator[Figure]:
 
 def _noise(runs: Comparison | None) -> Iterator[Figure]:
     """The noise multiplier and the noise of an update against the batches of round 1 and of later rounds."""
-    client = first_round.Client()
+    client = first_round.ClientBudget()
     firsts = (16, 64, 256, 1024, client.records)
     laters = (8, 16, 32, 64, 128, 256)
     batch = Scale(
@@ -387,7 +387,7 @@ def _noise(runs: Comparison | None) -> Iterator[Figure]:
             f"{where}.",
         )
     budgets = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
-    large = {epsilon: first_round.Client(records=50_000, epsilon=epsilon) for epsilon in budgets}
+    large = {epsilon: first_round.ClientBudget(records=50_000, epsilon=epsilon) for epsilon in budgets}
     yield line_figure(
         "ratio",
         "What a full batch in round 1 costs all rounds",

@@ -15,21 +15,14 @@ from coterie.report.numbers import count
 from coterie.report.page import Column, facts, header, notice, page, section, side_by_side, table
 from coterie.report.standalone import file_name, standalone
 from coterie.reproduce.figures import figures_of
-from coterie.reproduce.running import Reproduced
-from coterie.reproduce.table import (
-    Comparison,
-    Entry,
-    Line,
-    Measure,
-    notes,
-    setting_text,
-)
+from coterie.reproduce.quantities import Quantity
+from coterie.reproduce.table import Entry, Line, Reproduction, setting_text
 
 
 def write_reproduction_report(folder: Path) -> Path:
     """Write `report.html` of a reproduction, and its figures as files; return the page's path."""
-    result = Reproduced.load(folder)
-    runs = read_comparison(result.runs) if result.sweep is not None else None
+    result = Reproduction.load(folder)
+    runs = read_comparison(result.sweep_folder) if result.sweep is not None else None
     figures = list(figures_of(result, runs))
     write_text(result.report, _page(result, runs, figures))
     drawings = folder / "figures"
@@ -39,88 +32,82 @@ def write_reproduction_report(folder: Path) -> Path:
     return result.report
 
 
-def _page(result: Reproduced, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
-    title = result.reproduction.title
+def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
+    title = result.experiment.title
     body = [
         header(
-            "reproduction", title, _lede(result), f"{result.reproduction.name} at {result.scale_name} scale"
+            "reproduction", title, _lede(result), f"{result.experiment.name} at {result.scale_name} scale"
         ),
         *_notices(result),
-        *(_tables(result.comparison) if result.comparison else []),
+        *(_tables(result) if result.sweep else []),
         _figures(figures),
         _differences(result),
-        _ledgers(result.comparison) if result.comparison else None,
-        _guarantees(result.comparison) if result.comparison else None,
+        _ledgers(result) if result.sweep else None,
+        _guarantees(result) if result.sweep else None,
         _common(runs),
     ]
     return page(title, "coterie reproduction", body, f"coterie {__version__}")
 
 
-def _lede(result: Reproduced) -> Child:
-    if result.comparison is None or result.sweep is None:
-        return result.reproduction.line
-    entries = [entry for line in result.comparison.lines for entry in line.entries]
+def _lede(result: Reproduction) -> Child:
+    if result.sweep is None:
+        return result.experiment.line
+    entries = [entry for line in result.lines for entry in line.entries]
     judged = [entry for entry in entries if entry.is_no_worse is not None]
     better = sum(bool(entry.is_no_worse) for entry in judged)
-    done = f"{len(result.comparison.runs)} of {count(len(result.sweep.cells()), 'run')} finished. "
+    done = f"{len(result.runs)} of {count(len(result.sweep.cells()), 'run')} finished. "
     if not judged:
         return done + "None of their settings stands in a printed table."
     return done + f"{better} of {count(len(judged), 'printed number')} are reached or bettered."
 
 
-def _notices(result: Reproduced) -> Iterator[Markup]:
+def _notices(result: Reproduction) -> Iterator[Markup]:
     if not result.is_sound:
         yield notice("warn", "A run spent more than its plan allows; its figures are void.")
-    if result.comparison is not None and result.comparison.missing:
-        yield notice("warn", result.comparison.not_finished)
+    if result.missing:
+        yield notice("warn", result.not_finished)
 
 
-def _tables(comparison: Comparison) -> Iterator[Markup]:
+def _tables(result: Reproduction) -> Iterator[Markup]:
     columns = [
         Column("Algorithm"),
         Column("Runs", figures=True),
-        *(Column(_heading(comparison, measure), figures=True) for measure in comparison.measures),
-        *(Column(name, figures=True) for name in _of_clusters(comparison)),
+        *(Column(_heading(result, quantity), figures=True) for quantity in result.quantities),
+        *(Column(name, figures=True) for name in _of_clusters(result)),
         Column("Charged of planned", figures=True),
     ]
-    for setting in comparison.settings:
-        lines = [line for line in comparison.lines if dict(line.setting) == setting]
+    for setting, lines in result.by_setting():
         yield section(
             setting_text(setting).capitalize() if setting else "Results",
             table(
                 "Ours, and below it the printed number; accuracies in per cent on held-out records",
                 columns,
-                [_row(line, comparison) for line in lines],
+                [_row(line, result) for line in lines],
             ),
         )
-    yield tag("section", [tag("p", note, class_="intro") for note in notes(comparison)])
+    yield tag("section", [tag("p", note, class_="intro") for note in result.notes()])
 
 
-def _of_clusters(comparison: Comparison) -> list[str]:
+def _of_clusters(result: Reproduction) -> list[str]:
     """Columns for what was found, where anybody looked for it."""
-    return ["Clusters found", "Minority found"] if comparison.has_clusters else []
+    return ["Clusters found", "Minority found"] if result.has_clusters else []
 
 
-def _heading(comparison: Comparison, measure: Measure) -> str:
+def _heading(result: Reproduction, quantity: Quantity) -> str:
     """The figure, and where its printed numbers stand."""
-    tables = {
-        entry.printed.table
-        for line in comparison.lines
-        for entry in line.entries
-        if entry.measure is measure and entry.printed is not None
-    }
-    return f"{measure.heading} (table {', '.join(map(str, sorted(tables)))})" if tables else measure.heading
+    tables = result.tables(quantity)
+    return f"{quantity.heading} (table {tables})" if tables else quantity.heading
 
 
-def _row(line: Line, comparison: Comparison) -> list[Child]:
+def _row(line: Line, result: Reproduction) -> list[Child]:
     name: Child = line.name
     if line.printed_as is not None:
         name = [tag("div", line.name), tag("div", f"printed: {line.printed_as}", class_="theirs")]
     return [
         name,
         str(len(line.runs)),
-        *(_cell(entry) for entry in line.entries if entry.measure in comparison.measures),
-        *([line.clusters_found, line.minority_found] if _of_clusters(comparison) else []),
+        *(_cell(entry) for entry in line.entries if entry.quantity in result.quantities),
+        *([line.clusters_found, line.minority_found] if _of_clusters(result) else []),
         line.charged,
     ]
 
@@ -140,7 +127,7 @@ def _figures(figures: Sequence[Figure]) -> Markup | None:
     return section("Figures", side_by_side(figure.html() for figure in figures)) if figures else None
 
 
-def _differences(result: Reproduced) -> Markup | None:
+def _differences(result: Reproduction) -> Markup | None:
     said = list(result.scale.differs)
     said += [f"Changed on the command line: {text}." for text in result.overrides]
     if not said:
@@ -148,7 +135,7 @@ def _differences(result: Reproduced) -> Markup | None:
     return section("What differs from the publication", tag("ul", [tag("li", sentence) for sentence in said]))
 
 
-def _ledgers(comparison: Comparison) -> Markup:
+def _ledgers(result: Reproduction) -> Markup:
     rows = [
         [
             run.cell.name,
@@ -162,7 +149,7 @@ def _ledgers(comparison: Comparison) -> Markup:
             if run.charged.holds
             else "BROKEN",
         ]
-        for run in comparison.runs
+        for run in result.runs
     ]
     columns = [
         Column("Run"),
@@ -178,14 +165,14 @@ def _ledgers(comparison: Comparison) -> Markup:
     )
 
 
-def _guarantees(comparison: Comparison) -> Markup:
+def _guarantees(result: Reproduction) -> Markup:
     promises = [
         tag(
             "li",
-            tag("strong", f"{line.row}{', ' + setting_text(line.setting) if line.setting else ''}"),
+            tag("strong", line.heading),
             line.guarantee,
         )
-        for line in comparison.lines
+        for line in result.lines
     ]
     return tag(
         "section",

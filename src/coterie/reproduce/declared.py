@@ -1,0 +1,151 @@
+"""Published experiments as they are declared in YAML files, and the sweep of runs that each stands for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from coterie.errors import InputError
+from coterie.experiment.explain import explain
+from coterie.experiment.files import override, parse_override
+from coterie.experiment.sweep import Part, Sweep
+from coterie.settings import Settings
+
+EPSILON = "privacy.epsilon"
+ALGORITHM = "algorithm.name"
+SEED = "seeds.simulation"
+
+
+class ScaleName(StrEnum):
+    """How much of the publication's experiment is run."""
+
+    QUICK = "quick"
+    PAPER = "paper"
+
+
+class Source(Settings):
+    """Where the printed numbers stand."""
+
+    source: str
+    data: str
+    shift: str
+    rows: Mapping[str, str] = Field(default_factory=dict)
+    """The publication's algorithm for each of our rows that is called otherwise there."""
+
+
+class Contender(Settings):
+    """One algorithm of a reproduction."""
+
+    name: str
+    seeds: tuple[int, ...] = Field(min_length=1)
+    label: str | None = None
+    settings: Mapping[str, Any] = Field(default_factory=dict, alias="set")
+
+    @property
+    def row(self) -> str:
+        return self.label or self.name
+
+
+class ExperimentScale(Settings):
+    """One size of a published experiment: its runs, and what differs from the publication."""
+
+    base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    best_of: str | None = None
+    """A key that varies: of its values, each row shows the one with the best average accuracy."""
+    algorithms: tuple[Contender, ...] = ()
+    differs: tuple[str, ...] = ()
+    panels: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Rows that share a chart of accuracy and one of loss, by what the charts are called."""
+    matrices: tuple[str, ...] = ()
+    """Rows of which the figure `leakage` draws who learns how much about whom; by default all."""
+    references: int = Field(0, ge=0)
+    """Epochs of the central models for F_acc and F_loss; 0 trains none."""
+
+
+class PublishedExperiment(Settings):
+    """A published experiment in all its sizes."""
+
+    name: str
+    title: str
+    line: str
+    publication: Source | None = None
+    base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    scales: Mapping[ScaleName, ExperimentScale]
+    figures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A part of a reproduction; what is empty is not narrowed."""
+
+    epsilons: tuple[float, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+
+EVERYTHING = Selection()
+
+
+def names() -> list[str]:
+    """What can be reproduced."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in resources.files(__package__).iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def find(name: str) -> PublishedExperiment:
+    """The published experiment of that name."""
+    if name not in names():
+        raise InputError(f"{name}: no such reproduction; allowed: {', '.join(names())}")
+    text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return parse(name, text)
+
+
+def parse(name: str, text: str) -> PublishedExperiment:
+    """A published experiment from the text of its file."""
+    try:
+        return PublishedExperiment.model_validate({**yaml.safe_load(text), "name": name})
+    except ValidationError as mistakes:
+        raise InputError(f"reproduction {name}: {explain(mistakes, PublishedExperiment)}") from None
+
+
+def sweep_of(
+    published: PublishedExperiment,
+    scale: ScaleName,
+    selection: Selection = EVERYTHING,
+    overrides: Sequence[str] = (),
+) -> Sweep | None:
+    """The runs of a published experiment, or of a part of it; None where it has none."""
+    chosen = published.scales[scale]
+    rows = [contender.row for contender in chosen.algorithms]
+    if not rows:
+        return None
+    for wanted in selection.algorithms:
+        if wanted not in rows:
+            raise InputError(
+                f"--algorithms: '{wanted}' is not part of {published.name}; allowed: {', '.join(rows)}"
+            )
+    vary = {key: list(values) for key, values in chosen.vary.items()}
+    if selection.epsilons:
+        # 3.0 as 3, so that a budget is written alike wherever it comes from.
+        vary[EPSILON] = [int(each) if each == int(each) else each for each in selection.epsilons]
+    labelled = any(contender.label for contender in chosen.algorithms)
+    parts = [
+        Part(
+            {ALGORITHM: [each.name], **vary, SEED: list(selection.seeds or each.seeds)},
+            each.settings,
+            each.row if labelled else None,
+        )
+        for each in chosen.algorithms
+        if not selection.algorithms or each.row in selection.algorithms
+    ]
+    sections = dict.fromkeys([*published.base, *chosen.base])
+    base = {name: {**published.base.get(name, {}), **chosen.base.get(name, {})} for name in sections}
+    return Sweep.of_parts(override(base, dict(parse_override(text) for text in overrides)), parts)

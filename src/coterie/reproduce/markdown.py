@@ -1,0 +1,88 @@
+"""The table of a reproduction as Markdown: in a file of its own, and inside documents.
+
+A document holds, for each reproduction and scale it shows, a pair of lines
+
+    <!-- coterie reproduce rdpcfl-mnist --scale paper -->
+    <!-- end -->
+
+and everything between them is replaced whenever the run folder is rendered again.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from coterie.errors import InputError
+from coterie.experiment.composition import ALONE
+from coterie.experiment.folder import write_text
+from coterie.reproduce.table import Line, Reproduction, setting_text
+
+END = "<!-- end -->"
+
+
+def markdown_table(
+    reproduction: Reproduction, lines: Sequence[Line], first: str = "algorithm", *, brief: bool = False
+) -> Iterator[str]:
+    """The lines of one setting; the brief form has neither deviations nor verdicts.
+
+    Args:
+        first: heading of the column that names the rows.
+    """
+    shown, clusters = reproduction.quantities, reproduction.has_clusters
+    headings = [first, "runs", *(quantity.heading for quantity in shown)]
+    headings += ["clusters found"] if clusters else []
+    headings.append("charged" if brief else "charged of planned")
+    rows = [headings, ["---"] * len(headings)]
+    for line in lines:
+        entries = [entry for entry in line.entries if entry.quantity in shown]
+        as_planned = brief and all(run.charged.exact for run in line.runs)
+        rows.append(
+            [
+                line.row if brief else line.name,
+                str(len(line.runs)),
+                *(entry.brief() if brief else entry.both() for entry in entries),
+                *([line.clusters_found] if clusters else []),
+                "as planned" if as_planned else line.charged,
+            ]
+        )
+    return ("| " + " | ".join(row) + " |" for row in rows)
+
+
+def markdown(reproduction: Reproduction) -> str:
+    """One table for each setting: ours, and after the stroke what is printed, with the verdict in words."""
+    parts: list[str] = []
+    for setting, lines in reproduction.by_setting():
+        parts += [f"### {setting_text(setting)}", ""] if setting else []
+        parts += [*markdown_table(reproduction, lines), ""]
+    parts += [*reproduction.notes(), "", ALONE, ""]
+    parts += [f"- {line.heading}: {line.guarantee}" for line in reproduction.lines]
+    return "\n".join(parts) + "\n"
+
+
+def write_into(document: Path, result: Reproduction) -> None:
+    """Replace the table of this reproduction in a document."""
+    start = f"<!-- coterie reproduce {result.experiment.name} --scale {result.scale_name.value} -->"
+    try:
+        text = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{document}: cannot be read ({error.strerror})") from None
+    before, found, rest = text.partition(start)
+    old, closed, after = rest.partition(END)
+    if not found or not closed or "<!-- coterie reproduce" in old:
+        raise InputError(
+            f"{document}: has no place for this table; put the lines '{start}' and '{END}' in it"
+        )
+    write_text(document, f"{before}{start}\n{_tables(result)}{END}{after}")
+
+
+def _tables(result: Reproduction) -> str:
+    """A table for each setting as a document shows it, and below them what a reader must know."""
+    if result.sweep is None:
+        return ""
+    lines = [""]
+    for setting, rows in result.by_setting():
+        heading = setting_text(setting) or "algorithm"
+        lines += [*markdown_table(result, rows, heading, brief=True), ""]
+    lines += [f"- {note}" for note in result.notes()]
+    lines += [f"- Differs: {sentence}" for sentence in result.scale.differs]
+    lines += [f"- Changed: {text}." for text in result.overrides]
+    return "\n".join(lines) + "\n\n"
