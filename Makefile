@@ -1,7 +1,7 @@
 # make demo   environment, install, the built-in comparison, where its report is
 # make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
-# make test-deployment   real servers and sites over Flower, killed, stopped and lied to; some minutes
+# make test-deployment   real servers and sites over Flower, killed, stopped and lied to; a Ray cluster; some minutes
 
 PYTHON ?= python3
 VENV   := .venv
@@ -19,7 +19,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/pytest -n 2 --dist loadfile
 
 test-deployment: $(VENV)/installed-dev
-	$(BIN)/pytest -m deployment tests/engines/flower
+	$(BIN)/pytest -m deployment tests/engines/flower tests/experiment
 
 bench: $(VENV)/installed-dev
 	$(BIN)/coterie bench

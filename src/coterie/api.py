@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coterie.experiment import local, sweep
+from coterie.experiment import cells, local
+from coterie.experiment.cells import Progress
+from coterie.experiment.comparison import SweepResult
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sweep import Progress, Sweep, SweepResult
+from coterie.experiment.sweep import Sweep
 from coterie.report import write_comparison_report, write_run_report
 from coterie.reproduce import running
 from coterie.reproduce.declared import EVERYTHING, ScaleName, Selection, find
@@ -38,10 +41,18 @@ def compare(
     *,
     resume: bool = False,
     workers: int | None = None,
+    ray: str | None = None,
     watch: Callable[[Progress], None] | None = None,
 ) -> SweepResult:
-    """Run a grid of experiments, write the table and one report, return the rows."""
-    result = sweep.compare(grid, out, resume=resume, workers=workers, watch=watch)
+    """Run a grid of experiments, write the table and one report, return the rows.
+
+    Args:
+        ray: address of a Ray cluster whose machines run the cells; None: this one does.
+    """
+    result = cells.compare(grid, out, resume=resume, workers=workers, ray=ray, watch=watch)
+    for path in result.cells.values():
+        if not RunFolder(path).report.exists():  # of a cell that shared a process, or ran elsewhere
+            write_run_report(path)
     write_comparison_report(result.folder)
     return result
 

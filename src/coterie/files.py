@@ -29,6 +29,11 @@ def write_text(path: Path, text: str) -> None:
     scratch.replace(path)
 
 
+def beside(path: Path, suffix: str) -> Path:
+    """The file that stands beside a folder."""
+    return path.parent / f"{path.name}{suffix}"
+
+
 def write_json(path: Path, content: Json) -> None:
     write_text(path, json_text(content))
 

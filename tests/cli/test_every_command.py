@@ -61,7 +61,9 @@ class Cases:
 
 CASES = {
     "run": Cases({"nothing.yaml": ["nothing.yaml"], "schedule.round": ["--set", "schedule.round=1"]}, SMALL),
-    "compare": Cases({"nothing.yaml": ["nothing.yaml"]}, ["sweep.yaml", "--out", "out"]),
+    "compare": Cases(
+        {"nothing.yaml": ["nothing.yaml"], "--ray": ["--ray", "127.0.0.1:1"]}, ["sweep.yaml", "--out", "out"]
+    ),
     "reproduce": Cases(
         {"no-such": ["no-such"], "--scale": ["rdpcfl-noise", "--scale", "big"]},
         ["rdpcfl-noise", "--out", "out"],

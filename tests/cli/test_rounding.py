@@ -13,10 +13,11 @@ from coterie.cli import compare as compare_command
 from coterie.cli import console
 from coterie.cli import run as run_command
 from coterie.experiment import local
+from coterie.experiment.comparison import Row, SweepResult, table_columns, table_csv, table_markdown
 from coterie.experiment.composition import Total
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sweep import Row, Sweep, SweepResult, table_columns, table_csv, table_markdown
+from coterie.experiment.sweep import Sweep
 from coterie.groups import Schedule, leakage, ring
 from coterie.privacy import Adjacency, Budget, BudgetError, Unit, calibrate, guarantee
 from coterie.privacy.plan import UnitPlan

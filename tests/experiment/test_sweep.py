@@ -2,15 +2,18 @@
 
 import csv
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from coterie.errors import InputError
-from coterie.experiment import sweep as sweeps
+from coterie.experiment.cells import LocalProcesses, compare, shares
+from coterie.experiment.comparison import SweepResult
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
-from coterie.experiment.sweep import Part, Sweep, compare
+from coterie.experiment.schema import Experiment
+from coterie.experiment.sweep import Part, Sweep
 
 SWEEP = """
 base:
@@ -32,7 +35,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> sweeps.SweepResult:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     """Three settings of the budget, one of which is impossible, two seeds each."""
     folder = tmp_path_factory.mktemp("sweep")
     text = SWEEP.replace("  algorithm.name: [r-dpcfl, global]\n", "  seeds.simulation: [1, 2]\n")
@@ -142,7 +145,7 @@ def test_a_malformed_sweep_is_one_line(text: str, message: str, tmp_path: Path) 
         Sweep.read(written(tmp_path, text)).cells()
 
 
-def test_a_broken_cell_is_reported_and_the_rest_finish(finished: sweeps.SweepResult) -> None:
+def test_a_broken_cell_is_reported_and_the_rest_finish(finished: SweepResult) -> None:
     assert len(finished.cells) == 2
     assert len(finished.failed) == 2
     for name, reason in finished.failed.items():
@@ -150,14 +153,14 @@ def test_a_broken_cell_is_reported_and_the_rest_finish(finished: sweeps.SweepRes
         assert "budget" in reason or "epsilon" in reason
 
 
-def test_cells_are_ordinary_run_folders(finished: sweeps.SweepResult) -> None:
+def test_cells_are_ordinary_run_folders(finished: SweepResult) -> None:
     for path in finished.cells.values():
         assert RunFolder(path).finished
         assert RunResult.load(path).rounds == 20
         assert RunFolder(path).report.exists()
 
 
-def test_the_table_has_means_and_spreads_over_seeds(finished: sweeps.SweepResult) -> None:
+def test_the_table_has_means_and_spreads_over_seeds(finished: SweepResult) -> None:
     (row,) = finished.rows
     results = [RunResult.load(path) for path in finished.cells.values()]
     means = [result.accuracy.mean for result in results]
@@ -172,22 +175,22 @@ def test_the_table_has_means_and_spreads_over_seeds(finished: sweeps.SweepResult
     assert "±" in markdown
 
 
-def test_resuming_skips_finished_cells(finished: sweeps.SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_skips_finished_cells(finished: SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    start = sweeps._start
+    start = LocalProcesses.start
 
-    def watch(cells: list[sweeps.Cell], *rest: object, **more: object) -> object:
-        started.extend(cell.name for cell in cells)
-        return start(cells, *rest, **more)  # type: ignore[arg-type]
+    def watch(self: LocalProcesses, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
+        started.extend(path.name for path in runs)
+        return start(self, runs)
 
-    monkeypatch.setattr(sweeps, "_start", watch)
+    monkeypatch.setattr(LocalProcesses, "start", watch)
     again = compare(Sweep.read(finished.folder / "sweep.yaml"), finished.folder, resume=True)
     assert again.rows == finished.rows
     assert set(started) == set(finished.failed)
 
 
 def test_a_comparison_is_never_overwritten_nor_resumed_as_another(
-    finished: sweeps.SweepResult, tmp_path: Path
+    finished: SweepResult, tmp_path: Path
 ) -> None:
     sweep = Sweep.read(finished.folder / "sweep.yaml")
     with pytest.raises(InputError, match="exists already"):
@@ -201,18 +204,17 @@ def test_a_comparison_is_never_overwritten_nor_resumed_as_another(
 
 
 def test_cells_that_share_a_process_fail_and_finish_each_for_itself(
-    finished: sweeps.SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeps, "_on_gpu", lambda cells: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # not in the processes of cells
     shared = compare(Sweep.read(finished.folder / "sweep.yaml"), tmp_path / "out")
     assert shared.failed == finished.failed
     assert [row.accuracy for row in shared.rows] == [row.accuracy for row in finished.rows]
 
 
-def test_on_a_gpu_only_cells_whose_units_are_records_share_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "_on_gpu", lambda cells: True)
+def test_on_a_gpu_only_cells_whose_units_are_records_share_a_process() -> None:
     records = Sweep({}, {"seeds.simulation": [0, 1, 2]}).cells()
-    assert [len(share) for share in sweeps._shares(records)] == [3]
+    assert [len(share) for share in shares(records, gpu=True)] == [3]
     federation = {"kind": "groups", "structure": "ring", "workers": 8, "groups": 2}
     grouped = {
         "federation": federation,
@@ -220,4 +222,4 @@ def test_on_a_gpu_only_cells_whose_units_are_records_share_a_process(monkeypatch
         "privacy": {"unit": "worker", "epsilon": math.inf},
     }
     workers = Sweep(grouped, {"seeds.simulation": [0, 1, 2]}).cells()
-    assert [len(share) for share in sweeps._shares(workers)] == [1, 1, 1]
+    assert [len(share) for share in shares(workers, gpu=True)] == [1, 1, 1]

@@ -15,7 +15,8 @@ from coterie.experiment.folder import RunFolder, read_lines
 from coterie.experiment.local import run
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.together import beside, fit_together, run_together
+from coterie.experiment.together import fit_together, run_together
+from coterie.files import beside
 from coterie.training.stacked import StackedTrainer
 
 BASE: dict[str, Any] = {

@@ -12,9 +12,11 @@ import pytest
 from coterie import api
 from coterie.cli.report import report
 from coterie.errors import CoterieError, InputError, LedgerError
-from coterie.experiment import checkpoint, local, sweep
+from coterie.experiment import cells, checkpoint, local
 from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.cells import Progress, compare
 from coterie.experiment.claim import read_claim, with_claim
+from coterie.experiment.comparison import SweepResult
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder, read_json, write_json, write_text
 from coterie.experiment.integrity import check_folder
@@ -23,7 +25,7 @@ from coterie.experiment.opened import create_folder
 from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
-from coterie.experiment.sweep import Cell, Progress, Sweep, SweepResult, compare
+from coterie.experiment.sweep import Cell, Sweep
 from coterie.experiment.verify import Verification, verify
 from coterie.report import write_comparison_report, write_run_report
 
@@ -75,8 +77,8 @@ def stop(content: dict[str, Any], out: Path, rounds: int) -> None:
         local.run(Experiment.model_validate(content), out, callbacks=Callbacks(round=stopped_after(rounds)))
 
 
-def in_this_process(cells: Sequence[Cell], out: Path, *others: object) -> None:
-    for cell in cells:
+def in_this_process(wanted: Sequence[Cell], out: Path, *others: object) -> None:
+    for cell in wanted:
         local.run(cell.experiment, out / "cells" / cell.name)
 
 
@@ -89,7 +91,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_run_report(base / "stopped")
     grid = Sweep(base={**RECORDS, "algorithm": {"name": "global"}}, grid={"privacy.epsilon": [2.0, 4.0]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "_run_cells", in_this_process)
+        patch.setattr(cells, "run_cells", in_this_process)
         compare(grid, base / "comparison")
     write_comparison_report(base / "comparison")
     names = ("records", "clients", "workers", "stopped", "comparison")
@@ -555,12 +557,12 @@ def test_a_run_that_had_only_begun_is_missed_too(
 
     grid = Sweep(base={**RECORDS, "algorithm": {"name": "global"}}, grid={"privacy.epsilon": [2.0, 4.0]})
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "_run_cells", begin)
+        patch.setattr(cells, "run_cells", begin)
         if killed:
             patch.setattr(RunMemory, "note_all", lambda *arguments: None)
         with pytest.raises(KeyboardInterrupt):
             compare(grid, tmp_path / "comparison")
-    monkeypatch.setattr(sweep, "_run_cells", lambda *arguments: None)
+    monkeypatch.setattr(cells, "run_cells", lambda *arguments: None)
     whole = Path(shutil.copytree(tmp_path / "comparison", tmp_path / "whole"))
     assert set(compare(grid, whole, resume=True).failed) == {LOST, "epsilon=4.0"}
     shutil.rmtree(tmp_path / "comparison" / "cells" / LOST)

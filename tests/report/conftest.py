@@ -14,12 +14,13 @@ import yaml
 
 from coterie.algorithms.protocol import Findings
 from coterie.experiment import folder
+from coterie.experiment.comparison import Row, table_csv, table_markdown
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness, Spread
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sweep import Row, Sweep, table_csv, table_markdown
+from coterie.experiment.sweep import Sweep
 from coterie.privacy import (
     Adjacency,
     Budget,

@@ -8,8 +8,9 @@ import typer
 from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Resume, Workers
+from coterie.experiment.comparison import BRIEF, OUTSIDE, SweepResult, table_columns
 from coterie.experiment.folder import finite, newest_first, next_free
-from coterie.experiment.sweep import BRIEF, OUTSIDE, Sweep, SweepResult, table_columns
+from coterie.experiment.sweep import Sweep
 
 
 def compare(
@@ -19,13 +20,17 @@ def compare(
     resume: Resume = False,
     out: Out = None,
     workers: Workers = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="Run them on this Ray cluster: HOST:PORT, or auto."),
+    ] = None,
     json: Json = False,
 ) -> None:
     grid = Sweep.read(sweep)
     target = out or _folder_for(grid, sweep, resume)
     total = sum(cell.experiment.schedule.rounds for cell in grid.cells())
     with ProgressBar("comparing", total) as bar:
-        result = api.compare(grid, target, resume=resume, workers=workers, watch=bar.update_cells)
+        result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, watch=bar.update_cells)
     if json:
         print_json(finite(result.to_json()))
     else:

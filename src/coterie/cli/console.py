@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:  # printing a plan needs no torch
-    from coterie.experiment.sweep import Progress as CellProgress
+    from coterie.experiment.cells import Progress as CellProgress
 
 out = Console()
 err = Console(stderr=True)

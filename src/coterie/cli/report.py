@@ -9,12 +9,12 @@ import typer
 from coterie import api
 from coterie.cli.console import say
 from coterie.errors import InputError
+from coterie.experiment.comparison import SweepResult
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.integrity import check_folder
 from coterie.experiment.memory import run_checks
 from coterie.experiment.recount import recount
 from coterie.experiment.seal import Seal
-from coterie.experiment.sweep import SweepResult
 from coterie.report import write_comparison_report, write_run_report
 from coterie.reproduce.table import RECORD
 

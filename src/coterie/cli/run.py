@@ -9,11 +9,11 @@ from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.errors import InputError
+from coterie.experiment.comparison import OUTSIDE
 from coterie.experiment.files import commented_default, read_experiment
 from coterie.experiment.folder import RunFolder, finite
 from coterie.experiment.metrics import Spread
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
-from coterie.experiment.sweep import OUTSIDE
 from coterie.privacy.units import round_up
 
 

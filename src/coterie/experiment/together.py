@@ -8,8 +8,10 @@ FOLDER.log and stops no other.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from coterie.data import Federation
 from coterie.engines.driver import Outcomes, Work, answer_together
@@ -19,10 +21,19 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate, finished, load_federation, work
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.files import beside
+
+T = TypeVar("T")
 
 
-def run_together(experiments: Mapping[Path, Experiment]) -> Outcomes[Path, RunResult]:
-    """Begin or resume the run of every folder, and finish all of them."""
+def run_together(
+    experiments: Mapping[Path, Experiment], keep: Callable[[Path], None] = lambda path: None
+) -> Outcomes[Path, RunResult]:
+    """Begin or resume the run of every folder, and finish all of them.
+
+    Args:
+        keep: is called with a run's folder before anything of a round is released, and at the run's end.
+    """
     federations: dict[str, Federation] = {}
     works: dict[Path, Work[RunResult]] = {}
     done: dict[Path, RunResult] = {}
@@ -35,11 +46,28 @@ def run_together(experiments: Mapping[Path, Experiment]) -> Outcomes[Path, RunRe
             records = _records_of(experiment)
             if records not in federations:
                 federations[records] = load_federation(experiment)
-            works[path] = work(calibrate(experiment, federations[records]), RunFolder(path))
+            begun = work(calibrate(experiment, federations[records]), RunFolder(path))
+            works[path] = _kept(begun, partial(keep, path))
         except Exception as failure:
             failures[path] = failure
     ended = answer_together(works)
     return Outcomes({**done, **ended.results}, {**failures, **ended.failures})
+
+
+def _kept(work: Work[T], keep: Callable[[], None]) -> Work[T]:
+    """The same work; what it has on disk is kept whenever a round begins, and at the end."""
+    round = 0
+    try:
+        ask = next(work)
+        while True:
+            if ask.round != round:
+                keep()
+                round = ask.round
+            ask = work.send((yield ask))
+    except StopIteration as done:
+        result: T = done.value
+    keep()
+    return result
 
 
 def _records_of(experiment: Experiment) -> str:
@@ -52,18 +80,21 @@ def fit_together(experiment: Experiment) -> str:
     return f"{experiment.data!r} {experiment.model!r} {experiment.privacy.unit} {experiment.engine!r}"
 
 
-def beside(path: Path, suffix: str) -> Path:
-    """The file of a run that stands beside its folder."""
-    return path.parent / f"{path.name}{suffix}"
+def reason_of(failure: Exception) -> str:
+    """What stopped a run, in one line."""
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    return text if isinstance(failure, CoterieError) else f"{type(failure).__name__}: {text}"
+
+
+def log_failure(path: Path, reason: str) -> None:
+    beside(path, ".log").write_text(f"error: {reason}\n", encoding="utf-8")
 
 
 def main(folders: Sequence[str]) -> int:
     paths = [Path(folder) for folder in folders]
     outcomes = run_together({path: read_experiment(beside(path, ".yaml")) for path in paths})
     for path, failure in outcomes.failures.items():
-        text = " ".join(str(failure).split()) or type(failure).__name__
-        kind = "" if isinstance(failure, CoterieError) else f"{type(failure).__name__}: "
-        beside(path, ".log").write_text(f"error: {kind}{text}\n", encoding="utf-8")
+        log_failure(path, reason_of(failure))
     return 1 if outcomes.failures else 0
 
 

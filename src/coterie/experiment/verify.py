@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment.claim import RunClaim, is_page, read_claim
+from coterie.experiment.comparison import check_tables
 from coterie.experiment.composition import Total, total_of
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.memory import run_checks
 from coterie.experiment.recount import Account
 from coterie.experiment.seal import Check, Seal
-from coterie.experiment.sweep import Sweep, check_tables
+from coterie.experiment.sweep import Sweep
 from coterie.privacy import ChainHead
 from coterie.privacy.units import number_to_json
 

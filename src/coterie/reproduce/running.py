@@ -17,7 +17,8 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment import folder
-from coterie.experiment.sweep import Progress, Sweep, compare
+from coterie.experiment.cells import Progress, compare
+from coterie.experiment.sweep import Sweep
 from coterie.reproduce.central import central_scores
 from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Selection, sweep_of
 from coterie.reproduce.markdown import markdown

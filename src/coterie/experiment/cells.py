@@ -1,0 +1,243 @@
+"""Running the cells of a sweep: which of them share a process, where it runs, and how far each cell is.
+
+On a CPU cells are separate processes, so that one that breaks (or is killed) takes nothing with it, and so
+that several run at once on as many cores, each with one thread. A GPU has room for the clients of several
+cells in one program: there they share a process. Processes run on this machine, or as tasks of a Ray cluster.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from coterie.errors import InputError
+from coterie.experiment import folder
+from coterie.experiment.cluster import RayCluster
+from coterie.experiment.comparison import CSV, MARKDOWN, SweepResult, table_csv, table_markdown
+from coterie.experiment.files import to_yaml
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.integrity import check_folder
+from coterie.experiment.keeper import settle
+from coterie.experiment.memory import RunMemory
+from coterie.experiment.schema import Experiment
+from coterie.experiment.seal import Seal
+from coterie.experiment.sweep import Cell, Sweep
+from coterie.experiment.together import fit_together
+from coterie.files import beside
+from coterie.privacy import Unit
+
+POLL_SECONDS = 0.2
+CELLS_AT_ONCE = 16
+"""Cells whose clients share a GPU: enough to fill it."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far each cell is."""
+
+    done: Mapping[str, int]
+    """Rounds completed, by cell."""
+    rounds: Mapping[str, int]
+    failed: frozenset[str]
+
+
+class Executor(Protocol):
+    """Where cells run."""
+
+    workers: int
+    """How many processes at a time."""
+    gpu: bool
+    """Whether each of them has one."""
+
+    def start(self, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
+        """Begin or resume these runs in one process; the function that is returned says whether it has ended.
+
+        What stops a run is then the last line of the log beside its folder.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop whatever still runs."""
+        ...
+
+
+class LocalProcesses:
+    """Cells as processes of this machine."""
+
+    def __init__(self, cells: Sequence[Cell], workers: int | None) -> None:
+        self.gpu = torch.cuda.is_available() and all(cell.experiment.engine.device != "cpu" for cell in cells)
+        # A core for each cell; a GPU is given to one process at a time.
+        self.workers = workers or (1 if self.gpu else max(1, min(len(cells), _cores())))
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
+        paths = list(runs)
+        if len(paths) == 1:
+            arguments = ["coterie", "run", str(beside(paths[0], ".yaml")), "--out", str(paths[0])]
+            arguments += ["--resume", "--json"]
+        else:
+            arguments = ["coterie.experiment.together", *map(str, paths)]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if self.workers > 1 else {}
+        with beside(paths[0], ".log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={**os.environ, **threads},
+            )
+        self._processes.append(process)
+        return lambda: self._ended(process, paths)
+
+    def _ended(self, process: subprocess.Popen[bytes], paths: Sequence[Path]) -> bool:
+        code = process.poll()
+        if code is not None and code < 0:  # a process that was killed says nothing itself
+            for path in paths:
+                if not RunFolder(path).finished:
+                    with beside(path, ".log").open("a", encoding="utf-8") as log:
+                        log.write(f"killed by signal {-code}\n")
+        return code is not None
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+
+
+def _cores() -> int:
+    """Cores of this process (taskset, a container's set), where the system tells; else of the machine."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+def compare(
+    sweep: Sweep,
+    out: Path,
+    *,
+    resume: bool = False,
+    workers: int | None = None,
+    ray: str | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> SweepResult:
+    """Run every cell that is not finished yet, then write the table.
+
+    Args:
+        workers: processes at a time; by default one for each core, on a cluster as many as it has room for.
+        ray: address of a Ray cluster that this machine belongs to; None: cells run on this machine alone.
+    """
+    cells, new = sweep.cells(), not (out.exists() and any(out.iterdir()))
+    if not new and not resume:
+        raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")
+    if not new and not (out / "sweep.yaml").exists():
+        raise InputError(f"{out}: exists and is not a comparison; --out names another folder")
+    paths = [cell.folder(out) for cell in cells]
+    executor: Executor = LocalProcesses(cells, workers) if ray is None else RayCluster(ray, cells, workers)
+    with closing(executor), _opened(sweep, out, new=new) as seal:
+        memory = RunMemory(seal)
+
+        def remember(progress: Progress) -> None:
+            memory.note_begun(paths)
+            if watch is not None:
+                watch(progress)
+
+        try:
+            memory.note_begun(paths)  # what a comparison that was killed had begun
+            run_cells(cells, out, executor, remember)
+        finally:
+            executor.close()
+            memory.note_all(paths)
+        result = SweepResult.load(out)
+        done = sorted(result.cells)
+        seal.write_text(out / CSV, table_csv(result.rows), cells=done)
+        seal.write_text(out / MARKDOWN, table_markdown(result.rows, result.total), cells=done)
+        return result
+
+
+@contextmanager
+def _opened(sweep: Sweep, out: Path, *, new: bool) -> Iterator[Seal]:
+    """The seal of the sweep's folder, which no other comparison works in meanwhile.
+
+    Raises:
+        InputError, LedgerError: what is there was changed, or begun with cells that the sweep does not have.
+    """
+    stored = out / "sweep.yaml"
+    if new:
+        with folder.new_folder(out) as scratch:
+            folder.write_text(scratch / stored.name, sweep.to_yaml())
+            Seal.create(scratch)
+    with Seal(out).lines.path.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{out}: another comparison is at work in this folder") from None
+        cells, seal = sweep.cells(), Seal(out)
+        for cell in cells:
+            settle(cell.folder(out))
+        for check in (*seal.checks(), *RunMemory(seal).checks()):
+            check()
+        if not sweep.contains(Sweep.read(stored)):
+            raise InputError(f"{out}: was begun with another sweep; resume it as it was or with more values")
+        for cell in cells:
+            if _finished(cell, out):
+                check_folder(RunFolder(cell.folder(out)))
+        seal.settle()
+        seal.write_text(stored, sweep.to_yaml())
+        yield seal
+
+
+def run_cells(
+    cells: Sequence[Cell], out: Path, executor: Executor, watch: Callable[[Progress], None]
+) -> None:
+    """Keep the executor busy until every cell has finished or failed; a failure is in its log."""
+    waiting = shares([cell for cell in cells if not _finished(cell, out)], gpu=executor.gpu)
+    running: list[tuple[list[Cell], Callable[[], bool]]] = []
+    failed: set[str] = set()
+    rounds = {cell.name: cell.experiment.schedule.rounds for cell in cells}
+    while waiting or running:
+        while waiting and len(running) < executor.workers:
+            share = waiting.pop(0)
+            runs = {cell.folder(out): cell.experiment for cell in share}
+            for path, experiment in runs.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                folder.write_text(beside(path, ".yaml"), to_yaml(experiment))
+            running.append((share, executor.start(runs)))
+        for share, ended in list(running):
+            if ended():
+                running.remove((share, ended))
+                failed |= {cell.name for cell in share if not _finished(cell, out)}
+        done = {cell.name: _rounds_done(cell, out) for cell in cells}
+        watch(Progress(done, rounds, frozenset(failed)))
+        if running:
+            time.sleep(POLL_SECONDS)
+
+
+def shares(cells: Sequence[Cell], *, gpu: bool) -> list[list[Cell]]:
+    """Which cells share a process: one alone on a CPU, as many as are alike on a GPU.
+
+    Where units are clients or workers, a cell's own cohorts fill a GPU: there it is alone, too.
+    """
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        together = gpu and cell.experiment.privacy.unit is Unit.RECORD
+        alike.setdefault(fit_together(cell.experiment) if together else cell.name, []).append(cell)
+    return [
+        same[first : first + CELLS_AT_ONCE]
+        for same in alike.values()
+        for first in range(0, len(same), CELLS_AT_ONCE)
+    ]
+
+
+def _finished(cell: Cell, out: Path) -> bool:
+    return RunFolder(cell.folder(out)).finished
+
+
+def _rounds_done(cell: Cell, out: Path) -> int:
+    return sum(1 for _ in folder.read_lines(RunFolder(cell.folder(out)).metrics))

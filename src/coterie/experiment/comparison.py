@@ -1,0 +1,274 @@
+"""The finished cells of a sweep side by side: one row for each setting, and the tables that are written."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import InputError, LedgerError
+from coterie.experiment.composition import Total, total_of
+from coterie.experiment.files import SELECTORS
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.metrics import Fairness
+from coterie.experiment.result import RunResult
+from coterie.experiment.seal import Seal
+from coterie.experiment.sweep import Cell, Sweep
+from coterie.privacy.units import number_to_json, round_up
+
+CSV, MARKDOWN = "table.csv", "table.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of everything but the seeds: means and spreads over its runs."""
+
+    values: Mapping[str, Any]
+    runs: int
+    accuracy: float
+    accuracy_std: float | None
+    worst_client: float
+    best_client: float
+    worst_cluster: float | None
+    disparity: float
+    f_acc: float | None
+    f_loss: float | None
+    clusters_found: int | None
+    """Runs that found all clusters, where the truth is known."""
+    kind: str
+    """How it was judged: private where all of its runs were, exact where one was, or none."""
+    epsilon: float
+    noise_multiplier: float
+    seconds: float
+    guarantee: str
+    """The line of the run that spent most."""
+    guarantee_text: str
+    """Its paragraph."""
+
+    def to_json(self) -> dict[str, Any]:
+        content = {key: value for key, value in self.__dict__.items() if key != "values"}
+        return {"values": dict(self.values), **content, "epsilon": number_to_json(self.epsilon)}
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The finished cells, the table over them, and what broke."""
+
+    folder: Path
+    sweep: Sweep
+    rows: tuple[Row, ...]
+    cells: Mapping[str, Path]
+    failed: Mapping[str, str]
+    """Why, for each cell that did not finish."""
+
+    @classmethod
+    def load(cls, path: Path) -> "SweepResult":
+        """What the folder of a comparison holds now, finished or not."""
+        stored = path / "sweep.yaml"
+        if not stored.exists():
+            raise InputError(f"{path}: not the folder of a comparison, sweep.yaml is missing")
+        sweep = Sweep.read(stored)
+        cells = sweep.cells()
+        finished = {
+            cell.name: RunResult.load(cell.folder(path))
+            for cell in cells
+            if RunFolder(cell.folder(path)).finished
+        }
+        failed = {
+            cell.name: _last_line(path / "cells" / f"{cell.name}.log")
+            for cell in cells
+            if cell.name not in finished
+        }
+        rows = tuple(_rows(sweep, cells, finished))
+        return cls(path, sweep, rows, {name: result.folder for name, result in finished.items()}, failed)
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @cached_property
+    def total(self) -> Total | None:
+        """What all cells that have begun spend together, finished or not."""
+        return total_of(cell.folder(self.folder) for cell in self.sweep.cells())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "report": str(self.report),
+            "table": [row.to_json() for row in self.rows],
+            "cells": {name: str(path) for name, path in self.cells.items()},
+            "failed": dict(self.failed),
+            "total": None if self.total is None else self.total.to_json(),
+        }
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1].removeprefix("error: ") if lines else "not finished"
+
+
+def check_tables(out: Path) -> None:
+    """Refuse a table whose rows are not those of the runs that it was made of."""
+    if not (out / CSV).exists():
+        return
+    made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})]
+    sweep = Sweep.read(out / "sweep.yaml")
+    cells = [cell for cell in sweep.cells() if made_of and cell.name in made_of[-1]]
+    results = {cell.name: RunResult.load(cell.folder(out)) for cell in cells}
+    counted = _table_lines(table_csv(tuple(_rows(sweep, cells, results))))
+    stated = _table_lines((out / CSV).read_text(encoding="utf-8", errors="replace"))
+    # A sweep that has grown since has its rows in another order.
+    if len(stated) != len(counted) or not all(map(_same_line, sorted(stated), sorted(counted))):
+        raise LedgerError(f"{out / CSV}: its rows are not those of the runs that it was made of")
+
+
+def _table_lines(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def _same_line(one: Sequence[str], other: Sequence[str]) -> bool:
+    return len(one) == len(other) and all(map(_same_cell, one, other))
+
+
+def _same_cell(one: str, other: str) -> bool:
+    """Other machines add floating-point numbers in another order."""
+    try:
+        return one == other or math.isclose(float(one), float(other), rel_tol=1e-9)
+    except ValueError:
+        return False
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def _rows(sweep: Sweep, cells: Sequence[Cell], finished: Mapping[str, RunResult]) -> Iterator[Row]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.name in finished:
+            groups.setdefault(repr(sweep.setting(cell)), []).append(cell)
+    for members in groups.values():
+        yield _row(sweep.setting(members[0]), [finished[cell.name] for cell in members])
+
+
+def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
+    means = [result.accuracy.mean if result.accuracy else math.nan for result in results]
+    fair = [result.fairness or Fairness(math.nan, None, None) for result in results]
+    known = [result.clusters_found for result in results if result.clusters_found is not None]
+    worst = max(results, key=lambda result: result.epsilon)
+    return Row(
+        values=values,
+        runs=len(results),
+        accuracy=float(np.mean(means)),
+        accuracy_std=float(np.std(means, ddof=1)) if len(means) > 1 else None,
+        worst_client=_mean([result.accuracy.min if result.accuracy else None for result in results]),
+        best_client=_mean([result.accuracy.max if result.accuracy else None for result in results]),
+        worst_cluster=_mean_or_none(
+            [min(result.cluster_accuracy.values()) if result.cluster_accuracy else None for result in results]
+        ),
+        disparity=_mean([own.disparity for own in fair]),
+        f_acc=_mean_or_none([own.f_acc for own in fair]),
+        f_loss=_mean_or_none([own.f_loss for own in fair]),
+        clusters_found=sum(known) if known else None,
+        kind=_kind(results),
+        epsilon=worst.epsilon,
+        noise_multiplier=max(result.noise_multiplier for result in results),
+        seconds=_mean([result.seconds for result in results]),
+        guarantee=worst.guarantee,
+        guarantee_text=worst.guarantee_text,
+    )
+
+
+def _kind(results: Sequence[RunResult]) -> str:
+    reached = [result.accuracy for result in results if result.accuracy is not None]
+    if not reached:
+        return "none"
+    return "private" if all(spread.is_private for spread in reached) else "exact"
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """Of figures that may be missing: private evaluation says nothing of single clients of a population."""
+    return float(np.mean([math.nan if value is None else value for value in values]))
+
+
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
+FIGURES: Mapping[str, Callable[[Row], str]] = {
+    "accuracy": lambda row: _percent(row.accuracy) + _plus_minus(row.accuracy_std),
+    "worst client": lambda row: _percent(row.worst_client),
+    "best client": lambda row: _percent(row.best_client),
+    "worst cluster": lambda row: _percent(row.worst_cluster),
+    "disparity": lambda row: _percent(row.disparity),
+    "F_acc": lambda row: _percent(row.f_acc),
+    "F_loss": lambda row: "–" if row.f_loss is None else f"{row.f_loss:.3f}",
+    "clusters found": lambda row: (
+        "–" if row.clusters_found is None else f"{row.clusters_found} of {row.runs}"
+    ),
+    "epsilon": lambda row: round_up(row.epsilon),
+    "noise": lambda row: f"{row.noise_multiplier:.3f}",
+    "seconds": lambda row: f"{row.seconds:.1f}",
+}
+"""Columns of the table as a person reads it: accuracies in per cent."""
+
+OUTSIDE = "Scores, fairness and clusters found are exact: outside every guarantee."
+
+BRIEF = ("accuracy", "worst client", "worst cluster", "clusters found", "noise", "seconds")
+"""Those that fit a terminal."""
+
+
+def table_columns(
+    rows: Sequence[Row], figures: Sequence[str] = tuple(FIGURES)
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the comparison."""
+    keys = list(rows[0].values) if rows else []
+    body = [
+        [*(str(row.values[key]) for key in keys), *(FIGURES[figure](row) for figure in figures)]
+        for row in rows
+    ]
+    return [*(heading_of(key) for key in keys), *figures], body
+
+
+def heading_of(key: str) -> str:
+    """A key of the grid in one word: `algorithm` for algorithm.name, `epsilon` for privacy.epsilon."""
+    section, _, name = key.rpartition(".")
+    return section if key in SELECTORS else name
+
+
+def _plus_minus(std: float | None) -> str:
+    return "" if std is None else f" ± {100 * std:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
+
+
+def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
+    """The table with what all runs spend together and the guarantee of every row beneath it."""
+    headings, body = table_columns(rows)
+    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in body]
+    lines += ["", *([OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else [])]
+    lines += [total.text, ""] if total else []
+    for row in rows:
+        label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"
+        lines.append(f"- {label}: {row.guarantee}")
+    return "\n".join(lines) + "\n"
+
+
+def table_csv(rows: Sequence[Row]) -> str:
+    """Full precision, one row per setting, for machines."""
+    text = io.StringIO()
+    keys = list(rows[0].values) if rows else []
+    figures = [name for name in Row.__dataclass_fields__ if name not in ("values", "guarantee_text")]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*keys, *figures])
+    for row in rows:
+        writer.writerow([*(row.values[key] for key in keys), *(getattr(row, name) for name in figures)])
+    return text.getvalue()
