@@ -419,7 +419,7 @@ def test_a_mean_over_rounds_begins_anew_with_the_models_that_a_split_replaced() 
 def test_noisier_histograms_are_averaged_for_longer_until_their_mean_is_as_clear() -> None:
     clear = revival.CLEAR * 5.0
     quiet = revival.Rhythm.of(1.0, 5.0)
-    assert (quiet.weight, quiet.first, quiet.timeouts) == (0.5, 3, 3) == astuple(revival.Rhythm.of(0.0, 5.0))
+    assert (quiet.weight, quiet.first, quiet.pause) == (0.5, 3, 3) == astuple(revival.Rhythm.of(0.0, 5.0))
     rng = np.random.default_rng(0)
     for noise in (2.0, 4.0):
         rhythm = revival.Rhythm.of(noise, 5.0)
@@ -429,7 +429,7 @@ def test_noisier_histograms_are_averaged_for_longer_until_their_mean_is_as_clear
             mean = rhythm.smoothed(mean, noise * rng.standard_normal(mean.size), round)
             seen.append(mean.std())
         assert max(seen[rhythm.first - 1 :]) < 1.1 * clear < seen[rhythm.first // 2]
-        assert rhythm.timeouts * rhythm.weight >= 1
+        assert rhythm.pause * rhythm.weight >= 1
     never = revival.Rhythm.of(math.inf, 5.0)
     assert not never.may_split(10**9, 10**12, 0)
 

@@ -308,7 +308,7 @@ def test_round_1_may_be_trained_in_small_batches_at_its_own_cost() -> None:
     ("settings", "message"),
     [
         ({"first_round_batch": 25}, "a sketch sums all records"),
-        ({"first_round_batch": 0, "first_round_release": "update"}, "must be all or an integer from 1"),
+        ({"first_round_batch": 0, "first_round_release": "update"}, "should be all or an integer from 1"),
     ],
 )
 def test_batches_of_round_1_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:

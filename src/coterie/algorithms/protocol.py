@@ -25,6 +25,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.algorithms.findings import Findings as Findings
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.groups import Observer, Structure
 from coterie.privacy import PrivacyPlan, Unit
@@ -285,55 +286,51 @@ class Sums:
 Request: TypeAlias = Train | Select | Cohort | Count | Sum
 Reply: TypeAlias = Updates | Choices | Opened | Histogram | Sums
 T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
 Rounds: TypeAlias = Generator[Request, Reply, T]
 
 
+def _answer(request: Request, kind: type[R]) -> Rounds[R]:
+    """Yield a request and return its answer, which must be of this kind."""
+    reply = yield request
+    if not isinstance(reply, kind):
+        raise TypeError(f"a {type(request).__name__} request was answered with {type(reply).__name__}")
+    return reply
+
+
 def train(release: str, jobs: Sequence[TrainJob]) -> Rounds[Mapping[str, Released[Vector]]]:
-    """Yield a `Train` request and return its answer, typed.
+    """Ask clients to train, and return what they release.
 
     A client whose vector holds anything that is not a finite number counts as one that did not answer: in a
     mean or a mixture it would take everyone else's with it.
     """
-    reply = yield Train(release, tuple(jobs))
-    if not isinstance(reply, Updates):
-        raise TypeError(f"a Train request was answered with {type(reply).__name__}")
-    usable = {client: own for client, own in reply.by_client.items() if np.isfinite(own.value).all()}
-    if len(usable) < len(reply.by_client):
-        names = ", ".join(client for client in reply.by_client if client not in usable)
+    answers = (yield from _answer(Train(release, tuple(jobs)), Updates)).by_client
+    usable = {client: own for client, own in answers.items() if np.isfinite(own.value).all()}
+    if len(usable) < len(answers):
+        names = ", ".join(client for client in answers if client not in usable)
         log.warning("%s: left out, their releases are not finite: %s", release, names)
     return usable
 
 
 def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) -> Rounds[Mapping[str, int]]:
-    """Yield a `Select` request and return the chosen index of each client."""
-    reply = yield Select(release, tuple(clients), models)
-    if not isinstance(reply, Choices):
-        raise TypeError(f"a Select request was answered with {type(reply).__name__}")
-    return {client: choice.value for client, choice in reply.by_client.items()}
+    """Ask clients which model fits best, and return the index that each chose."""
+    chosen = yield from _answer(Select(release, tuple(clients), models), Choices)
+    return {client: choice.value for client, choice in chosen.by_client.items()}
 
 
 def open_cohort(release: str, job: CohortJob) -> Rounds[Opened]:
-    """Yield a `Cohort` request and return its handle."""
-    reply = yield Cohort(release, job)
-    if not isinstance(reply, Opened):
-        raise TypeError(f"a Cohort request was answered with {type(reply).__name__}")
-    return reply
+    """Open a secret sample, and return its handle."""
+    return (yield from _answer(Cohort(release, job), Opened))
 
 
 def count(cohort: Opened) -> Rounds[Released[NDArray[np.float64]]]:
-    """Yield a `Count` request and return the noisy counts."""
-    reply = yield Count(cohort)
-    if not isinstance(reply, Histogram):
-        raise TypeError(f"a Count request was answered with {type(reply).__name__}")
-    return reply.counts
+    """Ask how many sampled members chose each model, and return the noisy counts."""
+    return (yield from _answer(Count(cohort), Histogram)).counts
 
 
 def add_up(cohort: Opened, route: NDArray[np.float64] | None = None, minimum: int = 0) -> Rounds[Sums]:
-    """Yield a `Sum` request and return the noisy sums."""
-    reply = yield Sum(cohort, route, minimum)
-    if not isinstance(reply, Sums):
-        raise TypeError(f"a Sum request was answered with {type(reply).__name__}")
-    return reply
+    """Ask for the noisy sums, which closes the cohort."""
+    return (yield from _answer(Sum(cohort, route, minimum), Sums))
 
 
 # --- the algorithm ----------------------------------------------------------------------------------
@@ -395,26 +392,6 @@ class OwnChoice:
     choice: Choice
     training: LocalTraining
     parts: Parts | None = None
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the server concluded about the clusters, from released values; drawn in the report."""
-
-    clients: tuple[str, ...]
-    points: tuple[tuple[float, float], ...]
-    """Round-1 releases in their first two principal components, one per client."""
-    centres: tuple[tuple[float, float], ...]
-    spread: float
-    """Standard deviation of a component along each axis, in the units of `points`."""
-    responsibilities: tuple[tuple[float, ...], ...]
-    separation: float
-    overlap: float
-    scores: Mapping[str, float]
-    """Separation score of each candidate number of clusters, keyed by that number."""
-    switch_round: int
-    """First round in which clients choose their cluster themselves."""
-    warnings: tuple[str, ...] = ()
 
 
 class Algorithm(ABC, Generic[S]):

@@ -23,22 +23,25 @@ from coterie.privacy.ranges import (
 from coterie.settings import Settings
 
 
-def _within(allowed: Range, *, or_zero: bool = False) -> AfterValidator:
-    def check(value: float) -> float:
-        if value not in allowed and not (or_zero and value == 0):
-            raise ValueError(f"should be {'0 or ' if or_zero else ''}{allowed}")
+def within(allowed: Range, *others: object) -> AfterValidator:
+    """A number in the range, or one of these instead."""
+
+    def check(value: object) -> object:
+        if value not in allowed and value not in others:
+            words = f"{', '.join(map(str, others))} or " if others else ""
+            raise ValueError(f"should be {words}{allowed}")
         return value
 
     return AfterValidator(check)
 
 
-Delta = Annotated[float, _within(DELTA)]
-Clip = Annotated[float, _within(CLIP)]
-NoiseMultiplier = Annotated[float, _within(NOISE, or_zero=True)]
-Rate = Annotated[float, _within(RATE)]
-Ratio = Annotated[float, _within(RATIO)]
-StepSize = Annotated[float, _within(STEP_SIZE)]
-Pull = Annotated[float, _within(PULL, or_zero=True)]
+Delta = Annotated[float, within(DELTA)]
+Clip = Annotated[float, within(CLIP)]
+NoiseMultiplier = Annotated[float, within(NOISE, 0)]
+Rate = Annotated[float, within(RATE)]
+Ratio = Annotated[float, within(RATIO)]
+StepSize = Annotated[float, within(STEP_SIZE)]
+Pull = Annotated[float, within(PULL, 0)]
 """Numbers of a file that decide what noise is drawn, in the ranges of `coterie.privacy.ranges`."""
 
 

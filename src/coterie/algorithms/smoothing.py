@@ -12,18 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.algorithms.protocol import (
-    Algorithm,
-    Assignment,
-    Findings,
-    LocalTraining,
-    OwnChoice,
-    PublicFacts,
-    Rounds,
-    State,
-)
-from coterie.groups import Observer
+from coterie.algorithms.protocol import Algorithm, Assignment, OwnChoice, PublicFacts, Rounds, State
 from coterie.privacy import PrivacyPlan
+
+_FORWARDED = (
+    *("name", "unit", "settings_type", "needs_truth", "additive", "personal"),
+    *("watched", "local_training", "local_gradients", "findings"),
+)
 
 
 def smoothed(algorithm: Algorithm[Any]) -> Algorithm[Any]:
@@ -39,13 +34,12 @@ class Smoothed(Algorithm[Any]):
         super().__init__(algorithm.settings, algorithm.schedule, algorithm.privacy)
         self.algorithm = algorithm
         self.decay = decay
-        kind = type(algorithm)
-        self.name, self.unit = kind.name, kind.unit  # type: ignore[misc]
-        self.settings_type, self.needs_truth = kind.settings_type, kind.needs_truth  # type: ignore[misc]
-        self.additive, self.personal = kind.additive, kind.personal  # type: ignore[misc]
+        for same in _FORWARDED:
+            setattr(self, same, getattr(algorithm, same))
+        kind = algorithm.state_type
         mean = [("mean", NDArray[np.float32]), ("mean_from", int)]
         self.state_type = make_dataclass(  # type: ignore[misc]
-            f"Smoothed{kind.state_type.__name__}", mean, bases=(kind.state_type,), frozen=True, kw_only=True
+            f"Smoothed{kind.__name__}", mean, bases=(kind,), frozen=True, kw_only=True
         )
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
@@ -60,18 +54,6 @@ class Smoothed(Algorithm[Any]):
 
     def models(self, state: Any) -> Assignment | OwnChoice:
         return replace(self.algorithm.models(state), models=state.mean)
-
-    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer | None:
-        return self.algorithm.watched(facts, plan)
-
-    def local_training(self) -> LocalTraining | None:
-        return self.algorithm.local_training()
-
-    def local_gradients(self, records: int) -> int:
-        return self.algorithm.local_gradients(records)
-
-    def findings(self, state: Any) -> Findings | None:
-        return self.algorithm.findings(state)
 
     def _with_mean(self, state: State, before: Any | None) -> State:
         """The state with the mean that follows; where models are replaced or added, it begins anew."""

@@ -21,7 +21,7 @@ DEAD, LARGE = 0.3, 1.4
 """Shares of a fair share below which a cluster is dead, above which it is worth splitting."""
 FIRST, LAST = 3, 0.7
 """The round from which clusters may be split, and the share of all rounds after which they are left alone."""
-PATIENCE = 3
+LEAST_PAUSE = 3
 """Least rounds between two splits."""
 CLEAR = 0.2
 """Noise of the running mean, in fair shares, that leaves dead, fair and large clusters apart."""
@@ -37,7 +37,7 @@ class Rhythm:
     """Of the newest histogram in the running mean."""
     first: int
     """The round from which clusters may be split."""
-    timeouts: int
+    pause: int
     """Rounds between two splits."""
 
     @classmethod
@@ -48,7 +48,7 @@ class Rhythm:
             return cls(0.0, sys.maxsize, sys.maxsize)
         rounds = relative**2
         weight = min(SMOOTHING, 2.0 / (1.0 + rounds))
-        return cls(weight, max(FIRST, math.ceil(rounds)), max(PATIENCE, math.ceil(1.0 / weight)))
+        return cls(weight, max(FIRST, math.ceil(rounds)), max(LEAST_PAUSE, math.ceil(1.0 / weight)))
 
     def smoothed(
         self, sizes: NDArray[np.float64], histogram: NDArray[np.float64], round: int
@@ -59,7 +59,7 @@ class Rhythm:
 
     def may_split(self, round: int, rounds: int, last_split: int) -> bool:
         """Whether clusters may be split after `round` of `rounds` rounds."""
-        return self.first <= round <= LAST * rounds and round - last_split >= self.timeouts
+        return self.first <= round <= LAST * rounds and round - last_split >= self.pause
 
 
 def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int]]:

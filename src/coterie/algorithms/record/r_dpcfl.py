@@ -16,7 +16,7 @@ Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,13 @@ from coterie.algorithms.record.mixture import (
 )
 from coterie.algorithms.record.record_level import RecordClusters
 from coterie.algorithms.registry import register
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule, within
 from coterie.clustering.embedding import principal_components
 from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, fit_mixture
 from coterie.errors import InputError
 from coterie.privacy import NoiseRule, PlannedRelease, PrivacyPlan
 from coterie.privacy.plans import FIRST_ROUND, SELECTION, SELECTION_SHARE
-from coterie.privacy.ranges import NOISE, RECORDS
+from coterie.privacy.ranges import NOISE, RECORDS, Range
 from coterie.privacy.released import Released
 
 FIRST_SELECTION = 3
@@ -50,21 +50,24 @@ def default_sketch_dimensions(parameters: int) -> int:
     return max(2, min(parameters, 200, max(64, parameters // 10)))
 
 
+AutoNumber = Annotated[int | Literal["auto"], within(Range(2, RECORDS.most, whole=True), "auto")]
+
+
 class RDPCFLSettings(AlgorithmSettings):
     """Options of r-dpcfl."""
 
-    clusters: int | Literal["auto"] = Field("auto", description="number of clusters, or auto")
+    clusters: AutoNumber = Field("auto", description="number of clusters, or auto")
     candidates: tuple[int, ...] = Field(
         tuple(range(2, 11)), min_length=1, description="numbers of clusters that auto tries"
     )
     first_round_release: Literal["sketch", "update"] = Field(
         "sketch", description="sketch (a random projection) | update (the paper's)"
     )
-    sketch_dimensions: int | Literal["auto"] = Field("auto", description="length of the sketch, or auto")
-    first_round_noise: float | Literal["auto", "shared"] = Field(
+    sketch_dimensions: AutoNumber = Field("auto", description="length of the sketch, or auto")
+    first_round_noise: Annotated[float | Literal["auto", "shared"], within(NOISE, "auto", "shared")] = Field(
         "auto", description="auto | shared (the paper's: that of training) | a noise multiplier"
     )
-    first_round_batch: int | Literal["all"] = Field(
+    first_round_batch: Annotated[int | Literal["all"], within(RECORDS, "all")] = Field(
         "all", description="all records in one step (the paper's), or Poisson batches: for update only"
     )
     selection_share: float = Field(
@@ -74,25 +77,11 @@ class RDPCFLSettings(AlgorithmSettings):
         description="epsilon of one private selection, as a share of privacy.epsilon",
     )
 
-    @field_validator("first_round_batch")
-    @classmethod
-    def _sane_batch(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value not in RECORDS:
-            raise ValueError(f"must be all or {RECORDS}")
-        return value
-
     @model_validator(mode="after")
     def _only_updates_come_in_batches(self) -> Self:
         if self.first_round_batch != "all" and self.first_round_release == "sketch":
             raise ValueError("first_round_batch: a sketch sums all records; allowed with sketch: all")
         return self
-
-    @field_validator("clusters", "sketch_dimensions")
-    @classmethod
-    def _at_least_two(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 2:
-            raise ValueError("must be auto or at least 2")
-        return value
 
     @field_validator("candidates")
     @classmethod
@@ -100,13 +89,6 @@ class RDPCFLSettings(AlgorithmSettings):
         if min(value) < 2:
             raise ValueError("every candidate must be at least 2")
         return tuple(sorted(set(value)))
-
-    @field_validator("first_round_noise")
-    @classmethod
-    def _sane_noise(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and value not in NOISE:
-            raise ValueError(f"must be auto, shared or {NOISE}")
-        return value
 
 
 @dataclass(frozen=True)
