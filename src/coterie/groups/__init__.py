@@ -5,9 +5,15 @@ train in groups are in `algorithms/worker`.
 """
 
 from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
-from coterie.groups.files import read_labels, read_requirements, read_structure
+from coterie.groups.files import (
+    Shape,
+    is_file,
+    named_structure,
+    read_labels,
+    read_requirements,
+    read_structure,
+)
 from coterie.groups.leakage import Leakage, history, leakage
-from coterie.groups.named import Shape, is_file, named_structure
 from coterie.groups.observer import Observer
 from coterie.groups.pairs import coalition_leakage, pair_epsilon, pair_guarantee
 from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat

@@ -99,7 +99,6 @@ class Design:
 class PairAnswer:
     """What would bring one pair under a target: noise at the given period, or a period at the given noise."""
 
-    epsilon: float
     factor: float | None
     """The least noise as a multiple of the given one; None when no noise does."""
     period: int | None
@@ -218,7 +217,7 @@ def solve_pair(
             f"epsilon: {epsilon:g} at delta {short_number(delta)} cannot be met for worker "
             f"{structure.name(target)} against worker {structure.name(observer)}, by no noise and no period"
         )
-    return PairAnswer(cost(schedule), factor, period)
+    return PairAnswer(factor, period)
 
 
 def _ratio(epsilon: float, limit: float) -> float:

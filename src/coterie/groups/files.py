@@ -1,18 +1,18 @@
-"""Structures and requirements that people write down: JSON, YAML, or CSV of worker-group pairs."""
+"""Structures and requirements that people name or write down: JSON, YAML, or CSV of worker-group pairs."""
 
 import csv
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 
 from coterie.errors import InputError
 from coterie.files import parse_yaml
 from coterie.groups.design import Relation, Requirement
-from coterie.groups.structures import Structure
+from coterie.groups.structures import Structure, clustered, global_structure, label, ring, string
 
 _TREES = (".json", ".yaml", ".yml")
-_ALLOWED = ".json, .yaml, .yml or .csv"
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -29,7 +29,7 @@ def read_structure(path: Path, workers: int | None = None) -> Structure:
     """
     if path.suffix.lower() == ".csv":
         return _built(path, *_read_pairs(path), workers)
-    content = _read_tree(path)
+    content = _read_tree(path, (*_TREES, ".csv"))
     if not isinstance(content, Mapping) or "groups" not in content:
         raise InputError(
             f"{path}: groups is missing, an object like {{'groups': [[0, 1], [1, 2]]}} is needed"
@@ -78,6 +78,66 @@ def read_labels(path: Path) -> list[frozenset[int]]:
     return labels
 
 
+class Shape(StrEnum):
+    """Structures that need no file."""
+
+    GLOBAL = "global"
+    RING = "ring"
+    STRING = "string"
+    CLUSTERED = "clustered"
+    LABEL = "label"
+
+
+def is_file(name: str) -> bool:
+    """Does this name a file that holds a structure, rather than a shape?"""
+    return name not in tuple(Shape) and "." in Path(name).name
+
+
+def named_structure(
+    name: str,
+    workers: int | None,
+    groups: int | None,
+    labels: Callable[[], Sequence[Collection[int]]] | None = None,
+    prefix: str = "",
+) -> Structure:
+    """The structure of that name.
+
+    Args:
+        name: a shape, or a JSON, YAML or CSV file.
+        workers, groups: how many; a file says both itself, and one group needs no number.
+        labels: what each worker holds, asked for the shape `label` only.
+        prefix: what to write before the name of a key that is wrong.
+    """
+    if is_file(name):
+        found = read_structure(Path(name), workers)
+        if groups is not None and groups != len(found.groups):
+            raise InputError(f"{prefix}groups: {groups} is not allowed, {name} has {len(found.groups)}")
+        return found
+    if name not in tuple(Shape):
+        allowed = f"{', '.join(Shape)} or a JSON, YAML or CSV file"
+        raise InputError(f"{prefix}structure: {name!r} is not allowed, {allowed} is")
+    workers = _given(f"{prefix}workers", workers)
+    if name == Shape.GLOBAL:
+        if groups not in (None, 1):
+            raise InputError(f"{prefix}groups: {groups} is not allowed with structure global, 1 is")
+        return global_structure(workers)
+    groups = _given(f"{prefix}groups", groups)
+    if name == Shape.LABEL:
+        if labels is None:
+            raise InputError(f"{prefix}structure: label is not allowed, nobody knows the workers' labels")
+        return label(labels(), groups)
+    build = {Shape.RING: ring, Shape.STRING: string, Shape.CLUSTERED: clustered}[Shape(name)]
+    return build(workers, groups)
+
+
+def _given(key: str, value: int | None) -> int:
+    if value is None:
+        raise InputError(f"{key}: nothing was given, a number is needed for this structure")
+    if value < 1:
+        raise InputError(f"{key}: {value} is not allowed, at least 1 is")
+    return value
+
+
 def _requirement(where: str, entry: object, structure: Structure) -> Requirement:
     if not isinstance(entry, Mapping):
         raise InputError(f"{where}: {_short(entry)} is not allowed, target, observer and epsilon are")
@@ -103,28 +163,24 @@ def _requirement(where: str, entry: object, structure: Structure) -> Requirement
         raise InputError(f"{where}: {mistake}") from None
 
 
-def _read_text(path: Path) -> str:
-    if path.suffix.lower() not in (*_TREES, ".csv"):
-        raise InputError(f"{path}: this kind of file is not allowed, {_ALLOWED} is")
+def _read_text(path: Path, kinds: Sequence[str]) -> str:
+    if path.suffix.lower() not in kinds:
+        raise InputError(f"{path}: this kind of file is not allowed here, {', '.join(kinds)} is")
     try:
         # Spreadsheets write a mark before the first letter.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file, {_ALLOWED} is needed") from None
+        raise InputError(f"{path}: not a text file, {', '.join(kinds)} is needed") from None
     except OSError as trouble:
         raise InputError(f"{path}: cannot be read ({trouble.strerror})") from None
 
 
-def _read_tree(path: Path) -> object:
-    text = _read_text(path)
-    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
-    if path.suffix.lower() == ".csv":
-        raise InputError(f"{path}: this kind of file is not allowed here, {', '.join(_TREES)} is")
+def _read_tree(path: Path, kinds: Sequence[str] = _TREES) -> object:
+    text, is_json = _read_text(path, kinds), path.suffix.lower() == ".json"
     try:
-        content: object = _parse_json(text) if kind == "JSON" else parse_yaml(text)
+        return _parse_json(text) if is_json else parse_yaml(text)
     except ValueError as mistake:
-        raise InputError(f"{path}: not {kind} ({mistake})") from None
-    return content
+        raise InputError(f"{path}: not {'JSON' if is_json else 'YAML'} ({mistake})") from None
 
 
 def _parse_json(text: str) -> object:
@@ -148,7 +204,11 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _read_pairs(path: Path) -> tuple[list[list[str]], list[str], None]:
-    rows = [row for row in csv.reader(_read_text(path).splitlines()) if any(cell.strip() for cell in row)]
+    rows = [
+        row
+        for row in csv.reader(_read_text(path, (".csv",)).splitlines())
+        if any(cell.strip() for cell in row)
+    ]
     order = (0, 1)
     if rows and {cell.strip().lower() for cell in rows[0]} == {"worker", "group"}:
         order = (0, 1) if rows[0][0].strip().lower() == "worker" else (1, 0)

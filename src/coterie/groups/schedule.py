@@ -84,7 +84,7 @@ class Schedule:
         mode: Mode = Mode.SOUND,
     ) -> "Schedule":
         """The schedule for so many groups, with one rate and noise for all or one for each."""
-        rates, multipliers = _each(rate, groups, "rate"), _each(noise, groups, "noise")
+        rates, multipliers = one_each("rate", rate, groups), one_each("noise", noise, groups)
         for multiplier in multipliers:
             if multiplier not in NOISE:
                 raise InputError(f"noise: {multiplier} is not allowed, {NOISE} is")
@@ -152,13 +152,9 @@ def check_epoch(epoch: int | npt.NDArray[np.int64]) -> None:
         )
 
 
-def _each(value: float | Sequence[float], groups: int, key: str) -> Sequence[float]:
-    if isinstance(value, int | float):
-        return [value] * groups
-    if len(value) == 1:
-        return list(value) * groups
-    if len(value) != groups:
-        raise InputError(
-            f"{key}: {len(value)} values were given, 1 or {groups} (one for each group) are allowed"
-        )
-    return value
+def one_each(key: str, value: float | Sequence[float], groups: int) -> tuple[float, ...]:
+    """One number for every group, where one stands for all of them or each has its own."""
+    given = (float(value),) if isinstance(value, int | float) else tuple(value)
+    if len(given) not in (1, groups):
+        raise InputError(f"{key}: {len(given)} numbers; allowed: 1, or {groups}, one for each group")
+    return given if len(given) == groups else given * groups

@@ -45,12 +45,10 @@ from coterie.algorithms.worker.masters import MasterSettings, Models
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Noise, Observer, Structure, Threat
 from coterie.groups import Schedule as GroupSchedule
+from coterie.groups.schedule import one_each
 from coterie.privacy import Adjacency, NoiseRule, PlannedRelease, PrivacyPlan, SampledSum, Unit
 from coterie.privacy.plans import CohortReleases, group_release, plan_of, sampled_sum
 from coterie.privacy.ranges import STEPS
-
-EachGroup = float | tuple[float, ...]
-"""One number for all groups, or one for each."""
 
 
 class WorkerLevelSettings(AlgorithmSettings):
@@ -150,12 +148,12 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
     def _sums(self, groups: int) -> list[SampledSum]:
         """The mechanism of every group."""
         settings = self.settings
-        rates = _each("algorithm.rate", settings.rate, groups)
+        rates = one_each("algorithm.rate", settings.rate, groups)
         own = self.privacy.clip if settings.clip is None else settings.clip
-        clips = _each("algorithm.clip", own, groups)
+        clips = one_each("algorithm.clip", own, groups)
         noises: Sequence[float | NoiseRule] = [NoiseRule.SHARED] * groups
         if settings.noise is not None:
-            noises = _each("algorithm.noise", settings.noise, groups)
+            noises = one_each("algorithm.noise", settings.noise, groups)
         return [
             self.group_sum(rate, clip, noise) for rate, clip, noise in zip(rates, clips, noises, strict=True)
         ]
@@ -222,7 +220,7 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
         own, training = personal_models(state) if merges else None, self.local_training()
         cohorts = []
-        rates = _each("algorithm.rate", self.settings.rate, len(state.groups))
+        rates = one_each("algorithm.rate", self.settings.rate, len(state.groups))
         expected = [rate * len(members) for rate, members in zip(rates, state.groups, strict=True)]
         for group, members in enumerate(state.groups):
             names = tuple(state.clients[member] for member in members)
@@ -268,11 +266,3 @@ def personal_models(state: WorkerLevelState) -> Assignment:
         np.stack(means).astype(np.float32),
         {worker: row_of[tuple(mine)] for worker, mine in zip(state.clients, groups_of, strict=True)},
     )
-
-
-def _each(key: str, value: EachGroup, groups: int) -> tuple[float, ...]:
-    if isinstance(value, int | float):
-        return (float(value),) * groups
-    if len(value) not in (1, groups):
-        raise InputError(f"{key}: {len(value)} numbers; allowed: 1, or {groups}, one for each group")
-    return tuple(value) if len(value) == groups else tuple(value) * groups
