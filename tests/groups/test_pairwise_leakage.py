@@ -267,7 +267,7 @@ def test_groups_may_differ_in_rate_and_noise():
         ({"noise": float("nan")}, "noise: nan"),
         ({"noise": 1e300}, r"noise: 1e\+300"),
         ({"noise": [2.0, 2.0, 1e-200, 2.0]}, "noise: 1e-200"),
-        ({"rate": [0.5, 0.5, 0.5]}, "rate: 3 values"),
+        ({"rate": [0.5, 0.5, 0.5]}, "rate: 3 numbers"),
     ],
 )
 def test_impossible_schedules_are_refused(change, words):
