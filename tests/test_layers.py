@@ -30,6 +30,7 @@ DOORS: dict[str, set[str]] = {
         "files",
     },
     "experiment": {
+        "table",
         "engines",
         "algorithms",
         "groups",
@@ -41,7 +42,7 @@ DOORS: dict[str, set[str]] = {
         "settings",
         "files",
     },
-    "report": {"experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
+    "report": {"table", "files", "experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
     "bench": {
         "experiment",
         "engines",
@@ -55,6 +56,7 @@ DOORS: dict[str, set[str]] = {
     },
     "reproduce": {
         "report",
+        "table",
         "experiment",
         "engines",
         "algorithms",
@@ -72,6 +74,7 @@ DOORS: dict[str, set[str]] = {
     "cli": {"api", "bench", "reproduce", "experiment", "engines", "report", "groups", "privacy", "errors"},
     "errors": {"privacy"},
     "settings": set(),
+    "table": set(),
     "files": {"errors"},
 }
 

@@ -10,7 +10,8 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
-from coterie.report import write_comparison_report, write_run_report
+from coterie.report.comparison import write_comparison_report
+from coterie.report.run import write_run_report
 from coterie.reproduce import running
 from coterie.reproduce.declared import EVERYTHING, ScaleName, Selection, find
 from coterie.reproduce.page import write_reproduction_report

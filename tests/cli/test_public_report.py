@@ -31,3 +31,35 @@ def test_a_reproduction_has_no_such_page(
     assert refused.code == 2
     assert "--public" in refused.err
     assert "allowed: a run, a comparison" in refused.err
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_figures_are_files_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["federation.sizes=[2,2]", "federation.records_per_client=40", "schedule.rounds=2"]
+    options = [part for each in small for part in ("--set", each)]
+    assert coterie(capsys, monkeypatch, "run", *options, "--out", "run").code == 0
+    written = coterie(capsys, monkeypatch, "report", "run", "--figures", "drawn", "--format", kind)
+    assert written.code == 0, written.err
+    names = sorted(path.name for path in (tmp_path / "drawn").iterdir())
+    assert f"figures: {len(names)} in drawn" in written.out
+    assert f"accuracy-against-round.{kind}" in names
+    assert f"epsilon-spent-against-round.{kind}" in names
+    public = coterie(capsys, monkeypatch, "report", "run", "--public", "--figures", "told", "--format", kind)
+    assert public.code == 0, public.err
+    told = {path.name for path in (tmp_path / "told").iterdir()}
+    assert f"accuracy-against-round.{kind}" not in told, "outside the guarantee"
+    assert f"epsilon-spent-against-round.{kind}" in told
+
+
+def test_a_format_that_is_none_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = coterie(
+        capsys, monkeypatch, "report", str(tmp_path), "--figures", str(tmp_path / "x"), "--format", "gif"
+    )
+    assert refused.code == 2
+    assert "--format: 'gif' is not allowed, svg, pdf, png are" in refused.err
+    assert not (tmp_path / "x").exists()

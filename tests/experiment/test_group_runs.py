@@ -16,7 +16,7 @@ from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.groups import Schedule, leakage, ring
 from coterie.privacy import Guarantee
-from coterie.report import write_run_report
+from coterie.report.run import write_run_report
 
 ROUNDS = 6
 BASE = {
@@ -173,6 +173,6 @@ def test_the_report_shows_who_learns_what_about_whom(whole: RunResult) -> None:
     html = write_run_report(whole.folder).read_text()
     assert "Who learns how much about whom" in html
     assert "Epsilon of workers against epoch" in html
-    assert "Epsilon of all 8 workers" in html
+    assert "Epsilon and delta of 8 workers" in html
     assert "for any of 8 workers, zero-out" in html
     assert "8 workers in groups (ring of 4 groups)" in html

@@ -35,7 +35,7 @@ from coterie.privacy import (
     held_out,
 )
 from coterie.privacy.errors import NoiseError
-from coterie.report import write_run_report
+from coterie.report.run import write_run_report
 
 REPETITIONS = 400
 

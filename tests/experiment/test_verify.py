@@ -27,7 +27,8 @@ from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.experiment.verify import Verification, verify
-from coterie.report import write_comparison_report, write_run_report
+from coterie.report.comparison import write_comparison_report
+from coterie.report.run import write_run_report
 
 RECORDS: dict[str, Any] = {
     "federation": {"sizes": [2, 2], "records_per_client": 40},

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from illustration import ConvexTraining, degradation_factors, illustrated_share
 
 from coterie.errors import InputError
 from coterie.groups import Schedule, Structure, ring, string
-from coterie.groups.illustration import ConvexTraining, degradation_factors, illustrated_share
 
 CALM = ConvexTraining(clip=1.0, smoothness=1.0, learning_rate=0.2, iterations=1)
 

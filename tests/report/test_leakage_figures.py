@@ -1,21 +1,21 @@
 """The matrix of who learns what about whom: every pair is drawn once, darker where more leaks."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.patches import PathPatch
 
 from coterie.errors import InputError
 from coterie.experiment.sweep import LABEL
 from coterie.groups import Schedule, Structure, Threat, clustered, leakage, ring
 from coterie.privacy.units import round_up
-from coterie.report.figures import Figure
-from coterie.report.leakage import LEVELS, SIDE, LeakageRecord, growth, growths, matrix, read_leakage
-from coterie.report.standalone import file_name
-from coterie.reproduce.figures import OF_ROWS
+from coterie.report.drawing import Figure
+from coterie.report.leakage import LEVELS, LeakageRecord, growth, growths, matrix, read_leakage
+from coterie.reproduce.figures import FIGURES
+from painting import painted
 
 
 def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE, *, noise: float = 2.0) -> Path:
@@ -47,21 +47,20 @@ def read(path: Path) -> LeakageRecord:
     return record
 
 
-def drawn(html: str, workers: int) -> np.ndarray:
+def drawn(figure: Figure, workers: int) -> np.ndarray:
     """Opacity of every cell; nan where none is drawn."""
-    cell = SIDE / workers
     table = np.full((workers, workers), np.nan)
-    for kind, path, rest in re.findall(r'<path class="(known|heat)" d="([^"]*)"([^>]*)', html):
-        opacity = re.search(r'fill-opacity="([\d.]+)"', rest)
-        for x, y, length in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v", path):
-            row, first = round((float(y) - 8) / cell), round((float(x) - 92) / cell)
-            for column in range(first, first + round(float(length) / cell)):
-                if kind == "known":
-                    assert np.isnan(table[row, column]), "a pair is drawn twice"
-                    table[row, column] = 0.0
-                else:
-                    assert opacity is not None
-                    table[row, column] = float(opacity.group(1))
+    for patch in painted(figure).axes.patches:
+        for square in patch.get_path().to_polygons(closed_only=True) if isinstance(patch, PathPatch) else ():
+            (left, top), (right, bottom) = square.min(axis=0), square.max(axis=0)
+            if right > workers:
+                continue  # the scale beside the matrix
+            cells = table[round(top) : round(bottom), round(left) : round(right)]
+            if (patch.get_gid() or "").startswith("shade"):
+                cells[:] = patch.get_alpha()
+            else:
+                assert np.isnan(cells).all(), "a pair is drawn twice"
+                cells[:] = 0.0
     return table
 
 
@@ -71,7 +70,7 @@ def test_every_pair_is_drawn_once_and_darker_where_more_leaks(
     tmp_path: Path, structure: Structure, threat: Threat
 ) -> None:
     record = read(written(tmp_path / "leakage.json", structure, threat))
-    table = drawn(matrix(record).picture, structure.workers)
+    table = drawn(*matrix(record), structure.workers)
     epsilon = np.array(record.epsilon, dtype=float)
     assert np.array_equal(np.isnan(table), np.isnan(epsilon))
     known = ~np.isnan(epsilon)
@@ -81,8 +80,8 @@ def test_every_pair_is_drawn_once_and_darker_where_more_leaks(
 
 def test_matrices_of_several_runs_share_a_scale(tmp_path: Path) -> None:
     record = read(written(tmp_path / "leakage.json", ring(12, 4)))
-    alone = np.nanmax(drawn(matrix(record).picture, 12))
-    beside = np.nanmax(drawn(matrix(record, name="one", top=4 * record.largest).picture, 12))
+    alone = np.nanmax(drawn(*matrix(record), 12))
+    beside = np.nanmax(drawn(*matrix(record, name="one", top=4 * record.largest), 12))
     assert alone == 1.0
     assert beside == pytest.approx(0.25)
 
@@ -90,10 +89,13 @@ def test_matrices_of_several_runs_share_a_scale(tmp_path: Path) -> None:
 def test_growth_ends_where_the_run_ends(tmp_path: Path) -> None:
     record = read(written(tmp_path / "leakage.json", ring(12, 4)))
     last = record.history[-1]
-    assert f"After epoch 12: {round_up(last.mean)} on average" in growth(record).caption
-    both = growths([("first", record), ("second", record)])
-    assert "first" in both.picture
-    assert "second" in both.picture
+    (figure,) = growth(record)
+    assert f"After epoch 12: {round_up(last.mean)} on average" in figure.caption
+    assert painted(figure)["most exposed worker"].get_ydata()[-1] == last.largest
+    both = painted(growths([("first", record), ("second", record)]))
+    for name in ("first", "second"):
+        assert both[name].get_xdata()[-1] == 12
+        assert both[name].get_ydata()[-1] == last.mean
 
 
 def test_no_file_is_no_record_and_a_broken_one_is_one_line(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def runs(tmp_path: Path) -> SimpleNamespace:
 
 def figures(name: str, runs: SimpleNamespace, matrices: tuple[str, ...] = ()) -> list[Figure]:
     result = SimpleNamespace(scale=SimpleNamespace(matrices=matrices))
-    return list(OF_ROWS[name](result, runs))  # type: ignore[arg-type]
+    return list(FIGURES[name](result, runs))  # type: ignore[arg-type]
 
 
 def test_a_mark_for_every_row_that_ran_to_the_end_and_promises_something(
@@ -137,12 +139,12 @@ def test_a_mark_for_every_row_that_ran_to_the_end_and_promises_something(
     worst, mean = figures("exchange", runs)
     record = read(tmp_path / "RI 12-4-3-2" / "leakage.json")
     values = [value for line in record.epsilon for value in line if value is not None]
-    assert f"RI: {record.largest:.4g}, 50.0%" in worst.picture
-    assert f"RI: {sum(values) / len(values):.4g}, 50.0%" in mean.picture
+    assert f"RI: {record.largest:.4g}, 50.0%" in worst.svg
+    assert f"RI: {sum(values) / len(values):.4g}, 50.0%" in mean.svg
     for figure in (worst, mean):
-        assert figure.picture.count("RI+: ") == 1
-        assert "90.0%" not in figure.picture, "epsilon beyond all promises"
-        assert "GL" not in figure.picture, "fewer rounds than the others"
+        assert figure.svg.count("RI+: ") == 1
+        assert "90.0%" not in figure.svg, "epsilon beyond all promises"
+        assert "GL" not in figure.svg, "fewer rounds than the others"
 
 
 def test_only_the_wanted_matrices_are_drawn_and_each_has_a_file_of_its_own(
@@ -150,5 +152,5 @@ def test_only_the_wanted_matrices_are_drawn_and_each_has_a_file_of_its_own(
 ) -> None:
     growing, *matrices = figures("leakage", runs, ("RI 12/4/3/2", "RI+ 12/4/3/2"))
     assert [figure.heading.partition(": ")[2] for figure in matrices] == ["RI 12/4/3/2", "RI+ 12/4/3/2"]
-    assert len({file_name(figure) for figure in (growing, *matrices)}) == 3
+    assert len({figure.slug for figure in (growing, *matrices)}) == 3
     assert len(figures("leakage", runs)) == 4, "rows that leak alike are one"

@@ -15,12 +15,11 @@ from coterie.experiment.folder import RunFolder, read_json, read_lines, write_js
 from coterie.experiment.sweep import Part, Sweep
 from coterie.privacy import Budget, Custody, Ledger, PrivacyPlan, guarantee
 from coterie.privacy.plan import canonical_json
-from coterie.report import write_comparison_report, write_run_report
-from coterie.report.comparison import comparison_report
+from coterie.report.comparison import comparison_report, write_comparison_report
 from coterie.report.grid import read_comparison
 from coterie.report.outside import LEFT_OUT, MUST_NOT, MUST_NOT_UNBOUNDED, public_comparison, public_run
 from coterie.report.record import read_run
-from coterie.report.run import run_report
+from coterie.report.run import run_report, write_run_report
 
 BADGE = "outside the guarantee"
 DELTA = 4e-4

@@ -12,7 +12,10 @@ from html_outline import outline
 
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder, read_json, write_json
-from coterie.report import write_run_report
+from coterie.report.figures import FIGURES, accuracy_against_round, epsilon_against_round, separation_scores
+from coterie.report.record import read_run
+from coterie.report.run import run_figures, write_run_report
+from painting import painted
 
 
 def report(folder: Path) -> str:
@@ -23,7 +26,8 @@ def test_the_report_is_well_formed_and_fetches_nothing(run_folder: Callable[...,
     html = report(run_folder())
     parsed = outline(html)
     assert not {"script", "link", "img", "iframe", "object", "embed"} & set(parsed.tags)
-    assert not {"src", "href", "srcset", "onload", "onclick"} & {name for name, _ in parsed.attributes}
+    assert not {"src", "srcset", "onload", "onclick"} & {name for name, _ in parsed.attributes}
+    assert all(str(value).startswith("#") for name, value in parsed.attributes if name == "href")
     assert not re.search(r"https?:|url\(|@import|//", html)
 
 
@@ -94,8 +98,8 @@ def test_a_found_cluster_has_the_colour_of_the_true_one_it_stands_for(
     run_folder: Callable[..., Path],
 ) -> None:
     html = report(run_folder(truth=(0, 0, 0, 1, 1, 1), found=(1, 1, 1, 0, 0, 0)))
-    assert re.search(r'<path class="mark s0"[^>]*><title>ada: component 1', html)
-    assert re.search(r'<path class="mark s1"[^>]*><title>finn: component 0', html)
+    assert re.search(r"fill: var\(--c0\)[^>]*><title>ada: component 1", html)
+    assert re.search(r"fill: var\(--c1\)[^>]*><title>finn: component 0", html)
 
 
 def test_an_unfinished_run_says_so_and_shows_what_there_is(run_folder: Callable[..., Path]) -> None:
@@ -112,11 +116,10 @@ def test_a_run_that_has_only_begun_has_a_report(run_folder: Callable[..., Path],
 
 
 def test_rounds_that_were_not_evaluated_are_skipped(run_folder: Callable[..., Path]) -> None:
-    html = report(run_folder(rounds=7, done=7, every=3))
-    outline(html)
-    mean = re.search(r'class="line ink strong" d="([^"]*)"', html)
-    assert mean
-    assert mean.group(1).count("L") == 2  # rounds 3, 6 and 7
+    folder = run_folder(rounds=7, done=7, every=3)
+    outline(report(folder))
+    (figure,) = accuracy_against_round(read_run(folder))
+    assert list(painted(figure)["mean of all clients"].get_xdata()) == [3, 6, 7]
 
 
 def test_a_torn_last_line_of_metrics_is_left_out(run_folder: Callable[..., Path]) -> None:
@@ -204,3 +207,50 @@ def test_a_file_of_another_shape_is_named(run_folder: Callable[..., Path], name:
     path.write_text('{"round": 1}\n')
     with pytest.raises(InputError, match=path.name):
         write_run_report(folder)
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+
+def test_epsilon_is_drawn_as_charged_and_below_its_budget(run_folder: Callable[..., Path]) -> None:
+    run = read_run(run_folder())
+    (figure,) = epsilon_against_round(run)
+    lines = painted(figure)
+    spent = lines["spent by the client that spent most"]
+    assert list(spent.get_xdata()) == [1, 2, 3, 4, 5, 6]
+    assert list(spent.get_ydata()) == [line.epsilon for line in run.rounds]
+    assert set(lines["budget"].get_ydata()) == {run.experiment.privacy.epsilon}
+    low, high = spent.axes.get_ylim()
+    assert low == 0
+    assert high >= run.experiment.privacy.epsilon
+
+
+def test_a_line_for_the_mean_and_one_for_each_true_cluster(run_folder: Callable[..., Path]) -> None:
+    run = read_run(run_folder())
+    (figure,) = accuracy_against_round(run)
+    lines = painted(figure)
+    assert run.accuracy is not None
+    assert lines["mean of all clients"].get_ydata()[-1] == pytest.approx(run.accuracy.mean)
+    values = list(run.accuracy.per_client.values())
+    assert lines["true cluster 0, turned 0°"].get_ydata()[-1] == pytest.approx(sum(values[:3]) / 3)
+    assert lines["true cluster 1, turned 90°"].get_ydata()[-1] == pytest.approx(sum(values[3:]) / 3)
+
+
+def test_a_bar_for_every_number_of_clusters_that_was_tried(run_folder: Callable[..., Path]) -> None:
+    (figure,) = separation_scores(read_run(run_folder()))
+    axes = painted(figure).axes
+    assert [bar.get_height() for bar in axes.patches] == [4.5, 1.5, 1.25]
+    assert [text.get_text() for text in axes.texts] == ["4.5", "1.5", "1.2"]
+
+
+def test_every_figure_is_registered_by_its_name(run_folder: Callable[..., Path]) -> None:
+    drawn = run_figures(run_folder())
+    assert [figure.name for figure in drawn] == [name for name in FIGURES if name not in ("matrix", "growth")]
+    public = {figure.name for figure in run_figures(run_folder("other"), public=True)}
+    assert public == {"epsilon", "releases", "scores"}
+
+
+def test_every_client_is_a_mark(run_folder: Callable[..., Path]) -> None:
+    html = report(run_folder())
+    for name in ("ada", "ben", "cleo", "dan", "eve", "finn"):
+        assert html.count(f"<title>{name}: ") == 2, "its release and its accuracy"

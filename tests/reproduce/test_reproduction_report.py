@@ -8,10 +8,9 @@ import pytest
 
 from coterie.errors import InputError
 from coterie.report.grid import read_comparison
-from coterie.report.lines import Scale, Series, bar_figure, line_figure
 from coterie.reproduce import table
 from coterie.reproduce.declared import ScaleName, find, names, parse
-from coterie.reproduce.figures import FIGURES, OF_ROWS, figures_of, sorted_scores
+from coterie.reproduce.figures import FIGURES, figures_of
 from coterie.reproduce.page import write_reproduction_report
 from coterie.reproduce.running import reproduce
 from coterie.reproduce.table import Reproduction
@@ -82,7 +81,7 @@ def test_drawings_on_one_page_have_names_of_their_own(page: str) -> None:
 
 def test_names_of_figures_are_known_in_every_reproduction() -> None:
     for name in names():
-        assert set(find(name).figures) <= {*FIGURES, *OF_ROWS}, name
+        assert set(find(name).figures) <= set(FIGURES), name
 
 
 def test_an_unknown_figure_is_one_line(finished: Reproduction) -> None:
@@ -100,9 +99,9 @@ def test_a_reproduction_without_runs_is_a_page_of_figures(tmp_path: Path) -> Non
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_figures_that_need_runs_draw_nothing_without_them() -> None:
+def test_figures_that_need_runs_draw_nothing_without_them(finished: Reproduction) -> None:
     for name in ("budgets", "rounds", "separation", "success", "releases", "batches"):
-        assert list(FIGURES[name](None)) == []
+        assert list(FIGURES[name](finished, None)) == []
 
 
 def test_figures_are_also_files_with_heading_and_legend(finished: Reproduction, page: str) -> None:
@@ -119,33 +118,3 @@ def test_figures_are_also_files_with_heading_and_legend(finished: Reproduction, 
     assert "epsilon 5" in texts
     assert "epsilon 10" in texts
     assert "--c0:" in rounds, "the colours come along"
-
-
-# --- charts -----------------------------------------------------------------------------------------
-
-
-def test_a_logarithmic_axis_puts_powers_of_ten_at_equal_distances() -> None:
-    axis = Scale("", str, logarithmic=True).axis([0.02, 300.0])
-    assert (axis.low, axis.high) == (-2.0, 3.0)
-    assert axis.ticks == (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
-    assert float(axis.label(2.0)) == 100
-
-
-def test_every_point_is_marked_and_says_what_it_is() -> None:
-    shown = Scale("x", lambda value: f"{value:g}")
-    figure = line_figure("n", "h", [Series("a", [(1.0, 2.0), (3.0, 4.0)])], shown, shown, "c", (2.0, "here"))
-    assert "a: 1, 2" in figure.picture
-    assert "a: 3, 4" in figure.picture
-    assert "here" in figure.picture
-
-
-def test_bars_stand_on_the_axis() -> None:
-    figure = bar_figure("n", "h", ["3", "10"], [("a", [0, 2]), ("b", [None, 1])], "c", "epsilon")
-    assert "a, 3: 0" in figure.picture
-    assert "a, 10: 2" in figure.picture
-    assert "b, 10: 1" in figure.picture
-    assert "b, 3" not in figure.picture, "what was not run is no zero"
-
-
-def test_scores_are_sorted_as_numbers_and_finite() -> None:
-    assert sorted_scores({"10": 1.0, "9": 2.0, "2": float("inf")}) == [(9, 2.0), (10, 1.0)]

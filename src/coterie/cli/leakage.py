@@ -153,7 +153,7 @@ def _workers(key: str, text: str, structure: Structure) -> list[int]:
 
 
 def _draw(path: Path, found: Leakage, promise: Guarantee | None) -> None:
-    from coterie.groups.picture import draw
+    from coterie.report.structures import draw
 
     epochs = np.unique(np.linspace(1, found.epoch, min(found.epoch, _MOST_EPOCHS_DRAWN)).astype(int)).tolist()
     past = history(found.structure, found.schedule, epochs, found.delta, found.threat)

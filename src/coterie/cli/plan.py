@@ -278,7 +278,7 @@ def _facts(promise: Guarantee, accountant: str, **more: object) -> dict[str, Any
 
 
 def _draw(path: Path, run: RecordRun, promise: Guarantee) -> None:
-    from coterie.privacy.figures import draw_noise
+    from coterie.report.noise import draw_noise
 
     check_plot(path)
     if not 0 < promise.epsilon < math.inf:

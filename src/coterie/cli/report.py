@@ -15,7 +15,10 @@ from coterie.experiment.integrity import check_folder
 from coterie.experiment.memory import run_checks
 from coterie.experiment.recount import recount
 from coterie.experiment.seal import Seal
-from coterie.report import write_comparison_report, write_run_report
+from coterie.report.comparison import comparison_figures, write_comparison_report
+from coterie.report.drawing import FORMATS, write_figures
+from coterie.report.run import run_figures, write_run_report
+from coterie.reproduce.page import reproduction_figures
 from coterie.reproduce.table import RECORD
 
 
@@ -28,24 +31,33 @@ def report(
         bool,
         typer.Option("--public", help="Write public.html, without any figure outside the guarantee."),
     ] = False,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write each figure as a file into this folder.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", help="Of these files: svg, pdf or png.")] = "svg",
 ) -> None:
+    if kind not in FORMATS:
+        raise InputError(f"--format: '{kind}' is not allowed, {', '.join(FORMATS)} are")
     if RunFolder(folder).exists:
         check_folder(RunFolder(folder))
         counted = recount(folder)
-        written = write_run_report(folder, public=public)
+        written, drawn = write_run_report(folder, public=public), run_figures
         said = "nothing was charged yet" if counted is None else str(counted)
     elif (folder / "sweep.yaml").exists():
         said = _recount_all(folder)
-        written = write_comparison_report(folder, public=public)
+        written, drawn = write_comparison_report(folder, public=public), comparison_figures
     elif (folder / RECORD).exists():
         if public:
             raise InputError(f"--public: {folder} compares with a publication; allowed: a run, a comparison")
         said = _recount_all(folder / "runs") if (folder / "runs" / "sweep.yaml").exists() else "no runs"
-        written = api.render(folder).report
+        written, drawn = api.render(folder).report, reproduction_figures
     else:
         raise InputError(f"{folder}: neither a run folder nor the folder of a comparison or reproduction")
     say(f"ledger: {said}")
     say(f"report: {written}")
+    if figures is not None:
+        files = write_figures(drawn(folder, public=public), figures, kind)
+        say(f"figures: {len(files)} in {figures}")
     if show:
         webbrowser.open(written.resolve().as_uri())
 

@@ -21,7 +21,7 @@ from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import finite, next_free
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.privacy.units import round_up
-from coterie.report import write_run_report
+from coterie.report.run import write_run_report
 
 
 def serve(

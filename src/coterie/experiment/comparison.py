@@ -20,6 +20,7 @@ from coterie.experiment.result import RunResult
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.privacy.units import number_to_json, round_up
+from coterie.table import NONE, Table
 
 CSV, MARKDOWN = "table.csv", "table.md"
 
@@ -246,15 +247,13 @@ def _plus_minus(std: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
+    return NONE if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
 def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
     """The table with what all runs spend together and the guarantee of every row beneath it."""
-    headings, body = table_columns(rows)
-    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    lines += ["", *([OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else [])]
+    lines = [Table(*table_columns(rows)).markdown(), ""]
+    lines += [OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else []
     lines += [total.text, ""] if total else []
     for row in rows:
         label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"

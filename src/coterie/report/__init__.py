@@ -1,6 +1,8 @@
-"""Reports: one self-contained HTML page for a run and for a comparison."""
+"""Pages and figures of what was run: one way to draw, one template for all pages.
 
-from coterie.report.comparison import write_comparison_report
-from coterie.report.run import write_run_report
-
-__all__ = ["write_comparison_report", "write_run_report"]
+Here belongs whatever turns a folder that was written into something to look at: `drawing` (the style of every
+figure and the files they become), `figures`, `grid_figures` and others (what is drawn, by name), `page` with
+`templates/` (HTML), `run` and `comparison` (what stands on which page), `outside` (what no guarantee covers).
+Nothing here computes a cost, trains or changes a folder beyond adding a page; pages of published experiments
+are in `coterie.reproduce`.
+"""

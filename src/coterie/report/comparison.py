@@ -1,17 +1,19 @@
 """The report of a comparison: runs side by side."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 from coterie import __version__
 from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import write_text
-from coterie.report import chart, grid_figures, words
-from coterie.report.grid import CellRun, Comparison, Setting, read_comparison
-from coterie.report.markup import Child, Markup, tag
-from coterie.report.numbers import NONE, count, epsilon, fixed, seconds
+from coterie.report import grid_figures, words
+from coterie.report.drawing import Figure, chip
+from coterie.report.grid import CellRun, Comparison, Failure, Setting, is_exact, read_comparison
+from coterie.report.numbers import count, epsilon, fixed, seconds
 from coterie.report.outside import (
     LEFT_OUT,
     MUST_NOT,
@@ -19,23 +21,13 @@ from coterie.report.outside import (
     all_tell_times,
     public_comparison,
 )
-from coterie.report.page import (
-    Column,
-    facts,
-    folded,
-    header,
-    notice,
-    page,
-    section,
-    side_by_side,
-    stacked,
-    table,
-)
+from coterie.report.page import page
+from coterie.table import NONE, Table
 
 MANY_RUNS = 40
 """From here on the table of runs starts folded."""
-
 TALL = 9
+"""Settings from which there is room for two figures beside that of all settings."""
 
 
 def write_comparison_report(folder: Path, *, public: bool = False) -> Path:
@@ -52,25 +44,36 @@ def write_comparison_report(folder: Path, *, public: bool = False) -> Path:
     return target
 
 
+def comparison_figures(folder: Path, *, public: bool = False) -> list[Figure]:
+    """The figures of the page, in its order."""
+    comparison = read_comparison(folder)
+    return grid_figures.figures_of(public_comparison(comparison) if public else comparison)
+
+
 def comparison_report(comparison: Comparison) -> str:
     """The whole page."""
-    title = _title(comparison)
-    body = [
-        header("comparison", title, _lede(comparison), comparison.name),
-        *_notices(comparison),
-        _results(comparison),
-        _figures(comparison),
-        _guarantees(comparison),
-        _common(comparison),
-        _runs(comparison),
-        _warnings(comparison),
-        _failures(comparison),
-        section(
-            "Sweep file",
-            folded("Base and grid of this comparison", tag("pre", tag("code", comparison.sweep.to_yaml()))),
-        ),
-    ]
-    return page(title, "coterie comparison", body, f"coterie {__version__}")
+    runs, settings = _finished(comparison), comparison.settings
+    return page(
+        "comparison",
+        _title(comparison),
+        _lede(comparison),
+        comparison.name,
+        f"coterie {__version__}",
+        comparison=comparison,
+        notices=list(_notices(comparison)),
+        promises=[(words.setting(each.values), each.row.guarantee) for each in settings],
+        releases=_releases(comparison),
+        results=_results(comparison),
+        exact=is_exact(comparison),
+        figures=grid_figures.figures_of(comparison),
+        beside=2 if len(settings) >= TALL else 1,
+        shared=_shared(comparison),
+        runs=_runs(comparison, runs),
+        runs_of=count(len(runs), "finished run"),
+        many=MANY_RUNS,
+        warned=[(run.cell.name, warning) for run in runs for warning in run.result.warnings],
+        failed=list(map(_failed, comparison.failures)),
+    )
 
 
 def _title(comparison: Comparison) -> str:
@@ -99,101 +102,79 @@ def _lede(comparison: Comparison) -> str:
     return f"{done}. The highest mean {comparison.measure.name} is that of {name}: {reached}{exact}."
 
 
-def _is_exact(comparison: Comparison) -> bool:
-    """Whether figures outside the guarantees are shown."""
-    return not comparison.public and any(setting.row.kind == "exact" for setting in comparison.settings)
-
-
-def _notices(comparison: Comparison) -> Iterator[Markup]:
+def _notices(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if comparison.public:
-        yield notice("info", LEFT_OUT)
+        yield "info", LEFT_OUT
     elif any(cell.experiment.own_records for cell in comparison.sweep.cells()):
         if not comparison.has_privacy:
-            yield notice("warn", MUST_NOT_UNBOUNDED)
-        elif _is_exact(comparison) or not all_tell_times(comparison):
-            yield notice("warn", MUST_NOT)
+            yield "warn", MUST_NOT_UNBOUNDED
+        elif is_exact(comparison) or not all_tell_times(comparison):
+            yield "warn", MUST_NOT
     if comparison.failures:
-        yield notice(
-            "warn", f"{count(len(comparison.failures), 'run')} did not finish; see the end of this page."
-        )
+        unfinished = count(len(comparison.failures), "run")
+        yield "warn", f"{unfinished} did not finish; see the end of this page."
     warned = sum(bool(run.result.warnings) for run in _finished(comparison))
     if warned:
-        yield notice("warn", f"{count(warned, 'run')} with warnings; see the end of this page.")
-
-
-def _time_column(comparison: Comparison) -> Column:
-    return Column("Time" if all_tell_times(comparison) else "Time (outside the guarantee)", figures=True)
+        yield "warn", f"{count(warned, 'run')} with warnings; see the end of this page."
 
 
 def _finished(comparison: Comparison) -> list[CellRun]:
     return [run for setting in comparison.settings for run in setting.runs]
 
 
-def _results(comparison: Comparison) -> Markup | None:
-    if not comparison.settings:
-        return None
+def _releases(comparison: Comparison) -> Table:
+    """One row for every kind of release of every setting."""
+    rows: list[dict[str, str]] = []
+    for setting in comparison.settings:
+        if setting.guarantee is None:
+            continue
+        told = words.releases(setting.guarantee) if setting.guarantee else Table([], [])
+        for row in told.rows:
+            rows.append(
+                {"Setting": words.setting(setting.values), **dict(zip(told.headings, row, strict=True))}
+            )
+    return Table.of(rows, "Every kind of release, setting by setting", words=["Part", "What is released"])
+
+
+def _results(comparison: Comparison) -> Table:
     measure, settings = comparison.measure, comparison.settings
     several = any(setting.row.runs > 1 for setting in settings)
-    first, *others = comparison.varying or ["setting"]
-    columns = [
-        Column(words.key_name(first)),
-        *(Column(words.key_name(key), figures=True) for key in others),
-        *([Column("Runs", figures=True)] if several else []),
-        Column(f"Mean {measure.name}", figures=True),
-        Column("Worst client", figures=True),
-        Column("Best client", figures=True),
-        Column("Worst cluster", figures=True),
-        Column("Disparity", figures=True),
-        Column("F_acc", figures=True),
-        Column("F_loss", figures=True),
-        Column("Clusters found", figures=True),
-        Column("Proven epsilon", figures=True),
-        Column("Noise", figures=True),
-        _time_column(comparison),
-    ]
+    named = words.headings(comparison.varying or ["setting"], ["Runs", "Noise", "Disparity"])
+    first, *others = named
     rows = []
     for setting in settings:
         row = setting.row
         spread = "" if row.accuracy_std is None else f" ± {_bare(comparison, row.accuracy_std)}"
+        mean = f"{measure.text(row.accuracy)}{spread}"
         rows.append(
-            [
-                _chip(comparison, setting),
-                *(str(setting.values[key]) for key in others),
-                *([str(row.runs)] if several else []),
-                NONE if math.isnan(row.accuracy) else tag("strong", f"{measure.text(row.accuracy)}{spread}"),
-                measure.text(row.worst_client),
-                measure.text(row.best_client),
-                measure.text(row.worst_cluster),
-                _bare(comparison, row.disparity),
-                _bare(comparison, row.f_acc),
-                fixed(row.f_loss),
-                _clusters_found(setting),
-                epsilon(row.epsilon),
-                fixed(row.noise_multiplier),
-                seconds(row.seconds),
-            ]
+            {
+                named[first]: _chip(comparison, setting),
+                **{named[key]: str(setting.values[key]) for key in others},
+                **({"Runs": str(row.runs)} if several else {}),
+                f"Mean {measure.name}": NONE
+                if math.isnan(row.accuracy)
+                else Markup("<strong>{}</strong>").format(mean),
+                "Worst client": measure.text(row.worst_client),
+                "Best client": measure.text(row.best_client),
+                "Worst cluster": measure.text(row.worst_cluster),
+                "Disparity": _bare(comparison, row.disparity),
+                "F_acc": _bare(comparison, row.f_acc),
+                "F_loss": fixed(row.f_loss),
+                "Clusters found": _clusters_found(setting),
+                "Proven epsilon": epsilon(row.epsilon),
+                "Noise": fixed(row.noise_multiplier),
+                _time(comparison): seconds(row.seconds),
+            }
         )
     over = (
         "Means over seeds; after ± the standard deviation between seeds" if several else "One run per setting"
     )
-    columns, rows = _without_empty(columns, rows)
-    if comparison.public:
-        return section("Results", table(over, columns, rows))
-    return section(
-        "Results",
-        table(f"{over}; all on held-out records", columns, rows),
-        outside=_is_exact(comparison),
-        intro="Disparity is the distance between best and worst client in points. F compares clients by what "
-        "each lacks to the best model of its cluster, trained centrally without privacy. Smaller is fairer.",
-    )
+    caption = over if comparison.public else f"{over}; all on held-out records"
+    return Table.of(rows, caption).without_empty()
 
 
-def _without_empty(
-    columns: Sequence[Column], rows: Sequence[Sequence[Child]]
-) -> tuple[list[Column], list[list[Child]]]:
-    """The table less the columns in which no row has anything."""
-    kept = [place for place in range(len(columns)) if any(row[place] != NONE for row in rows)]
-    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+def _time(comparison: Comparison) -> str:
+    return "Time" if all_tell_times(comparison) else "Time (outside the guarantee)"
 
 
 def _bare(comparison: Comparison, value: float | None) -> str:
@@ -215,117 +196,45 @@ def _clusters_found(setting: Setting) -> str:
     return f"{found} of {setting.row.runs}"
 
 
-def _chip(comparison: Comparison, setting: Setting) -> Child:
+def _chip(comparison: Comparison, setting: Setting) -> str:
     if not comparison.varying:
         return "all runs"
     text = str(setting.values[comparison.varying[0]])
-    if comparison.leading != comparison.varying[0]:
-        return text
-    return chart.chip(text, setting.colour)
+    return chip(text, setting.colour) if comparison.leading == comparison.varying[0] else text
 
 
-def _figures(comparison: Comparison) -> Markup | None:
-    by_setting = grid_figures.accuracy_by_setting(comparison)
-    if by_setting is None:
-        return None
-    others = [*grid_figures.accuracy_against_epsilon(comparison), *grid_figures.curves(comparison)]
-    # The dots grow with the number of settings: beside a tall card there is room for two.
-    beside = 2 if len(comparison.settings) >= TALL else 1
-    exact = _is_exact(comparison)
-    right = [figure.html(exact) for figure in others[:beside]]
-    rest = [figure.html(exact) for figure in others[beside:]]
-    return section(
-        "Side by side",
-        side_by_side([by_setting.html(exact), *([stacked(right)] if right else [])]),
-        side_by_side(rest) if rest else None,
-    )
-
-
-def _guarantees(comparison: Comparison) -> Markup | None:
-    if not comparison.settings:
-        return None
-    promises = [
-        tag("li", tag("strong", words.setting(setting.values)), setting.row.guarantee)
-        for setting in comparison.settings
-    ]
-    return tag(
-        "section",
-        tag("h2", "Guarantee of every row"),
-        tag("p", comparison.total.text) if comparison.total else None,
-        tag("ul", promises, class_="sentences"),
-        class_="promise",
-    )
-
-
-def _common(comparison: Comparison) -> Markup | None:
+def _shared(comparison: Comparison) -> list[tuple[str, str]]:
     """What the grid left alone, as it was in every run."""
     if comparison.example is None:
-        return None
+        return []
     varied = {key.partition(".")[0] for key, values in comparison.sweep.grid.items() if len(values) > 1}
-    shared = [(name, text) for name, text in words.what_ran(comparison.example) if name.lower() not in varied]
-    return section("What all runs share", facts(shared)) if shared else None
+    return [(name, text) for name, text in words.what_ran(comparison.example) if name.lower() not in varied]
 
 
-def _runs(comparison: Comparison) -> Markup | None:
-    runs = _finished(comparison)
-    if not runs:
-        return None
+def _runs(comparison: Comparison, runs: list[CellRun]) -> Table:
     measure = comparison.measure
+    named = words.headings(list(comparison.sweep.grid))
     rows = [
-        [
-            _link(run),
-            *(str(value) for value in run.cell.values.values()),
-            measure.text(run.result.accuracy.mean if run.result.accuracy else None),
-            measure.text(run.result.accuracy.min if run.result.accuracy else None),
-            seconds(run.result.seconds),
-        ]
+        {
+            "Report": _link(run),
+            **{
+                heading: str(run.cell.values[key]) for heading, key in named.items() if key in run.cell.values
+            },
+            f"Mean {measure.name}": measure.text(run.result.accuracy.mean if run.result.accuracy else None),
+            "Worst client": measure.text(run.result.accuracy.min if run.result.accuracy else None),
+            _time(comparison): seconds(run.result.seconds),
+        }
         for run in runs
     ]
-    columns = [
-        Column("Report"),
-        *(Column(words.key_name(key)) for key in comparison.sweep.grid),
-        Column(f"Mean {measure.name}", figures=True),
-        Column("Worst client", figures=True),
-        _time_column(comparison),
-    ]
-    columns, rows = _without_empty(columns, rows)
-    return section(
-        "Runs",
-        folded(
-            f"All {count(len(runs), 'finished run')}",
-            table("Every finished run", columns, rows),
-            is_open=len(runs) < MANY_RUNS,
-        ),
-        outside=_is_exact(comparison),
-    )
+    return Table.of(rows, "Every finished run", words=list(named.values())).without_empty()
 
 
-def _link(run: CellRun) -> Child:
+def _link(run: CellRun) -> str:
     if not run.has_report:
         return run.cell.name
-    return tag("a", run.cell.name, href=f"cells/{quote(run.cell.name)}/report.html")
+    return Markup('<a href="cells/{}/report.html">{}</a>').format(quote(run.cell.name), run.cell.name)
 
 
-def _warnings(comparison: Comparison) -> Markup | None:
-    warned = [
-        (run.cell.name, [tag("div", warning) for warning in run.result.warnings])
-        for run in _finished(comparison)
-        if run.result.warnings
-    ]
-    return section("Warnings", facts(warned)) if warned else None
-
-
-def _failures(comparison: Comparison) -> Markup | None:
-    if not comparison.failures:
-        return None
-    return section(
-        "Not finished",
-        facts(
-            (
-                failure.cell.name,
-                f"{failure.reason} ({failure.rounds} of "
-                f"{count(failure.cell.experiment.schedule.rounds, 'round')} done)",
-            )
-            for failure in comparison.failures
-        ),
-    )
+def _failed(failure: Failure) -> tuple[str, str]:
+    rounds = failure.cell.experiment.schedule.rounds
+    return failure.cell.name, f"{failure.reason} ({failure.rounds} of {count(rounds, 'round')} done)"

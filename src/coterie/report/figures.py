@@ -1,223 +1,198 @@
-"""The figures of one run."""
+"""The figures of one run, by name and by the section of its page that shows them.
+
+A new figure is a function from a run to figures, and a line in `FIGURES`.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from coterie.algorithms.protocol import Findings
-from coterie.report import chart
-from coterie.report.chart import Axis, Frame, Key, Point, drawing, label, legend, line, marker
-from coterie.report.clusters import Clusters, first_round_labels
-from coterie.report.markup import Markup, tag
+from coterie.report import leakage
+from coterie.report.clusters import Clusters, Group, first_round_labels
+from coterie.report.drawing import (
+    MARKERS,
+    WIDTH,
+    Figure,
+    band,
+    colour,
+    hollow,
+    look,
+    milestone,
+    round_axis,
+    set_ticks,
+    shape_of,
+    share_ticks,
+    strong,
+    ticks_around,
+    tips,
+)
 from coterie.report.numbers import epsilon, fixed
-from coterie.report.page import badge
-from coterie.report.record import Measure, RunRecord, mean_over
+from coterie.report.record import RunRecord, mean_over
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_LINES = 12
 """More lines than this in one chart say nothing."""
-
 SPREADS = 2
 """Radius of a component's circle, in standard deviations."""
-
-
+CENTRE = (4, 1, 45)
+"""A star of four points."""
 SWARM_STEP = 10.0
 """Distance of two marks that would else lie upon each other."""
 
 _LEVELS = (0, 1, -1, 2, -2, 3, -3)
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing with its heading, its legend and what to see in it."""
-
-    heading: str
-    picture: Markup
-    caption: str
-
-    def html(self, outside: bool = False) -> Markup:
-        """As a card of the page; `outside` marks what no guarantee covers."""
-        heading = tag("h3", self.heading, badge() if outside else None)
-        return tag("figure", heading, self.picture, tag("figcaption", self.caption), class_="card")
+Draw = Callable[[RunRecord], Iterator[Figure]]
 
 
-def value_axis(measure: Measure, low: float, high: float) -> Axis:
-    """An axis for accuracies: it reaches past the data to round numbers, never past 0 and 1."""
-    margin = max(0.02, 0.05 * (high - low))
-    axis = chart.linear_axis(max(0.0, low - margin), min(1.0, high + margin), measure.tick)
-    return Axis(max(0.0, axis.low), min(1.0, axis.high), tuple(t for t in axis.ticks if t <= 1), axis.label)
+# --- round by round ---------------------------------------------------------------------------------
 
 
-def accuracy_against_round(run: RunRecord, clusters: Clusters) -> Figure | None:
+def accuracy_against_round(run: RunRecord) -> Iterator[Figure]:
     measured = [(line.round, line.accuracy) for line in run.rounds if line.accuracy is not None]
     if not measured:
-        return None
-    low = min(spread.least for _, spread in measured)
-    high = max(spread.most for _, spread in measured)
-    frame = Frame(chart.round_axis(run.planned_rounds), value_axis(run.measure, low, high))
-    parts = frame.axes("round")
-    parts += _switch(frame, run)
-    parts.append(
-        chart.band(
-            [frame.at((number, spread.least)) for number, spread in measured],
-            [frame.at((number, spread.most)) for number, spread in measured],
-        )
-    )
-    keys = [
-        chart.line_key("mean of all clients", "ink strong"),
-        Key("worst to best client", chart.swatch(tag("rect", class_="band", x=1, y=2, width=24, height=10))),
-    ]
+        return
+    measure, clusters = run.measure, Clusters(run)
+    rounds = [number for number, _ in measured]
+    lows, highs = [spread.least for _, spread in measured], [spread.most for _, spread in measured]
     groups = clusters.groups if run.truth and len(clusters.groups) <= MOST_LINES else []
-    for group in groups:
-        colour, shape = chart.series(group.series), chart.shape_of(group.series)
-        means_of = [(number, mean_over(spread.per_client, group.clients)) for number, spread in measured]
-        points = [frame.at((number, mean)) for number, mean in means_of if mean is not None]
-        if not points:
-            continue
-        parts.append(line(points, f"line {colour}", group.series))
-        parts.append(marker(points[-1], shape, f"mark {colour}", 4))
-        keys.append(chart.line_key(f"true cluster {group.name}", colour, group.series, shape))
-    means = [frame.at((number, spread.mean)) for number, spread in measured]
-    parts.append(line(means, "line ink strong"))
-    if len(means) == 1:
-        parts.append(marker(means[0], 0, "mark ink", 4))
-    last = measured[-1]
-    what, heading = run.measure.name, f"{run.measure.name.capitalize()} against round"
-    description = (
-        f"Mean {what} of all clients after round {last[0]}: {run.measure.text(last[1].mean)}, "
-        f"from {run.measure.text(last[1].min)} to {run.measure.text(last[1].max)}."
+
+    def paint(axes: "Axes") -> None:
+        set_ticks(axes, "y", share_ticks(min(lows), max(highs)), measure.tick)
+        _round_axis(axes, run)
+        means = [spread.mean for _, spread in measured]
+        strong(axes, rounds, means, "mean of all clients", marks=[0] if len(rounds) == 1 else [])
+        band(axes, rounds, lows, highs, "worst to best client")
+        for group in groups:
+            known = [(number, mean_over(spread.per_client, group.clients)) for number, spread in measured]
+            points = [(number, mean) for number, mean in known if mean is not None]
+            if points:
+                style = look(group.series, f"true cluster {group.name}")
+                axes.plot(*zip(*points, strict=True), markevery=[-1], clip_on=False, **style)
+
+    last, reached = measured[-1]
+    told = (
+        f"Mean {measure.name} of all clients after round {last}: {measure.text(reached.mean)}, "
+        f"from {measure.text(reached.min)} to {measure.text(reached.max)}."
     )
-    return Figure(
-        heading,
-        Markup(drawing("accuracy", heading, description, frame.width, frame.height, parts) + legend(keys)),
-        f"On each client's held-out records, with the model it would use after the round. {description}",
+    yield Figure(
+        "accuracy",
+        f"{measure.name.capitalize()} against round",
+        f"On each client's held-out records, with the model it would use after the round. {told}",
+        paint,
+        told,
+        outside=run.is_exact,
     )
 
 
-def epsilon_against_round(run: RunRecord) -> Figure | None:
+def epsilon_against_round(run: RunRecord) -> Iterator[Figure]:
     """What was spent so far; nothing to draw where nothing is bounded."""
     spent = [(line.round, line.epsilon) for line in run.rounds if math.isfinite(line.epsilon)]
     budget = run.experiment.privacy.epsilon
     if not spent or not math.isfinite(budget):
-        return None
-    top = max(budget, max(value for _, value in spent))
-    axis = chart.linear_axis(0.0, top * 1.02, lambda value: f"{value:.4g}")
-    frame = Frame(chart.round_axis(run.planned_rounds), axis)
-    at_budget = frame.at_y(budget)
-    parts = [
-        *frame.axes("round"),
-        *_switch(frame, run),
-        tag("line", class_="budget", x1=frame.left, x2=frame.width - frame.right, y1=at_budget, y2=at_budget),
-    ]
-    points = [frame.at(point) for point in spent]
-    parts.append(
-        chart.band([(x, frame.at_y(0)) for x, _ in points], points, class_="band under")
-        if len(points) > 1
-        else marker(points[0], 0, "mark ink", 4)
-    )
-    parts.append(line(points, "line ink strong"))
-    parts.append(marker(points[-1], 0, "mark ink", 4))
-    last_round, last = spent[-1]
-    first_round, first = spent[0]
-    description = (
-        f"After round {first_round}: {epsilon(first)}; after round {last_round}: {epsilon(last)}; "
+        return
+    rounds, values = [number for number, _ in spent], [value for _, value in spent]
+
+    def paint(axes: "Axes") -> None:
+        set_ticks(axes, "y", ticks_around(0.0, 1.02 * max(budget, *values)), lambda value: f"{value:.4g}")
+        _round_axis(axes, run)
+        strong(axes, rounds, values, "spent by the client that spent most", marks=[-1])
+        axes.axhline(budget, color=colour(6), linewidth=2, linestyle=(0, (7, 4)), label="budget")
+        band(axes, rounds, [0.0] * len(rounds), values)
+
+    told = (
+        f"After round {rounds[0]}: {epsilon(values[0])}; after round {rounds[-1]}: {epsilon(values[-1])}; "
         f"budget {epsilon(budget)}."
     )
-    keys = [
-        chart.line_key("spent by the client that spent most", "ink strong"),
-        Key("budget", chart.swatch(tag("line", class_="budget", x1=1, x2=25, y1=7, y2=7))),
-    ]
-    return Figure(
-        "Epsilon spent against round",
-        Markup(
-            drawing("epsilon", "Epsilon spent against round", description, frame.width, frame.height, parts)
-            + legend(keys)
-        ),
-        f"Everything charged in the ledger so far, composed. {description}",
-    )
+    caption = f"Everything charged in the ledger so far, composed. {told}"
+    yield Figure("epsilon", "Epsilon spent against round", caption, paint, told)
 
 
-def _switch(frame: Frame, run: RunRecord) -> list[Markup]:
-    """Where the mixture hands over to the clients' own choices."""
-    if run.findings is None or not 1 < run.findings.switch_round <= run.planned_rounds:
-        return []
-    return frame.milestone(run.findings.switch_round, "clients start to choose")
+def _round_axis(axes: "Axes", run: RunRecord) -> None:
+    """Rounds, and where the mixture hands over to the clients' own choices."""
+    round_axis(axes, run.planned_rounds)
+    if run.findings is not None and 1 < run.findings.switch_round <= run.planned_rounds:
+        milestone(axes, run.findings.switch_round, "clients start to choose")
 
 
 # --- round 1 ----------------------------------------------------------------------------------------
 
 
 def first_round_releases(
-    run: RunRecord,
-    clusters: Clusters,
-    findings: Findings,
-    name: str = "releases",
-    heading: str = "Releases of round 1",
-) -> Figure | None:
+    run: RunRecord, name: str = "releases", heading: str = "Releases of round 1"
+) -> Iterator[Figure]:
     """The releases of round 1 in the plane of their first two principal components."""
-    labels = first_round_labels(findings.responsibilities)
-    present = [index for index, point in enumerate(findings.points) if _answered(findings, index)]
+    findings = run.findings
+    if findings is None:
+        return
+    labels, clusters, truth = first_round_labels(findings.responsibilities), Clusters(run), run.truth
+    present = [index for index in range(len(findings.points)) if _answered(findings, index)]
     if not present:
-        return None
-    frame = _square_frame(findings, present)
-    scale = frame.at_x(findings.spread) - frame.at_x(0.0)
-    truth = run.truth
-    parts = frame.axes("first principal component; upwards the second")
-    for component, centre in enumerate(findings.centres):
-        colour = chart.series(clusters.found_series(component))
-        x, y = frame.at(centre)
-        if findings.spread > 0:
-            parts.append(tag("circle", class_=f"halo {colour}", cx=x, cy=y, r=SPREADS * scale))
-    for index in present:
+        return
+
+    def said(index: int) -> str:
         client, component = findings.clients[index], labels[index]
-        own = truth[client] if truth else None
-        shape = chart.shape_of(clusters.true_series(own)) if own is not None else 0
-        sure = findings.responsibilities[index][component]
-        words = f"{client}: component {component} with probability {_probability(sure)}"
-        words += f", true cluster {clusters.true_name(own)}" if own is not None else ""
-        colour = chart.series(clusters.found_series(component))
-        parts.append(marker(frame.at(findings.points[index]), shape, f"mark {colour}", 5, words))
-    for component, centre in enumerate(findings.centres):
-        colour = chart.series(clusters.found_series(component))
-        x, y = frame.at(centre)
-        parts.append(marker((x, y), 5, f"centre {colour}", 8, f"centre of component {component}"))
-        # The number says without colour which circle is whose.
-        above = max(12.0, SPREADS * scale + 5)
-        parts.append(label(x, max(13.0, y - above), str(component), class_=f"name mid {colour}"))
-    keys = [
-        chart.marker_key(f"component {k}", 0, f"mark {chart.series(clusters.found_series(k))}")
-        for k in range(len(findings.centres))
-    ]
-    if truth:
-        keys += [
-            chart.marker_key(
-                f"true {clusters.true_name(k)}", chart.shape_of(clusters.true_series(k)), "mark grey"
+        sure = _probability(findings.responsibilities[index][component])
+        own = f", true cluster {clusters.true_name(truth[client])}" if truth else ""
+        return f"{client}: component {component} with probability {sure}{own}"
+
+    def paint(axes: "Axes") -> None:
+        from matplotlib.patches import Circle
+
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set(xlabel="first principal component; upwards the second")
+        reach = SPREADS * findings.spread
+        for component, (x, y) in enumerate(findings.centres):
+            face = colour(clusters.found_series(component))
+            for alpha, fill in ((0.08, True), (1.0, False)):
+                axes.add_patch(
+                    Circle((x, y), reach, facecolor=face if fill else "none", alpha=alpha, clip_on=False,
+                           edgecolor="none" if fill else face, linewidth=1.2, linestyle=(0, (4, 3)))
+                )  # fmt: skip
+            axes.plot([], [], "o", color=face, label=f"component {component}")
+        looks: dict[tuple[int, int], list[int]] = {}
+        for index in present:
+            own = truth[findings.clients[index]] if truth else None
+            shape = 0 if own is None else shape_of(clusters.true_series(own))
+            looks.setdefault((clusters.found_series(labels[index]), shape), []).append(index)
+        for (series, shape), members in looks.items():
+            xs, ys = zip(*(findings.points[index] for index in members), strict=True)
+            (marks,) = axes.plot(xs, ys, MARKERS[shape], color=colour(series), markersize=9, clip_on=False)
+            tips(marks, [said(index) for index in members])
+        for true in clusters.true if truth else ():
+            mark = MARKERS[shape_of(clusters.true_series(true))]
+            axes.plot([], [], mark, color=colour("soft"), label=f"true {clusters.true_name(true)}")
+        for component, (x, y) in enumerate(findings.centres):
+            face = colour(clusters.found_series(component))
+            tips(
+                axes.plot(x, y, marker=CENTRE, **hollow(face, 14, 2))[0], [f"centre of component {component}"]
             )
-            for k in clusters.true
-        ]
-    keys.append(chart.marker_key("centre", 5, "centre ink"))
-    keys.append(
-        Key(
-            f"{SPREADS} standard deviations",
-            chart.swatch(tag("circle", class_="halo ink", cx=8, cy=7, r=5.5), width=16),
-        )
-    )
-    description = (
+            # The number says without colour which circle is whose.
+            axes.annotate(
+                str(component), (x, y + reach), (0, 6), textcoords="offset points", ha="center", color=face,
+                weight="bold",
+            )  # fmt: skip
+        ink, around = colour("ink"), f"{SPREADS} standard deviations"
+        axes.plot([], [], marker=CENTRE, label="centre", **hollow(ink, 9, 2))
+        axes.plot([], [], marker="o", label=around, **hollow(ink, 9, 1))
+        axes.margins(0.04)
+        axes.locator_params(nbins=5)
+
+    told = (
         f"{len(present)} releases and the {len(findings.centres)} components of the mixture; "
         f"separation score {fixed(findings.separation, 2)}, overlap {_probability(findings.overlap)}."
     )
     shown = "Colour is the component a release most likely came from, numbered above its circle"
     shown += ", shape the true cluster." if truth else "."
     dimensions = len(findings.centres) - 1
-    more = (
-        f" The mixture was fitted in {dimensions} dimensions, of which these are the first two."
-        if dimensions > 2
-        else ""
-    )
-    return Figure(
-        heading,
-        Markup(drawing(name, heading, description, frame.width, frame.height, parts) + legend(keys)),
-        f"What the server saw of each client, noise included. {shown}{more}{_moved(run, findings, labels)}",
-    )
+    if dimensions > 2:
+        shown += f" The mixture was fitted in {dimensions} dimensions, of which these are the first two."
+    caption = f"What the server saw of each client, noise included. {shown}{_moved(run, findings, labels)}"
+    # Coloured by the true clusters, or released without noise.
+    outside = truth is not None or not run.has_privacy
+    yield Figure(name, heading, caption, paint, told, outside, height=400)
 
 
 def _answered(findings: Findings, index: int) -> bool:
@@ -227,11 +202,8 @@ def _answered(findings: Findings, index: int) -> bool:
 
 
 def _moved(run: RunRecord, findings: Findings, labels: Sequence[int]) -> str:
-    moved = [
-        client
-        for client, component in zip(findings.clients, labels, strict=True)
-        if run.clusters.get(client, component) != component
-    ]
+    first = zip(findings.clients, labels, strict=True)
+    moved = [client for client, component in first if run.clusters.get(client, component) != component]
     if not moved:
         return ""
     some = ", ".join(moved[:6]) + (f" and {len(moved) - 6} more" if len(moved) > 6 else "")
@@ -244,113 +216,100 @@ def _probability(value: float) -> str:
     return "above 0.999" if value > 0.999 else f"{value:.3g}"
 
 
-def _square_frame(findings: Findings, present: Sequence[int]) -> Frame:
-    """Axes of equal scale around all points and circles, so that a circle is a circle."""
-    reach = SPREADS * findings.spread
-    corners: list[Point] = [findings.points[index] for index in present]
-    corners += [(x + way * reach, y + way * reach) for x, y in findings.centres for way in (-1, 1)]
-    xs, ys = [x for x, _ in corners], [y for _, y in corners]
-    blank = Axis(0, 1, (), str)
-    room = Frame(blank, blank, height=400)
-    width = room.width - room.left - room.right
-    height = room.height - room.top - room.bottom
-    unit = max((max(xs) - min(xs)) / width, (max(ys) - min(ys)) / height, 1e-12) * 1.08
-    return Frame(_around(xs, unit * width), _around(ys, unit * height), height=400)
+def sorted_scores(scores: Mapping[str, float]) -> list[tuple[int, float]]:
+    """Finite scores by the number of clusters they were tried for."""
+    return sorted((int(tried), score) for tried, score in scores.items() if math.isfinite(score))
 
 
-def _around(values: Sequence[float], extent: float) -> Axis:
-    middle = (min(values) + max(values)) / 2
-    low, high = middle - extent / 2, middle + extent / 2
-    return Axis(low, high, chart.nice_ticks(low, high, 5), lambda value: f"{value:.3g}".replace("-", "−"))
-
-
-def separation_scores(findings: Findings) -> Figure | None:
+def separation_scores(run: RunRecord) -> Iterator[Figure]:
     """How far apart the closest two components are, for each number of clusters that was tried."""
-    scores = {int(tried): score for tried, score in findings.scores.items() if math.isfinite(score)}
-    if len(scores) < 2:
-        return None
-    tried = sorted(scores)
-    chosen = len(findings.centres)
-    top = max(*scores.values(), 1.0)
-    x_axis = Axis(tried[0] - 0.6, tried[-1] + 0.6, tuple(map(float, tried)), lambda value: f"{value:.0f}")
-    frame = Frame(x_axis, chart.linear_axis(0.0, top * 1.1, lambda value: f"{value:.3g}"))
-    parts = frame.axes("number of clusters")
-    half = min(16.0, 0.32 * (frame.at_x(1) - frame.at_x(0)))
-    floor = frame.at_y(0)
-    for number in tried:
-        x, y = frame.at((number, scores[number]))
-        bar = "bar chosen" if number == chosen else "bar"
-        words = tag("title", f"{number} clusters: {scores[number]:.2f}")
-        parts.append(
-            tag("rect", words, class_=bar, x=x - half, y=y, width=2 * half, height=max(0.5, floor - y), rx=2)
+    scores = sorted_scores(run.findings.scores) if run.findings else []
+    if run.findings is None or len(scores) < 2:
+        return
+    chosen = len(run.findings.centres)
+
+    def paint(axes: "Axes") -> None:
+        top = max(1.0, *(score for _, score in scores))
+        set_ticks(axes, "y", ticks_around(0.0, 1.1 * top), lambda value: f"{value:.3g}")
+        axes.set(
+            xlabel="number of clusters",
+            xticks=[tried for tried, _ in scores],
+            xlim=(scores[0][0] - 0.6, scores[-1][0] + 0.6),
         )
-        if len(tried) <= 12:
-            parts.append(
-                label(
-                    x, y - 6, f"{scores[number]:.1f}", class_="value mid" if number == chosen else "tick mid"
-                )
+        for tried, score in scores:
+            mine = tried == chosen
+            bar = axes.bar(
+                tried, score, 0.64, color=colour("accent" if mine else "soft"), alpha=1 if mine else 0.42
             )
-    description = f"Chosen: {chosen} clusters, with a score of {fixed(findings.separation, 2)}."
-    return Figure(
+            tips(bar[0], [f"{tried} clusters: {score:.2f}"])
+            if len(scores) <= MOST_LINES:
+                axes.bar_label(
+                    bar, [f"{score:.1f}"], padding=3, weight="bold" if mine else "normal",
+                    color=colour("ink" if mine else "soft"),
+                )  # fmt: skip
+
+    told = f"Chosen: {chosen} clusters, with a score of {fixed(run.findings.separation, 2)}."
+    yield Figure(
+        "scores",
         "Separation score by number of clusters",
-        drawing("scores", "Separation score", description, frame.width, frame.height, parts),
         "Half the distance of the two closest centres, in units of what blurs the line between them, once "
-        f"noise and the search are taken off: 0 where noise alone would look the same. {description}",
+        f"noise and the search are taken off: 0 where noise alone would look the same. {told}",
+        paint,
+        told,
+        outside=not run.has_privacy,
     )
 
 
 # --- clients ----------------------------------------------------------------------------------------
 
 
-def clients_by_group(run: RunRecord, clusters: Clusters) -> Figure | None:
+def clients_by_group(run: RunRecord) -> Iterator[Figure]:
     """Every client's accuracy as a mark, one line per cluster: who is served worse than others."""
-    reached = run.accuracy
-    if reached is None:
-        return None
+    reached, measure, clusters = run.accuracy, run.measure, Clusters(run)
+    if reached is None or run.loss is None or reached.is_private:
+        return
     told = [
-        replace(group, clients=tuple(client for client in group.clients if client in reached.per_client))
+        Group(group.name, group.series, tuple(name for name in group.clients if name in reached.per_client))
         for group in clusters.groups
     ]
     groups = [group for group in told if group.clients]
     if not groups or len(groups) > 2 * MOST_LINES:
-        return None
-    axis = value_axis(run.measure, reached.least, reached.most)
-    blank = Axis(0, 1, (), str)
-    bottom, left, right, top = 44.0, 24.0, 30.0, 8.0
-    width = Frame(axis, blank, left=left, right=right)
-    rows = [_swarm([width.at_x(reached.per_client[client]) for client in group.clients]) for group in groups]
-    heights = [34 + SWARM_STEP * (1 + max(levels) - min(levels)) for levels in rows]
-    height = top + sum(heights) + bottom
-    frame = Frame(axis, blank, height=height, left=left, right=right, top=top, bottom=bottom)
-    parts = [
-        tag("line", class_="grid", x1=frame.at_x(t), x2=frame.at_x(t), y1=top, y2=height - bottom)
-        for t in axis.ticks
-    ]
-    parts += frame.axes(run.measure.name)
-    above = top
-    for group, levels, row_height in zip(groups, rows, heights, strict=True):
-        colour, shape = chart.series(group.series), chart.shape_of(group.series)
-        y = above + 28 + SWARM_STEP * (0.5 + max(levels))
-        parts.append(label(left, above + 17, _row_label(group.name, len(levels), clusters), class_="row"))
-        parts.append(tag("line", class_="track", x1=left, x2=frame.width - right, y1=y, y2=y))
-        mean = mean_over(reached.per_client, group.clients)
-        assert mean is not None
-        x = frame.at_x(mean)
-        low, high = y - SWARM_STEP * (0.6 + max(levels)), y + SWARM_STEP * (0.6 - min(levels))
-        parts.append(tag("line", class_="mean", x1=x, x2=x, y1=low, y2=high))
-        for client, level in zip(group.clients, levels, strict=True):
-            value = reached.per_client[client]
-            at = frame.at_x(value), y - SWARM_STEP * level
-            parts.append(marker(at, shape, f"mark {colour}", 4.5, f"{client}: {run.measure.text(value)}"))
-        above += row_height
-    spread = f"from {run.measure.text(reached.min)} to {run.measure.text(reached.max)}"
-    heading = f"{run.measure.name.capitalize()} of every client"
-    return Figure(
-        heading,
-        drawing(
-            "clients", heading, f"{len(reached.per_client)} clients, {spread}.", frame.width, height, parts
-        ),
+        return
+    ticks, (left, right, top, bottom) = share_ticks(reached.least, reached.most), (24.0, 30.0, 8.0, 44.0)
+    scale = (WIDTH - left - right) / (ticks[-1] - ticks[0])
+    swarms = [_swarm([scale * reached.per_client[name] for name in group.clients]) for group in groups]
+    heights = [34 + SWARM_STEP * (1 + max(levels) - min(levels)) for levels in swarms]
+
+    def paint(axes: "Axes") -> None:
+        set_ticks(axes, "x", ticks, measure.tick)
+        axes.set(ylim=(sum(heights), 0), yticks=[], xlabel=measure.name)
+        axes.grid(axis="x")
+        above = 0.0
+        for group, levels, row in zip(groups, swarms, heights, strict=True):
+            values = [reached.per_client[name] for name in group.clients]
+            middle = above + 28 + SWARM_STEP * (0.5 + max(levels))
+            kind = "true cluster " if run.truth else ""
+            axes.text(ticks[0], above + 17, f"{kind}{group.name} ({len(levels)})", weight="bold")
+            axes.hlines(middle, ticks[0], ticks[-1], color=colour("rule"), linewidth=1)
+            ends = middle - SWARM_STEP * (0.6 + max(levels)), middle + SWARM_STEP * (0.6 - min(levels))
+            axes.vlines(math.fsum(values) / len(values), *ends, color=colour("ink"), linewidth=2.4)
+            style = {**look(group.series), "linestyle": "none", "clip_on": False}
+            (marks,) = axes.plot(values, [middle - SWARM_STEP * level for level in levels], **style)
+            tips(
+                marks,
+                [f"{name}: {measure.text(value)}" for name, value in zip(group.clients, values, strict=True)],
+            )
+            above += row
+
+    spread = f"from {measure.text(reached.min)} to {measure.text(reached.max)}"
+    yield Figure(
+        "clients",
+        f"{measure.name.capitalize()} of every client",
         f"One mark per client, {spread}; the upright bar is the mean of the group.",
+        paint,
+        f"{len(reached.per_client)} clients, {spread}.",
+        height=top + sum(heights) + bottom,
+        margins=(left, right, top, bottom),
     )
 
 
@@ -359,16 +318,31 @@ def _swarm(places: Sequence[float]) -> list[int]:
     levels = [0] * len(places)
     taken: dict[int, float] = {}
     for index in sorted(range(len(places)), key=places.__getitem__):
-        for level in _LEVELS:
-            if places[index] - taken.get(level, -math.inf) >= SWARM_STEP:
-                break
-        else:
-            level = 0
-        levels[index] = level
-        taken[level] = places[index]
+        free = (level for level in _LEVELS if places[index] - taken.get(level, -math.inf) >= SWARM_STEP)
+        levels[index] = next(free, 0)
+        taken[levels[index]] = places[index]
     return levels
 
 
-def _row_label(name: str, clients: int, clusters: Clusters) -> str:
-    kind = "true cluster " if clusters.run.truth else ""
-    return f"{kind}{name} ({clients})"
+# --- by name ----------------------------------------------------------------------------------------
+
+ROUNDS, WATCHED, FOUND, CLIENTS = "Round by round", "Who learns what about whom", "Clusters", "Clients"
+
+FIGURES: Mapping[str, tuple[str, Draw]] = {
+    "accuracy": (ROUNDS, accuracy_against_round),
+    "epsilon": (ROUNDS, epsilon_against_round),
+    "matrix": (WATCHED, lambda run: leakage.matrix(run.leakage)),
+    "growth": (WATCHED, lambda run: leakage.growth(run.leakage)),
+    "releases": (FOUND, first_round_releases),
+    "scores": (FOUND, separation_scores),
+    "clients": (CLIENTS, clients_by_group),
+}
+"""The section of the page, and what draws."""
+
+
+def figures_of(run: RunRecord) -> dict[str, list[Figure]]:
+    """Everything there is to draw of a run, by section."""
+    drawn: dict[str, list[Figure]] = {section: [] for section, _ in FIGURES.values()}
+    for section, draw in FIGURES.values():
+        drawn[section] += draw(run)
+    return drawn

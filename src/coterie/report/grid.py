@@ -12,7 +12,7 @@ from coterie.experiment.composition import Total
 from coterie.experiment.folder import RunFolder, read_json
 from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.privacy import Unit
+from coterie.privacy import Guarantee, Unit
 from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run
 
 LEADING = ("label", "algorithm.name")
@@ -51,6 +51,8 @@ class Setting:
     row: Row
     runs: tuple[CellRun, ...]
     colour: int
+    guarantee: Guarantee | None = None
+    """Of its first run."""
 
     def curve(self) -> list[tuple[int, float]]:
         """Mean accuracy after each round that all runs measured."""
@@ -103,6 +105,11 @@ class Comparison:
         return leading_key(self.sweep)
 
 
+def is_exact(comparison: Comparison) -> bool:
+    """Whether figures outside the guarantees are shown."""
+    return not comparison.public and any(setting.row.kind == "exact" for setting in comparison.settings)
+
+
 def leading_key(sweep: Sweep) -> str | None:
     """The key that colours tell apart: the name of a part, the algorithm, else the first with a choice."""
     choices = [key for key in sweep.varying if len(sweep.grid[key]) > 1]
@@ -119,7 +126,9 @@ def read_comparison(path: Path) -> Comparison:
         members = [cell for cell in cells if cell.name in loaded.cells and sweep.setting(cell) == row.values]
         colour = list(sweep.grid[leading]).index(row.values[leading]) if leading else 0
         runs = tuple(_read_cell(cell, loaded.cells[cell.name]) for cell in members)
-        settings.append(Setting(row.values, row, runs, colour))
+        stored = read_json(RunFolder(runs[0].result.folder).guarantee) if runs else None
+        promise = None if stored is None else Guarantee.from_json(stored)
+        settings.append(Setting(row.values, row, runs, colour, promise))
     failures = [
         Failure(
             cell, len(read_rounds(RunFolder(path / "cells" / cell.name).metrics)), loaded.failed[cell.name]

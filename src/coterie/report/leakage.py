@@ -1,17 +1,28 @@
 """Who learns how much about whom, drawn: the matrix of a run, and how each worker's epsilon grows."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import InputError
 from coterie.experiment.folder import read_json
-from coterie.report import chart
-from coterie.report.chart import Axis, Frame, Key, drawing, label, legend, line, marker
-from coterie.report.figures import Figure
-from coterie.report.markup import Markup, number, tag
+from coterie.report.drawing import (
+    WIDTH,
+    Figure,
+    band,
+    colour,
+    look,
+    round_axis,
+    set_ticks,
+    strong,
+    ticks_around,
+)
 from coterie.report.numbers import delta, epsilon
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LEVELS = 24
 """Shades of the matrix."""
@@ -71,157 +82,145 @@ def _parsed(content: Mapping[str, Any]) -> LeakageRecord:
     )
 
 
-def matrix(found: LeakageRecord, *, name: str = "", top: float | None = None) -> Figure:
+def matrix(found: LeakageRecord | None, *, name: str = "", top: float | None = None) -> Iterator[Figure]:
     """Epsilon by target and observer, as shades; one path for each shade keeps the page small.
 
     Args:
         name: what to call it where there are several.
         top: the epsilon of the darkest shade, to compare several; by default the largest here.
     """
-    top = found.largest if top is None else top
-    count = len(found.workers)
-    blank = Axis(0, 1, (), str)
-    frame = Frame(blank, blank, width=500, height=SIDE + 60, left=92, right=88, top=8, bottom=52)
-    cell = SIDE / count
-    parts: list[Markup] = [
-        tag("rect", class_="undefined", x=frame.left, y=frame.top, width=SIDE, height=SIDE)
-    ]
-    for shade, runs in sorted(_runs(found, top).items()):
-        path = "".join(
-            f"M{number(frame.left + cell * first)} {number(frame.top + cell * row)}"
-            f"h{number(cell * length)}v{number(cell)}h{number(-cell * length)}z"
-            for row, first, length in runs
-        )
-        parts.append(tag("path", class_="known", d=path))
-        if shade:
-            parts.append(tag("path", class_="heat", d=path, fill_opacity=shade / LEVELS))
-    floor = frame.top + SIDE
-    for place, who in ((0, found.workers[0]), (count - 1, found.workers[-1])):
-        middle = cell * (place + 0.5)
-        parts.append(label(frame.left + middle, floor + 17, who, class_="tick mid"))
-        parts.append(label(frame.left - 8, frame.top + middle, who, class_="tick end middle"))
-    parts.append(
-        label(frame.left + SIDE / 2, floor + 40, "observer; downwards the target", class_="tick mid")
-    )
-    parts += _scale(frame, top)
-    worst = max(
+    if found is None:
+        return
+    count, largest = len(found.workers), found.largest if top is None else top
+
+    def paint(axes: "Axes") -> None:
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+        axes.axvspan(0, count, color=colour("soft"), alpha=0.3, linewidth=0)
+        for shade, boxes in sorted(_boxes(found, largest).items()):
+            _shaded(axes, boxes, shade)
+        scale = 1.07 * count, count / LEVELS
+        for shade in range(1, LEVELS + 1):
+            _shaded(axes, [(scale[0], count - scale[1] * shade, 0.045 * count, 1.03 * scale[1])], shade)
+        for tick in ticks_around(0.0, largest, 5) if largest else (0.0,):
+            if tick <= largest:
+                at = count * (1 - (tick / largest if largest else 0))
+                axes.text(1.135 * count, at, f"{tick:g}", va="center", color=colour("soft"))
+        ends, names = [0.5, count - 0.5], [found.workers[0], found.workers[-1]]
+        axes.set(
+            xlim=(0, count), ylim=(count, 0), xlabel="observer; downwards the target",
+            xticks=ends, yticks=ends, xticklabels=names, yticklabels=names,
+        )  # fmt: skip
+
+    worst, target, observer = max(
         (value, target, observer)
         for target, row in enumerate(found.epsilon)
         for observer, value in enumerate(row)
         if value is not None
     )
-    description = (
-        f"{found.workers[worst[1]]} leaks most: {epsilon(worst[0])} to {found.workers[worst[2]]}, "
+    told = (
+        f"{found.workers[target]} leaks most: {epsilon(worst)} to {found.workers[observer]}, "
         f"delta {delta(found.delta)}."
     )
-    heading = "Who learns how much about whom" + (f": {name}" if name else "")
-    return Figure(
-        heading,
-        drawing(_identifier(name), heading, description, 500, SIDE + 60, parts),
-        f"{found.structure[:1].upper()}{found.structure[1:]}. {description} Grey cells are no concern of "
-        "the threat model: a worker itself"
-        + (", and workers that share a group." if found.threat_model == 2 else "."),
+    beside = ", and workers that share a group." if found.threat_model == 2 else "."
+    yield Figure(
+        "leakage" + "".join(letter if letter.isalnum() else "-" for letter in f"-{name}" if name),
+        "Who learns how much about whom" + (f": {name}" if name else ""),
+        f"{found.structure[:1].upper()}{found.structure[1:]}. {told} Grey cells are no concern of the threat "
+        f"model: a worker itself{beside}",
+        paint,
+        told,
+        height=SIDE + 60,
+        margins=(92, WIDTH - SIDE - 92, 8, 52),
     )
 
 
-def _identifier(name: str) -> str:
-    """An id for the drawing, of letters and digits."""
-    return "leakage-" + "".join(letter if letter.isalnum() else "-" for letter in name)
+Box = tuple[float, float, float, float]
+"""Left, top, width, height."""
 
 
-def _runs(found: LeakageRecord, top: float) -> dict[int, list[tuple[int, int, int]]]:
-    """Stretches of equal shade in every row: (row, first column, length) for each shade."""
-    runs: dict[int, list[tuple[int, int, int]]] = {}
+def _shaded(axes: "Axes", boxes: Sequence[Box], shade: int) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    outline = Outline.make_compound_path(
+        *(
+            Outline([(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)], closed=True)
+            for x, y, w, h in boxes
+        )
+    )
+    style = {"linewidth": 0, "clip_on": False}
+    axes.add_patch(PathPatch(outline, facecolor=colour("card"), **style))
+    if shade:
+        axes.add_patch(
+            PathPatch(outline, facecolor=colour(1), alpha=shade / LEVELS, gid=f"shade-{shade}", **style)
+        )
+
+
+def _boxes(found: LeakageRecord, top: float) -> dict[int, list[Box]]:
+    """Stretches of equal shade in every row, by shade."""
+    boxes: dict[int, list[Box]] = {}
     for row, cells in enumerate(found.epsilon):
-        shades = [None if cell is None else _shade(cell, top) for cell in cells]
-        first = 0
-        for place in range(1, len(shades) + 1):
-            if place == len(shades) or shades[place] != shades[first]:
-                shade = shades[first]
-                if shade is not None:
-                    runs.setdefault(shade, []).append((row, first, place - first))
-                first = place
-    return runs
+        places = range(len(cells))
+        for shade, run in itertools.groupby(places, key=lambda place: _shade(cells[place], top)):
+            if shade is not None:
+                members = list(run)
+                boxes.setdefault(shade, []).append((members[0], row, len(members), 1))
+    return boxes
 
 
-def _shade(value: float, top: float) -> int:
+def _shade(value: float | None, top: float) -> int | None:
     """0 only where nothing leaks."""
-    if value <= 0 or top <= 0:
-        return 0
-    return max(1, min(LEVELS, round(LEVELS * value / top)))
+    if value is None:
+        return None
+    return max(1, min(LEVELS, round(LEVELS * value / top))) if value > 0 and top > 0 else 0
 
 
-def _scale(frame: Frame, top: float) -> Iterator[Markup]:
-    left, height = frame.left + SIDE + 22, SIDE / LEVELS
-    for shade in range(LEVELS + 1):
-        y = frame.top + SIDE - height * shade
-        if shade:
-            yield tag("rect", class_="known", x=left, y=y, width=14, height=height + 0.4)
-            yield tag(
-                "rect", class_="heat", x=left, y=y, width=14, height=height + 0.4, fill_opacity=shade / LEVELS
-            )
-    for tick in chart.nice_ticks(0.0, top, 5):
-        y = frame.top + SIDE * (1 - (tick / top if top else 0))
-        yield label(left + 20, y, f"{tick:g}", class_="tick middle")
-
-
-def growth(found: LeakageRecord) -> Figure:
+def growth(found: LeakageRecord | None) -> Iterator[Figure]:
     """Epsilon against epoch: mean over workers, one standard deviation, the most exposed."""
-    axis = chart.linear_axis(0.0, 1.02 * max(m.largest for m in found.history), lambda value: f"{value:.4g}")
-    frame = Frame(chart.round_axis(max(m.epoch for m in found.history)), axis)
+    if found is None:
+        return
     shown = [moment for moment in found.history if moment.epoch >= 1]
-    lows = [frame.at((m.epoch, max(0.0, m.mean - m.deviation))) for m in shown]
-    highs = [frame.at((m.epoch, m.mean + m.deviation)) for m in shown]
-    parts = frame.axes("epoch")
-    parts.append(chart.band(lows, highs))
-    parts.append(line([frame.at((m.epoch, m.largest)) for m in shown], "line s1", 1))
-    parts.append(line([frame.at((m.epoch, m.mean)) for m in shown], "line ink strong"))
-    keys = [
-        chart.line_key("mean over workers", "ink strong"),
-        Key(
-            "one standard deviation", chart.swatch(tag("rect", class_="band", x=1, y=2, width=24, height=10))
-        ),
-        chart.line_key("most exposed worker", "s1", 1),
-    ]
+    epochs = [m.epoch for m in shown]
+
+    def paint(axes: "Axes") -> None:
+        _growing(axes, epochs, max(m.largest for m in shown))
+        strong(axes, epochs, [m.mean for m in shown], "mean over workers")
+        lows = [max(0.0, m.mean - m.deviation) for m in shown]
+        highs = [m.mean + m.deviation for m in shown]
+        band(axes, epochs, lows, highs, "one standard deviation")
+        axes.plot(epochs, [m.largest for m in shown], **look(1, "most exposed worker", marks=False))
+
     last = shown[-1]
-    description = (
-        f"After epoch {last.epoch}: {epsilon(last.mean)} on average, {epsilon(last.largest)} at most."
-    )
-    heading = "Epsilon of workers against epoch"
-    return Figure(
-        heading,
-        Markup(drawing("growth", heading, description, frame.width, frame.height, parts) + legend(keys)),
-        f"Each worker against the one that learns most about it. {description}",
-    )
+    told = f"After epoch {last.epoch}: {epsilon(last.mean)} on average, {epsilon(last.largest)} at most."
+    caption = f"Each worker against the one that learns most about it. {told}"
+    yield Figure("growth", "Epsilon of workers against epoch", caption, paint, told)
 
 
 def growths(found: Sequence[tuple[str, LeakageRecord]]) -> Figure:
     """Mean epsilon against epoch of several runs, with one standard deviation over workers at the end."""
-    top = max(m.mean + m.deviation for _, record in found for m in record.history)
-    epochs = max(m.epoch for _, record in found for m in record.history)
-    frame = Frame(chart.round_axis(epochs), chart.linear_axis(0.0, 1.02 * top, lambda value: f"{value:.4g}"))
-    parts, keys, ends = frame.axes("epoch"), [], []
-    for index, (name, record) in enumerate(found):
-        colour, shape = chart.series(index), chart.shape_of(index)
-        shown = [moment for moment in record.history if moment.epoch >= 1]
-        points = [frame.at((m.epoch, m.mean)) for m in shown]
-        last = shown[-1]
-        low, high = (
-            frame.at_y(max(0.0, last.mean - last.deviation)),
-            frame.at_y(last.mean + last.deviation),
-        )
-        parts.append(
-            tag("line", class_=f"error {colour}", x1=points[-1][0], x2=points[-1][0], y1=low, y2=high)
-        )
-        parts.append(line(points, f"line {colour}", index))
-        parts.append(marker(points[-1], shape, f"mark {colour}", 4.5))
-        keys.append(chart.line_key(name, colour, index, shape))
-        ends.append(f"{name} {epsilon(last.mean)}")
-    heading = "Mean epsilon of workers against epoch"
-    description = f"At the end: {', '.join(ends)}."
+    shown = {name: [moment for moment in record.history if moment.epoch >= 1] for name, record in found}
+
+    def paint(axes: "Axes") -> None:
+        moments = [moment for each in shown.values() for moment in each]
+        _growing(axes, [m.epoch for m in moments], max(m.mean + m.deviation for m in moments))
+        for index, (name, each) in enumerate(shown.items()):
+            last, style = each[-1], look(index, name)
+            ends = max(0.0, last.mean - last.deviation), last.mean + last.deviation
+            axes.vlines(last.epoch, *ends, color=style["color"], linewidth=1.6, clip_on=False)
+            axes.plot([m.epoch for m in each], [m.mean for m in each], markevery=[-1], clip_on=False, **style)
+
+    told = f"At the end: {', '.join(f'{name} {epsilon(each[-1].mean)}' for name, each in shown.items())}."
     return Figure(
-        heading,
-        Markup(drawing("growths", heading, description, frame.width, frame.height, parts) + legend(keys)),
+        "growths",
+        "Mean epsilon of workers against epoch",
         "Each worker against the one that learns most about it; upright lines are one standard deviation "
-        f"over workers. {description}",
+        f"over workers. {told}",
+        paint,
+        told,
     )
+
+
+def _growing(axes: "Axes", epochs: Sequence[int], top: float) -> None:
+    set_ticks(axes, "y", ticks_around(0.0, 1.02 * top), lambda value: f"{value:.4g}")
+    round_axis(axes, max(epochs), "epoch")

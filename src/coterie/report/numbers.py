@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from coterie.privacy.units import round_up, short_number
+from coterie.table import NONE
 
-NONE = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -44,6 +44,13 @@ def delta(value: float) -> str:
 
 def fixed(value: float | None, digits: int = 3) -> str:
     return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A probability that is never quite one."""
+    if value is None:
+        return NONE
+    return "> 99.9%" if value > 0.999 else f"{100 * value:.1f}%"
 
 
 def count(value: int, noun: str, plural: str | None = None) -> str:

@@ -16,6 +16,7 @@ from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Budget, Guarantee, PrivacyPlan
 from coterie.privacy.units import number_from_json
+from coterie.report.leakage import LeakageRecord, read_leakage
 from coterie.report.numbers import fixed
 
 
@@ -78,6 +79,8 @@ class RunRecord:
     rounds: tuple[RoundLine, ...]
     findings: Findings | None
     result: RunResult | None
+    leakage: LeakageRecord | None = None
+    """Who learns how much about whom, where workers watch each other."""
     served: bool = False
     """Whether its clients were sites, with records of their own."""
     public: bool = False
@@ -176,6 +179,7 @@ def read_run(path: Path) -> RunRecord:
         rounds=read_rounds(files.metrics),
         findings=read_findings(files.findings),
         result=RunResult.load(path) if files.finished else None,
+        leakage=read_leakage(files.leakage),
         served=files.sites.exists(),
     )
 

@@ -4,17 +4,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import RunFolder, write_text
 from coterie.experiment.metrics import Spread
 from coterie.privacy import Mode, Unit
 from coterie.privacy.mechanisms import NoisySum
-from coterie.report import chart, figures, words
+from coterie.report import words
 from coterie.report.clusters import Clusters
-from coterie.report.leakage import LeakageRecord, growth, matrix, read_leakage
-from coterie.report.markup import Child, Markup, tag
-from coterie.report.numbers import NONE, count, delta, epsilon, fixed, seconds, significant
+from coterie.report.drawing import Figure, chip
+from coterie.report.figures import WATCHED, figures_of
+from coterie.report.numbers import count, delta, epsilon, fixed, percent, seconds, significant
 from coterie.report.outside import (
     LEFT_OUT,
     MUST_NOT,
@@ -24,28 +25,15 @@ from coterie.report.outside import (
     tells_choices,
     tells_times,
 )
-from coterie.report.page import (
-    Column,
-    Tile,
-    badge,
-    facts,
-    folded,
-    header,
-    notice,
-    page,
-    scrolling,
-    section,
-    side_by_side,
-    stacked,
-    table,
-    tiles,
-)
+from coterie.report.page import Tile, page
 from coterie.report.record import RunRecord, mean_over, read_run
+from coterie.table import NONE, Table
 
 MANY_CLIENTS = 60
 """From here on the table of clients starts folded."""
-FEW_WORKERS = 12
-"""Beyond these the matrix says it better than a table of their epsilons."""
+FEW_COSTS = 12
+"""Up to here the table of everyone's epsilon is open."""
+INTROS = {WATCHED: "What the models of its groups tell one worker about another, when the whole plan is run."}
 
 
 def write_run_report(folder: Path, *, public: bool = False) -> Path:
@@ -56,39 +44,45 @@ def write_run_report(folder: Path, *, public: bool = False) -> Path:
     """
     files, run = RunFolder(folder), read_run(folder)
     target = files.public if public else files.report
-    page = run_report(public_run(run) if public else run, read_leakage(files.leakage))
+    page = run_report(public_run(run) if public else run)
     write_text(target, with_claim(page, {run.name: RunClaim.of(folder)}))
     return target
 
 
-def run_report(run: RunRecord, leakage: LeakageRecord | None = None) -> str:
-    """The whole page.
+def run_figures(folder: Path, *, public: bool = False) -> list[Figure]:
+    """The figures of the page, in its order."""
+    run = read_run(folder)
+    drawn = figures_of(public_run(run) if public else run)
+    return [figure for figures in drawn.values() for figure in figures]
 
-    Args:
-        run: what its folder holds.
-        leakage: who learns how much about whom, where workers watch each other.
-    """
+
+def run_report(run: RunRecord) -> str:
+    """The whole page of what a run's folder holds."""
     clusters = Clusters(run)
     where = f"between {count(len(run.clients), 'site')}" if run.served else f"on {run.experiment.data.name}"
-    title = f"{run.experiment.algorithm.name} {where}"
-    body = [
-        header("run", title, _lede(run, clusters), run.name),
-        *_notices(run),
-        _guarantee(run),
-        section("Overview", tiles(list(_tiles(run, clusters)))),
-        section("What ran", facts(words.what_ran(run))),
-        _rounds(run, clusters),
-        _watched(leakage),
-        _clusters(run, clusters),
-        _served(run, clusters),
-        _sites(run),
-        _budget(run),
-        section(
-            "Experiment file",
-            folded("Every setting of this run", tag("pre", tag("code", run.experiment_text))),
-        ),
-    ]
-    return page(title, "coterie run", body, _footer(run))
+    noun = {Unit.RECORD: "client", Unit.CLIENT: "population", Unit.WORKER: "worker"}[run.plan.unit]
+    return page(
+        "run",
+        f"{run.experiment.algorithm.name} {where}",
+        _lede(run, clusters),
+        run.name,
+        _footer(run),
+        run=run,
+        notices=list(_notices(run)),
+        whose=_whose(run),
+        releases=words.releases(run.guarantee),
+        costs=_costs(run, noun),
+        costs_of=count(len(run.guarantee.per_client), noun),
+        few=FEW_COSTS,
+        tiles=list(_tiles(run, clusters)),
+        facts=list(words.what_ran(run)),
+        figures=figures_of(run),
+        intros=INTROS,
+        matrix=_matrix(run, clusters),
+        clients=_clients(run, clusters),
+        many=MANY_CLIENTS,
+        sites=_sites(run),
+    )
 
 
 # --- opening ----------------------------------------------------------------------------------------
@@ -126,65 +120,42 @@ def _noise_words(run: RunRecord, accuracy: Spread) -> str:
     return f"measured with noise{within}: {low} to {high} in 95 of 100 cases"
 
 
-def _notices(run: RunRecord) -> Iterator[Markup]:
+def _notices(run: RunRecord) -> Iterator[tuple[str, str]]:
     if run.public:
-        yield notice("info", LEFT_OUT)
+        yield "info", LEFT_OUT
     elif has_outside(run) and (run.served or run.experiment.own_records):
-        yield notice("warn", MUST_NOT if run.has_privacy else MUST_NOT_UNBOUNDED)
+        yield "warn", MUST_NOT if run.has_privacy else MUST_NOT_UNBOUNDED
     if not run.finished:
         done = run.rounds[-1].round if run.rounds else 0
-        yield notice(
+        yield (
             "warn",
             f"Unfinished: {done} of {count(run.planned_rounds, 'round')} are done. "
             "What follows is how far the run has come; the guarantee covers the whole plan.",
         )
     if run.guarantee.mode is Mode.PAPER:
-        yield notice(
+        yield (
             "warn",
             "The noise follows a publication's own arithmetic (privacy.mode: paper). "
             "The guarantee below says what that claims and what is proven.",
         )
     if not run.has_privacy:
-        yield notice("warn", "This run has no privacy: nothing bounds what its releases reveal.")
+        yield "warn", "This run has no privacy: nothing bounds what its releases reveal."
     for warning in run.warnings:
-        yield notice("warn", f"{warning[:1].upper()}{warning[1:]}.")
+        yield "warn", f"{warning[:1].upper()}{warning[1:]}."
 
 
-def _guarantee(run: RunRecord) -> Markup:
-    promise = run.guarantee
-    return tag(
-        "section",
-        tag("h2", "Guarantee"),
-        tag("p", promise.line, class_="sentence"),
-        tag("p", promise.text),
-        _per_client(run),
-        class_="promise",
-    )
-
-
-def _per_client(run: RunRecord) -> Markup:
+def _costs(run: RunRecord, noun: str) -> Table:
     """Epsilon, delta and records of everyone: budgets and sizes differ."""
     rows = [
-        [
-            cost.name,
-            NONE if cost.epsilon is None else epsilon(cost.epsilon),
-            delta(cost.delta),
-            NONE if cost.records is None else f"{cost.records:,}",
-        ]
+        {
+            noun.capitalize(): cost.name,
+            "Epsilon": NONE if cost.epsilon is None else epsilon(cost.epsilon),
+            "Delta": delta(cost.delta),
+            "Records": NONE if cost.records is None else f"{cost.records:,}",
+        }
         for cost in run.guarantee.per_client
     ]
-    noun = {Unit.RECORD: "client", Unit.CLIENT: "population", Unit.WORKER: "worker"}[run.plan.unit]
-    columns = [
-        Column(noun.capitalize()),
-        Column("Epsilon", figures=True),
-        Column("Delta", figures=True),
-        Column("Records", figures=True),
-    ]
-    return folded(
-        f"Epsilon and delta of {count(len(rows), noun)}",
-        table("What the whole plan costs at most", columns, rows),
-        is_open=len(rows) <= FEW_WORKERS,
-    )
+    return Table.of(rows, "What the whole plan costs at most")
 
 
 def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
@@ -244,305 +215,147 @@ def _name_of(spread: Spread, value: float) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} clients"
 
 
-# --- figures and tables -----------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------
 
 
-def _rounds(run: RunRecord, clusters: Clusters) -> Markup | None:
-    drawn = [
-        (figures.accuracy_against_round(run, clusters), run.is_exact),
-        (figures.epsilon_against_round(run), False),
-    ]
-    shown = [figure.html(outside) for figure, outside in drawn if figure is not None]
-    return section("Round by round", side_by_side(shown)) if shown else None
-
-
-def _watched(leakage: LeakageRecord | None) -> Markup | None:
-    if leakage is None:
-        return None
-    drawn = [matrix(leakage).html(), growth(leakage).html()]
-    rows = [
-        [worker, NONE if value is None else epsilon(value)] for worker, value in leakage.per_worker.items()
-    ]
-    columns = [Column("Worker"), Column("Epsilon", figures=True)]
-    return section(
-        "Who learns what about whom",
-        side_by_side(drawn),
-        folded(
-            f"Epsilon of all {count(len(rows), 'worker')}",
-            table("Against the worker that learns most about it", columns, rows),
-            is_open=len(rows) <= FEW_WORKERS,
-        ),
-        intro="What the models of its groups tell one worker about another, when the whole plan is run.",
-    )
-
-
-def _clusters(run: RunRecord, clusters: Clusters) -> Markup | None:
-    releases = scores = None
-    if run.findings is not None:
-        releases = figures.first_round_releases(run, clusters, run.findings)
-        scores = figures.separation_scores(run.findings)
-    beside = [scores.html(not run.has_privacy)] if scores else []
-    if clusters.looked_for and run.truth is not None:
-        beside.append(_matrix(run, clusters))
-    outside = run.truth is not None or not run.has_privacy  # coloured by the true clusters, or no noise
-    columns = [*([releases.html(outside)] if releases else []), *([stacked(beside)] if beside else [])]
-    return section("Clusters", side_by_side(columns)) if columns else None
-
-
-def _matrix(run: RunRecord, clusters: Clusters) -> Markup:
+def _matrix(run: RunRecord, clusters: Clusters) -> dict[str, Any] | None:
     """Clients by true and found cluster, found ones in the order of the true ones they stand for."""
+    if not clusters.looked_for or run.truth is None:
+        return None
     order = sorted(clusters.found, key=lambda found: (clusters.found_series(found), found))
-    head = tag("tr", tag("td"), [tag("th", f"found {found}", scope="col") for found in order])
-    rows = []
-    for true in clusters.true:
-        cells = []
-        for found in order:
-            here = clusters.counts[true, found]
-            kind = "none" if not here else "hit" if clusters.matching.get(found) == true else "miss"
-            cells.append(tag("td", str(here), class_=kind))
-        rows.append(tag("tr", tag("th", f"true {clusters.true_name(true)}", scope="row"), cells))
-    grid = tag("table", tag("thead", head), tag("tbody", rows), class_="matrix")
-    return tag(
-        "div",
-        tag("h3", "Assignment against the truth", badge()),
-        scrolling("Clients by true and found cluster", grid),
-        tag(
-            "p",
-            f"{clusters.placed} of {count(len(run.clients), 'client')} are in the found cluster that stands "
-            "for their true one.",
-            class_="aside",
-        ),
-        class_="card",
-    )
+
+    def kind(true: int, found: int) -> str:
+        if not clusters.counts[true, found]:
+            return "none"
+        return "hit" if clusters.matching.get(found) == true else "miss"
+
+    rows = [
+        (clusters.true_name(true), [(kind(true, found), clusters.counts[true, found]) for found in order])
+        for true in clusters.true
+    ]
+    return {
+        "found": order,
+        "rows": rows,
+        "placed": f"{clusters.placed} of {count(len(run.clients), 'client')}",
+    }
 
 
-def _served(run: RunRecord, clusters: Clusters) -> Markup | None:
+def _clients(run: RunRecord, clusters: Clusters) -> dict[str, Any] | None:
+    """How well each client is served, exactly or with noise, where anything is known of them."""
     accuracy, loss = run.accuracy, run.loss
-    if accuracy is not None and accuracy.is_private:
-        return _scored(run, accuracy)
-    if accuracy is None or loss is None:
+    if accuracy is None or not accuracy.per_client or (loss is None and not accuracy.is_private):
         return None
-    figure = figures.clients_by_group(run, clusters)
-    cards = [figure.html()] if figure else []
-    cards.append(tag("div", tag("h3", "How evenly"), _fairness(run, accuracy), class_="card"))
-    return section(
-        "Clients",
-        side_by_side(cards),
-        _cluster_table(run, clusters, accuracy, loss) if len(clusters.groups) > 1 else None,
-        folded(
-            f"All {count(len(run.clients), 'client')}",
-            _client_table(run, clusters, accuracy, loss),
-            is_open=len(run.clients) < MANY_CLIENTS,
-        ),
-        outside=has_outside(run),
-    )
-
-
-def _scored(run: RunRecord, accuracy: Spread) -> Markup | None:
-    """What the clients' noisy scores say of each of them, where anything does."""
-    if not accuracy.per_client:
-        return None
-    measure = run.measure
-    columns = [
-        Column("Client"),
-        *([Column("Model", figures=True)] if run.clusters else []),
-        Column("Training records", figures=True),
-        Column("Held-out records", figures=True),
-        Column(measure.name.capitalize(), figures=True),
-        Column("In 95 of 100 cases", figures=True),
-    ]
-    rows = []
-    for client in run.clients:
-        interval = accuracy.intervals.get(client.name)
-        rows.append(
-            [
-                client.name,
-                *([str(run.clusters[client.name])] if run.clusters else []),
-                f"{client.records:,}",
-                NONE if client.test_records is None else f"{client.test_records:,}",
-                measure.text(accuracy.per_client.get(client.name)),
-                NONE if interval is None else " to ".join(measure.text(end) for end in interval),
-            ]
+    shown = {"of": count(len(run.clients), "client"), "table": _client_table(run, clusters, accuracy)}
+    if loss is None or accuracy.is_private:
+        intro = (
+            "Noisy counts on held-out records, each charged to the records it counts. The interval says "
+            "where the exact figure is, given the noise; other held-out records would give another one."
         )
-    return section(
-        "Clients",
-        table(f"{measure.name.capitalize()} by client, measured with noise", columns, rows),
-        intro="Noisy counts on held-out records, each charged to the records it counts. The interval says "
-        "where the exact figure is, given the noise; other held-out records would give another one.",
-    )
+        return {**shown, "outside": False, "intro": intro, "fairness": None, "groups": None}
+    fairness, note = _fairness(run, accuracy)
+    groups = _cluster_table(run, clusters, accuracy, loss) if len(clusters.groups) > 1 else None
+    more = {"fairness": fairness, "fairness_note": note, "groups": groups}
+    return {**shown, "outside": has_outside(run), "intro": "", **more}
 
 
-def _sites(run: RunRecord) -> Markup | None:
-    """Who answered how often, and what each was asked to spend: all that a server knows of its sites."""
-    if not run.served or run.result is None:
-        return None
-    answered, asked = run.result.participation, run.result.asked
-    columns = [
-        Column("Site"),
-        Column("Training records", figures=True),
-        *([Column("Answered", figures=True), Column("Missed", figures=True)] if answered else []),
-        Column("Epsilon asked for", figures=True),
-    ]
+def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread) -> Table:
+    measure, findings = run.measure, run.findings
+    truth = None if accuracy.is_private else run.truth
+    sure: dict[str, float] = {}
+    if findings is not None:
+        sure = {name: max(row) for name, row in zip(findings.clients, findings.responsibilities, strict=True)}
     rows = []
     for client in run.clients:
-        tally = answered.get(client.name, {})
-        counts = [f"{tally.get('answered', 0):,}", f"{tally.get('missed', 0):,}"] if answered else []
-        rows.append([client.name, f"{client.records:,}", *counts, epsilon(asked[client.name])])
-    secret = (
-        "" if answered else " Which sites were sampled in which round is a secret that the noise counts on."
-    )
-    return section(
-        "Sites",
-        table("What each site was asked for", columns, rows),
-        intro=f"What a site spent is in its own books, and never more than it was asked for.{secret}",
-    )
+        name = client.name
+        interval = accuracy.intervals.get(name)
+        row = {"Client": name}
+        if truth is not None:
+            true = truth[name]
+            row["True cluster"] = chip(clusters.true_name(true), clusters.true_series(true))
+        if run.clusters:
+            row["Model"] = str(run.clusters[name])
+        if sure:
+            row["Certain in round 1"] = percent(sure.get(name))
+        row["Training records"] = f"{client.records:,}"
+        row["Held-out records"] = NONE if client.test_records is None else f"{client.test_records:,}"
+        row[measure.name.capitalize()] = measure.text(accuracy.per_client.get(name))
+        if run.loss is not None:
+            row["Loss"] = fixed(run.loss.per_client.get(name))
+        if accuracy.is_private:
+            row["In 95 of 100 cases"] = " to ".join(map(measure.text, interval)) if interval else NONE
+        rows.append(row)
+    told = "by client, measured with noise" if accuracy.is_private else "and loss by client"
+    return Table.of(rows, f"{measure.name.capitalize()} {told}", words=["True cluster"])
 
 
-def _fairness(run: RunRecord, accuracy: Spread) -> Markup:
+def _cluster_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Spread) -> Table:
     measure = run.measure
+    records = {client.name: client.records for client in run.clients}
+    rows = []
+    for group in clusters.groups:
+        values = [accuracy.per_client[name] for name in group.clients if name in accuracy.per_client]
+        used = sorted({run.clusters[name] for name in group.clients if name in run.clusters})
+        rows.append(
+            {
+                "True cluster" if run.truth else "Cluster": chip(group.name, group.series),
+                "Clients": str(len(group.clients)),
+                "Training records": f"{sum(records[name] for name in group.clients):,}",
+                f"Mean {measure.name}": measure.text(mean_over(accuracy.per_client, group.clients)),
+                "Worst client": measure.text(min(values, default=None)),
+                "Best client": measure.text(max(values, default=None)),
+                "Mean loss": fixed(mean_over(loss.per_client, group.clients)),
+                "Uses model": ", ".join(map(str, used)) if len(used) <= 4 else f"{len(used)} models",
+            }
+        )
+    reached = [measure.text(value) for value in (accuracy.mean, accuracy.min, accuracy.max)]
+    total = ["all", str(len(run.clients)), f"{sum(records.values()):,}", *reached, fixed(loss.mean), ""]
+    return Table.of(rows, f"{measure.name.capitalize()} and loss by cluster", total=total)
+
+
+def _fairness(run: RunRecord, accuracy: Spread) -> tuple[list[tuple[str, str]], str]:
+    is_share = run.measure.is_share
     stored = run.result.fairness if run.result else None
     disparity = stored.disparity if stored else accuracy.most - accuracy.least
-    items: list[tuple[str, Child]] = [
-        ("Disparity", f"{_points(measure.is_share, disparity)} between the best and the worst client")
-    ]
+    items = [("Disparity", f"{_points(is_share, disparity)} between the best and the worst client")]
     if stored and stored.f_acc is not None and stored.f_loss is not None:
-        items += [
-            ("F_acc", _points(measure.is_share, stored.f_acc)),
-            ("F_loss", fixed(stored.f_loss)),
-        ]
-        note = (
+        items += [("F_acc", _points(is_share, stored.f_acc)), ("F_loss", fixed(stored.f_loss))]
+        return items, (
             "Smaller is fairer. F compares what each client's model lacks to the best model of its cluster, "
             "trained centrally without privacy: the largest difference between two clients."
         )
-    else:
-        note = "Smaller is fairer."
-        note += " No central models were trained to compare with." if run.finished else ""
-    return Markup(facts(items) + tag("p", note, class_="aside"))
+    missing = " No central models were trained to compare with." if run.finished else ""
+    return items, f"Smaller is fairer.{missing}"
 
 
 def _points(is_share: bool, value: float) -> str:
     return f"{100 * value:.1f} points" if is_share else fixed(value)
 
 
-def _cluster_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Spread) -> Markup:
-    measure = run.measure
-    records = {client.name: client.records for client in run.clients}
-    rows = []
-    for group in clusters.groups:
-        values = [accuracy.per_client[client] for client in group.clients if client in accuracy.per_client]
-        used = sorted({run.clusters[client] for client in group.clients if client in run.clusters})
-        rows.append(
-            [
-                chart.chip(group.name, group.series),
-                str(len(group.clients)),
-                f"{sum(records[client] for client in group.clients):,}",
-                measure.text(mean_over(accuracy.per_client, group.clients)),
-                measure.text(min(values, default=None)),
-                measure.text(max(values, default=None)),
-                fixed(mean_over(loss.per_client, group.clients)),
-                ", ".join(map(str, used)) if len(used) <= 4 else f"{len(used)} models",
-            ]
-        )
-    total = [
-        "all",
-        str(len(run.clients)),
-        f"{sum(records.values()):,}",
-        measure.text(accuracy.mean),
-        measure.text(accuracy.min),
-        measure.text(accuracy.max),
-        fixed(loss.mean),
-        "",
-    ]
-    name = "True cluster" if run.truth else "Cluster"
-    columns = [
-        Column(name),
-        Column("Clients", figures=True),
-        Column("Training records", figures=True),
-        Column(f"Mean {measure.name}", figures=True),
-        Column("Worst client", figures=True),
-        Column("Best client", figures=True),
-        Column("Mean loss", figures=True),
-        Column("Uses model", figures=True),
-    ]
-    return table(f"{measure.name.capitalize()} and loss by cluster", columns, rows, total)
-
-
-def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread, loss: Spread) -> Markup:
-    measure, truth, findings = run.measure, run.truth, run.findings
-    sure = (
-        {client: max(row) for client, row in zip(findings.clients, findings.responsibilities, strict=True)}
-        if findings
-        else {}
-    )
-    columns = [
-        Column("Client"),
-        *([Column("True cluster")] if truth else []),
-        *([Column("Model", figures=True)] if run.clusters else []),
-        *([Column("Certain in round 1", figures=True)] if findings else []),
-        Column("Training records", figures=True),
-        Column("Test records", figures=True),
-        Column(measure.name.capitalize(), figures=True),
-        Column("Loss", figures=True),
-    ]
+def _sites(run: RunRecord) -> dict[str, Any] | None:
+    """Who answered how often, and what each was asked to spend: all that a server knows of its sites."""
+    if not run.served or run.result is None:
+        return None
+    answered, asked = run.result.participation, run.result.asked
     rows = []
     for client in run.clients:
+        tally = answered.get(client.name, {})
+        told = {kind.capitalize(): f"{tally.get(kind, 0):,}" for kind in ("answered", "missed")}
         rows.append(
-            [
-                client.name,
-                *([_true_chip(clusters, truth[client.name])] if truth else []),
-                *([str(run.clusters[client.name])] if run.clusters else []),
-                *([_percent(sure.get(client.name))] if findings else []),
-                f"{client.records:,}",
-                NONE if client.test_records is None else f"{client.test_records:,}",
-                measure.text(accuracy.per_client.get(client.name)),
-                fixed(loss.per_client.get(client.name)),
-            ]
+            {
+                "Site": client.name,
+                "Training records": f"{client.records:,}",
+                **(told if answered else {}),
+                "Epsilon asked for": epsilon(asked[client.name]),
+            }
         )
-    return table(f"{measure.name.capitalize()} and loss by client", columns, rows)
-
-
-def _true_chip(clusters: Clusters, cluster: int) -> Markup:
-    return chart.chip(clusters.true_name(cluster), clusters.true_series(cluster))
-
-
-def _percent(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return "> 99.9%" if value > 0.999 else f"{100 * value:.1f}%"
+    secret = (
+        "" if answered else " Which sites were sampled in which round is a secret that the noise counts on."
+    )
+    intro = f"What a site spent is in its own books, and never more than it was asked for.{secret}"
+    return {"table": Table.of(rows, "What each site was asked for"), "intro": intro}
 
 
 # --- what the budget buys ---------------------------------------------------------------------------
-
-
-def _budget(run: RunRecord) -> Markup:
-    promise = run.guarantee
-    rows = [
-        [
-            f"{release.name}, on held-out records" if release.held_out else release.name,
-            tag("span", release.what, class_="wide-text"),
-            f"{release.times:,}",
-            release.noise,
-            epsilon(release.epsilon),
-        ]
-        for release in promise.releases
-    ]
-    return section(
-        "Where the budget goes",
-        table(
-            "Every kind of release",
-            [
-                Column("Part"),
-                Column("What is released"),
-                Column("Times", figures=True),
-                Column("Noise", figures=True),
-                Column("Epsilon alone", figures=True),
-            ],
-            rows,
-            ["together", "", "", "", epsilon(promise.epsilon)],
-        ),
-        intro=f"{_whose(run)} The last column is what a part would cost by itself; composed, parts cost less "
-        "than their sum.",
-    )
 
 
 def _whose(run: RunRecord) -> str:

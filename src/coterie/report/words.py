@@ -1,11 +1,15 @@
 """What ran, in words: each section of the experiment as a sentence."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
 
 from coterie.data import ClustersFederation, DirichletFederation, GroupsFederation, NaturalFederation
-from coterie.privacy import Unit
-from coterie.report.numbers import count, listed, span
+from coterie.privacy import Guarantee, Unit
+from coterie.report.numbers import count, epsilon, listed, span
 from coterie.report.record import RunRecord
+from coterie.table import Table
 
 _SHIFTS = {
     "rotation": "each cluster sees the images turned by another quarter",
@@ -86,6 +90,22 @@ def _plain(value: object) -> str:
     return str(value)
 
 
+def releases(promise: Guarantee) -> Table:
+    """One row for every kind of release: what, how often, with what noise, at what cost."""
+    rows = [
+        {
+            "Part": f"{release.name}, on held-out records" if release.held_out else release.name,
+            "What is released": Markup('<span class="wide-text">{}</span>').format(release.what),
+            "How often": f"{release.times:,}",
+            "Noise": release.noise,
+            "Epsilon alone": epsilon(release.epsilon),
+        }
+        for release in promise.releases
+    ]
+    together = ["together", "", "", "", epsilon(promise.epsilon)]
+    return Table.of(rows, "Every kind of release", words=["What is released"], total=together)
+
+
 def setting(values: Mapping[str, object]) -> str:
     """One point of a grid as a person calls it."""
     names = ("label", "algorithm.name")
@@ -96,6 +116,15 @@ def setting(values: Mapping[str, object]) -> str:
         for key, value in values.items()
     ]
     return ", ".join(parts) or "all runs"
+
+
+def headings(keys: Sequence[str], taken: Sequence[str] = ()) -> dict[str, str]:
+    """Keys by headings of their own: with their section where the short name is taken."""
+    names = Counter([*map(key_name, keys), *taken])
+    return {
+        key: key_name(key) if names[key_name(key)] == 1 else key.replace(".", " ").capitalize()
+        for key in keys
+    }
 
 
 def key_name(key: str) -> str:

@@ -3,7 +3,6 @@
 A new figure is a function in `FIGURES`; reproductions name it under `figures`.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
@@ -14,17 +13,17 @@ from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.sweep import LABEL
 from coterie.report import grid_figures, leakage, words
-from coterie.report.clusters import Clusters
-from coterie.report.figures import Figure, first_round_releases
+from coterie.report.drawing import Figure
+from coterie.report.figures import first_round_releases, sorted_scores
 from coterie.report.grid import CellRun, Comparison, Setting
 from coterie.report.leakage import LeakageRecord, read_leakage
 from coterie.report.lines import Scale, Series, bar_figure, line_figure
 from coterie.report.record import read_findings, read_run
-from coterie.reproduce import first_round, two_clusters
+from coterie.reproduce import illustrations
 from coterie.reproduce.table import Reproduction
 
-Draw = Callable[[Comparison | None], Iterator[Figure]]
-DrawRows = Callable[[Reproduction, Comparison | None], Iterator[Figure]]
+Draw = Callable[[Reproduction, Comparison | None], Iterator[Figure]]
+"""From what the reproduction says of its rows, and its runs where it has any."""
 
 EPSILON = "privacy.epsilon"
 WORTH_DRAWING = 1000.0
@@ -36,19 +35,16 @@ CLEAR = 2.0
 def figures_of(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """What the reproduction asks for, as far as its runs allow."""
     for name in result.experiment.figures:
-        if name in FIGURES:
-            yield from FIGURES[name](runs)
-        elif name in OF_ROWS:
-            yield from OF_ROWS[name](result, runs)
-        else:
-            known = ", ".join((*FIGURES, *OF_ROWS))
+        if name not in FIGURES:
+            known = ", ".join(FIGURES)
             raise InputError(f"{result.experiment.name}: no figure is called '{name}'; allowed: {known}")
+        yield from FIGURES[name](result, runs)
 
 
 # --- from runs --------------------------------------------------------------------------------------
 
 
-def _budgets(runs: Comparison | None) -> Iterator[Figure]:
+def _budgets(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Accuracy of all and of the minority against epsilon, and how often clusters were found."""
     if runs is None or not runs.settings:
         return
@@ -91,7 +87,7 @@ def _found(runs: Comparison, heading: str, of: Callable[[CellRun], bool | None])
     )
 
 
-def _rounds(runs: Comparison | None) -> Iterator[Figure]:
+def _rounds(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Accuracy against round."""
     if runs is not None and runs.settings:
         yield from grid_figures.curves(runs)
@@ -104,7 +100,7 @@ def _clustered(runs: Comparison | None) -> list[tuple[Setting, CellRun]]:
     return [(setting, run) for setting in runs.settings for run in setting.runs if run.has_findings]
 
 
-def _separation(runs: Comparison | None) -> Iterator[Figure]:
+def _separation(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Separation score against the number of clusters tried: a chart per setting, a line per run."""
     charts: dict[str, list[Series]] = {}
     for setting, run in _clustered(runs):
@@ -128,12 +124,7 @@ def _separation(runs: Comparison | None) -> Iterator[Figure]:
         )
 
 
-def sorted_scores(scores: Mapping[str, float]) -> list[tuple[int, float]]:
-    """Finite scores by the number of clusters they were tried for."""
-    return sorted((int(tried), score) for tried, score in scores.items() if math.isfinite(score))
-
-
-def _success(runs: Comparison | None) -> Iterator[Figure]:
+def _success(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Whether the clusters were found, against the separation score of round 1: a mark for each run."""
     marks: dict[str, list[tuple[float, float]]] = {"found": [], "not found": []}
     for _, run in _clustered(runs):
@@ -154,22 +145,15 @@ def _success(runs: Comparison | None) -> Iterator[Figure]:
         )
 
 
-def _releases(runs: Comparison | None) -> Iterator[Figure]:
+def _releases(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Releases of round 1 in the plane of their first two principal components, a chart for each run."""
     for place, (setting, run) in enumerate(_clustered(runs)):
         record = read_run(run.result.folder)
-        if record.findings is not None:
-            name = words.setting(
-                {key: value for key, value in setting.values.items() if key != "algorithm.name"}
-            )
-            figure = first_round_releases(
-                record, Clusters(record), record.findings, f"releases-{place}", f"Round 1: {name}"
-            )
-            if figure is not None:
-                yield figure
+        varied = {key: value for key, value in setting.values.items() if key != "algorithm.name"}
+        yield from first_round_releases(record, f"releases-{place}", f"Round 1: {words.setting(varied)}")
 
 
-def _batches(runs: Comparison | None) -> Iterator[Figure]:
+def _batches(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Distance of the closest two centres and separation score, against the batch of round 1."""
     distances: dict[int, list[tuple[float, float]]] = {}
     scores: dict[int, list[tuple[float, float]]] = {}
@@ -255,7 +239,7 @@ def _leakage(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     yield leakage.growths(found)
     top = max(record.largest for _, record in found)
     for name, record in found:
-        yield leakage.matrix(record, name=name, top=top)
+        yield from leakage.matrix(record, name=name, top=top)
 
 
 def _watched(runs: Comparison | None) -> Iterator[tuple[str, LeakageRecord, Setting]]:
@@ -298,121 +282,7 @@ def _epochs(setting: Setting) -> int:
     return setting.runs[0].cell.experiment.schedule.rounds
 
 
-# --- without runs -----------------------------------------------------------------------------------
-
-
-def _two_clusters(runs: Comparison | None) -> Iterator[Figure]:
-    """The example on a line: how each way of grouping goes from a bad start, and how often it ends well."""
-    rounds = Scale("round", lambda value: f"{value:.0f}", places=(0, 10, 20, 30))
-    for place, strategy in enumerate(two_clusters.STRATEGIES):
-        course = two_clusters.play(
-            strategy, two_clusters.TRAPPED_START, noise=4.0, rng=np.random.default_rng(0)
-        )
-        series = [
-            Series(f"model {k + 1}", [(float(t), models[k]) for t, models in enumerate(course.models)])
-            for k in range(2)
-        ]
-        groups = [f"client {client + 1} in {group + 1}" for client, group in enumerate(course.groups[-1])]
-        right = sum(two_clusters.same_groups(each) for each in course.groups)
-        yield line_figure(
-            f"course-{place}",
-            f"Models, clients grouped {strategy}",
-            series,
-            rounds,
-            Scale("", lambda value: f"{value:.3g}".replace("-", "−"), places=(-5.5, 0.0, 5.5, 13.0)),
-            "Best for clients 1 and 2 is −5.5, for 3 and 4 it is 5.5. "
-            f"At the end {', '.join(groups)}; grouped right in {right} of {len(course.groups)} rounds.",
-        )
-    levels = (0.0, 10.0, 20.0, 40.0, 60.0, 80.0)
-    yield line_figure(
-        "strategies",
-        "Clients grouped right, against noise",
-        [
-            Series(
-                strategy,
-                [(level, two_clusters.success(strategy, level, draws=200, seed=0)) for level in levels],
-            )
-            for strategy in two_clusters.STRATEGIES
-        ],
-        Scale("standard deviation of the noise on a gradient", lambda value: f"{value:g}"),
-        Scale("", lambda value: f"{100 * value:.0f}%", places=(0.0, 0.25, 0.5, 0.75, 1.0)),
-        "Share of 200 random starts after 30 rounds. Losses depend on where models start, updates vanish as "
-        "models converge; updates from one start, then losses, suffer neither.",
-    )
-
-
-def _noise(runs: Comparison | None) -> Iterator[Figure]:
-    """The noise multiplier and the noise of an update against the batches of round 1 and of later rounds."""
-    client = first_round.ClientBudget()
-    firsts = (16, 64, 256, 1024, client.records)
-    laters = (8, 16, 32, 64, 128, 256)
-    batch = Scale(
-        "batch of round 1, in records", lambda value: f"{value:.4g}", logarithmic=True, places=firsts
-    )
-    where = f"{client.records:,} records, epsilon {client.epsilon:g}, delta {client.delta:g}, 200 rounds"
-    yield line_figure(
-        "multiplier",
-        "Noise multiplier against the batches of a run",
-        [
-            Series(
-                f"later batches of {later}",
-                [(float(first), first_round.noise_multiplier(client, first, later)) for first in firsts],
-            )
-            for later in laters
-        ],
-        batch,
-        Scale("", lambda value: f"{value:.3g}", floor=0.0),
-        f"One multiplier for all rounds; {where}. Round 1 is one round, the later batches are all others.",
-    )
-    for in_round_1, heading in ((True, "in round 1"), (False, "in a later round")):
-        yield line_figure(
-            f"variance-{int(in_round_1)}",
-            f"Variance of the noise in an update {heading}",
-            [
-                Series(
-                    f"later batches of {later}",
-                    [
-                        (
-                            float(first),
-                            first_round.update_variance(client, first, later, in_round_1=in_round_1),
-                        )
-                        for first in firsts
-                    ],
-                )
-                for later in laters
-            ],
-            batch,
-            Scale("", lambda value: f"{value:.0e}", logarithmic=True),
-            f"Summed over {client.parameters:,} coordinates; clip {client.clip:g}, step size {client.lr:g}; "
-            f"{where}.",
-        )
-    budgets = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
-    large = {epsilon: first_round.ClientBudget(records=50_000, epsilon=epsilon) for epsilon in budgets}
-    yield line_figure(
-        "ratio",
-        "What a full batch in round 1 costs all rounds",
-        [
-            Series(
-                f"batches of {later}",
-                [
-                    (
-                        epsilon,
-                        first_round.noise_multiplier(large[epsilon], 50_000, later)
-                        / first_round.noise_multiplier(large[epsilon], later, later),
-                    )
-                    for epsilon in budgets
-                ],
-            )
-            for later in (16, 32, 64, 128, 256, 512, 1024)
-        ],
-        Scale("epsilon", lambda value: f"{value:g}", places=(1, 3, 5, 10, 15)),
-        Scale("", lambda value: f"{value:.3g}", floor=1.0),
-        "Noise multiplier with a full batch in round 1, over that with the same batch in all rounds; 50,000 "
-        "records, 200 rounds.",
-    )
-
-
-def _lines(runs: Comparison | None) -> Iterator[Figure]:
+def _lines(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Points of four lines and the models that were fitted to them: a model that nobody uses lies astray."""
     if runs is None:
         return
@@ -458,10 +328,10 @@ FIGURES: Mapping[str, Draw] = {
     "success": _success,
     "releases": _releases,
     "batches": _batches,
-    "two-clusters": _two_clusters,
-    "noise": _noise,
     "lines": _lines,
+    "panels": _panels,
+    "leakage": _leakage,
+    "exchange": _exchange,
+    "two-clusters": lambda result, runs: illustrations.two_clusters_on_a_line(),
+    "noise": lambda result, runs: illustrations.noise_by_batches(),
 }
-
-OF_ROWS: Mapping[str, DrawRows] = {"panels": _panels, "leakage": _leakage, "exchange": _exchange}
-"""Those for which the reproduction itself says which rows belong together."""

@@ -8,20 +8,21 @@ A document holds, for each reproduction and scale it shows, a pair of lines
 and everything between them is replaced whenever the run folder is rendered again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import write_text
 from coterie.reproduce.table import Line, Reproduction, setting_text
+from coterie.table import Table
 
 END = "<!-- end -->"
 
 
 def markdown_table(
     reproduction: Reproduction, lines: Sequence[Line], first: str = "algorithm", *, brief: bool = False
-) -> Iterator[str]:
+) -> str:
     """The lines of one setting; the brief form has neither deviations nor verdicts.
 
     Args:
@@ -31,7 +32,7 @@ def markdown_table(
     headings = [first, "runs", *(quantity.heading for quantity in shown)]
     headings += ["clusters found"] if clusters else []
     headings.append("charged" if brief else "charged of planned")
-    rows = [headings, ["---"] * len(headings)]
+    rows = []
     for line in lines:
         entries = [entry for entry in line.entries if entry.quantity in shown]
         as_planned = brief and all(run.charged.exact for run in line.runs)
@@ -44,7 +45,7 @@ def markdown_table(
                 "as planned" if as_planned else line.charged,
             ]
         )
-    return ("| " + " | ".join(row) + " |" for row in rows)
+    return Table(headings, rows).markdown()
 
 
 def markdown(reproduction: Reproduction) -> str:
@@ -52,7 +53,7 @@ def markdown(reproduction: Reproduction) -> str:
     parts: list[str] = []
     for setting, lines in reproduction.by_setting():
         parts += [f"### {setting_text(setting)}", ""] if setting else []
-        parts += [*markdown_table(reproduction, lines), ""]
+        parts += [markdown_table(reproduction, lines), ""]
     parts += [*reproduction.notes(), "", ALONE, ""]
     parts += [f"- {line.heading}: {line.guarantee}" for line in reproduction.lines]
     return "\n".join(parts) + "\n"
@@ -81,7 +82,7 @@ def _tables(result: Reproduction) -> str:
     lines = [""]
     for setting, rows in result.by_setting():
         heading = setting_text(setting) or "algorithm"
-        lines += [*markdown_table(result, rows, heading, brief=True), ""]
+        lines += [markdown_table(result, rows, heading, brief=True), ""]
     lines += [f"- {note}" for note in result.notes()]
     lines += [f"- Differs: {sentence}" for sentence in result.scale.differs]
     lines += [f"- Changed: {text}." for text in result.overrides]

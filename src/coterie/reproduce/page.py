@@ -3,53 +3,73 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from coterie import __version__
 from coterie.experiment.composition import ALONE
 from coterie.experiment.folder import write_text
 from coterie.report import words
-from coterie.report.figures import Figure
+from coterie.report.drawing import Figure, write_figures
 from coterie.report.grid import Comparison as RunsSideBySide
 from coterie.report.grid import read_comparison
-from coterie.report.markup import Child, Markup, tag
 from coterie.report.numbers import count
-from coterie.report.page import Column, facts, header, notice, page, section, side_by_side, table
-from coterie.report.standalone import file_name, standalone
+from coterie.report.page import page
 from coterie.reproduce.figures import figures_of
 from coterie.reproduce.quantities import Quantity
 from coterie.reproduce.table import Entry, Line, Reproduction, setting_text
+from coterie.table import Table
+
+FEW_ROWS = 6
+"""Up to here the guarantees of all rows are open."""
 
 
 def write_reproduction_report(folder: Path) -> Path:
     """Write `report.html` of a reproduction, and its figures as files; return the page's path."""
-    result = Reproduction.load(folder)
-    runs = read_comparison(result.sweep_folder) if result.sweep is not None else None
+    result, runs = _read(folder)
     figures = list(figures_of(result, runs))
     write_text(result.report, _page(result, runs, figures))
-    drawings = folder / "figures"
-    for figure in figures:
-        drawings.mkdir(exist_ok=True)
-        write_text(drawings / file_name(figure), standalone(figure))
+    write_figures(figures, folder / "figures")
     return result.report
 
 
+def reproduction_figures(folder: Path, *, public: bool = False) -> list[Figure]:
+    """The figures of the page, in its order; there is no page for everybody."""
+    return list(figures_of(*_read(folder)))
+
+
+def _read(folder: Path) -> tuple[Reproduction, RunsSideBySide | None]:
+    result = Reproduction.load(folder)
+    return result, read_comparison(result.sweep_folder) if result.sweep is not None else None
+
+
 def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
-    title = result.experiment.title
-    body = [
-        header(
-            "reproduction", title, _lede(result), f"{result.experiment.name} at {result.scale_name} scale"
-        ),
-        *_notices(result),
-        *(_tables(result) if result.sweep else []),
-        _figures(figures),
-        _differences(result),
-        _ledgers(result) if result.sweep else None,
-        _guarantees(result) if result.sweep else None,
-        _common(runs),
-    ]
-    return page(title, "coterie reproduction", body, f"coterie {__version__}")
+    example = runs.example if runs is not None else None
+    return page(
+        "reproduction",
+        result.experiment.title,
+        _lede(result),
+        f"{result.experiment.name} at {result.scale_name} scale",
+        f"coterie {__version__}",
+        Path(__file__).parent,
+        notices=list(_notices(result)),
+        alone=ALONE,
+        promises=[(line.heading, line.guarantee) for line in result.lines],
+        few=FEW_ROWS,
+        tables=list(_tables(result)) if result.sweep else [],
+        notes=result.notes() if result.sweep else [],
+        figures=figures,
+        differs=[
+            *result.scale.differs,
+            *(f"Changed on the command line: {each}." for each in result.overrides),
+        ],
+        charged=_charged(result) if result.sweep else None,
+        shared=[pair for pair in words.what_ran(example) if pair[0] not in ("Algorithm", "Seeds")]
+        if example
+        else [],
+    )
 
 
-def _lede(result: Reproduction) -> Child:
+def _lede(result: Reproduction) -> str:
     if result.sweep is None:
         return result.experiment.line
     entries = [entry for line in result.lines for entry in line.entries]
@@ -61,36 +81,19 @@ def _lede(result: Reproduction) -> Child:
     return done + f"{better} of {count(len(judged), 'printed number')} are reached or bettered."
 
 
-def _notices(result: Reproduction) -> Iterator[Markup]:
+def _notices(result: Reproduction) -> Iterator[tuple[str, str]]:
     if not result.is_sound:
-        yield notice("warn", "A run spent more than its plan allows; its figures are void.")
+        yield "warn", "A run spent more than its plan allows; its figures are void."
     if result.missing:
-        yield notice("warn", result.not_finished)
+        yield "warn", result.not_finished
 
 
-def _tables(result: Reproduction) -> Iterator[Markup]:
-    columns = [
-        Column("Algorithm"),
-        Column("Runs", figures=True),
-        *(Column(_heading(result, quantity), figures=True) for quantity in result.quantities),
-        *(Column(name, figures=True) for name in _of_clusters(result)),
-        Column("Charged of planned", figures=True),
-    ]
+def _tables(result: Reproduction) -> Iterator[tuple[str, Table]]:
+    """A table for each setting, and its heading."""
+    caption = "Ours, and below it the printed number; accuracies in per cent on held-out records"
     for setting, lines in result.by_setting():
-        yield section(
-            setting_text(setting).capitalize() if setting else "Results",
-            table(
-                "Ours, and below it the printed number; accuracies in per cent on held-out records",
-                columns,
-                [_row(line, result) for line in lines],
-            ),
-        )
-    yield tag("section", [tag("p", note, class_="intro") for note in result.notes()])
-
-
-def _of_clusters(result: Reproduction) -> list[str]:
-    """Columns for what was found, where anybody looked for it."""
-    return ["Clusters found", "Minority found"] if result.has_clusters else []
+        heading = setting_text(setting).capitalize() if setting else "Results"
+        yield heading, Table.of([_row(line, result) for line in lines], caption)
 
 
 def _heading(result: Reproduction, quantity: Quantity) -> str:
@@ -99,95 +102,45 @@ def _heading(result: Reproduction, quantity: Quantity) -> str:
     return f"{quantity.heading} (table {tables})" if tables else quantity.heading
 
 
-def _row(line: Line, result: Reproduction) -> list[Child]:
-    name: Child = line.name
-    if line.printed_as is not None:
-        name = [tag("div", line.name), tag("div", f"printed: {line.printed_as}", class_="theirs")]
-    return [
-        name,
-        str(len(line.runs)),
-        *(_cell(entry) for entry in line.entries if entry.quantity in result.quantities),
-        *([line.clusters_found, line.minority_found] if _of_clusters(result) else []),
-        line.charged,
-    ]
+def _row(line: Line, result: Reproduction) -> dict[str, str]:
+    printed = [f"printed: {line.printed_as}"] if line.printed_as is not None else []
+    shown = [entry for entry in line.entries if entry.quantity in result.quantities]
+    clusters = {"Clusters found": line.clusters_found, "Minority found": line.minority_found}
+    return {
+        "Algorithm": _stacked(line.name, printed),
+        "Runs": str(len(line.runs)),
+        **{_heading(result, entry.quantity): _cell(entry) for entry in shown},
+        **(clusters if result.has_clusters else {}),
+        "Charged of planned": line.charged,
+    }
 
 
-def _cell(entry: Entry) -> Child:
-    ours = tag("div", tag("strong", entry.text()))
-    if not entry.printed_text():
-        return ours
-    return [
-        ours,
-        tag("div", entry.printed_text(), class_="theirs"),
-        tag("div", entry.verdict, class_="theirs") if entry.verdict else None,
-    ]
+def _cell(entry: Entry) -> Markup:
+    theirs = [entry.printed_text(), entry.verdict] if entry.printed_text() else []
+    return _stacked(Markup("<strong>{}</strong>").format(entry.text()), theirs)
 
 
-def _figures(figures: Sequence[Figure]) -> Markup | None:
-    return section("Figures", side_by_side(figure.html() for figure in figures)) if figures else None
+def _stacked(ours: str, theirs: Sequence[str]) -> Markup:
+    """Ours, and beneath it in small letters what the publication has."""
+    lines = [Markup('<div class="theirs">{}</div>').format(text) for text in theirs if text]
+    return Markup("<div>{}</div>{}").format(ours, Markup("").join(lines))
 
 
-def _differences(result: Reproduction) -> Markup | None:
-    said = list(result.scale.differs)
-    said += [f"Changed on the command line: {text}." for text in result.overrides]
-    if not said:
-        return None
-    return section("What differs from the publication", tag("ul", [tag("li", sentence) for sentence in said]))
-
-
-def _ledgers(result: Reproduction) -> Markup:
+def _charged(result: Reproduction) -> Table:
     rows = [
-        [
-            run.cell.name,
-            f"{run.charged.executed:,}",
-            f"{run.charged.planned:,}",
-            f"{run.charged.spent:.4f}",
-            f"{run.charged.promised:.4f}",
-            "exactly as planned"
+        {
+            "Run": run.cell.name,
+            "Releases charged": f"{run.charged.executed:,}",
+            "Planned": f"{run.charged.planned:,}",
+            "Epsilon spent": f"{run.charged.spent:.4f}",
+            "Promised": f"{run.charged.promised:.4f}",
+            "Ledger against plan": "exactly as planned"
             if run.charged.exact
             else "within the plan"
             if run.charged.holds
             else "BROKEN",
-        ]
+        }
         for run in result.runs
     ]
-    columns = [
-        Column("Run"),
-        Column("Releases charged", figures=True),
-        Column("Planned", figures=True),
-        Column("Epsilon spent", figures=True),
-        Column("Promised", figures=True),
-        Column("Ledger against plan"),
-    ]
-    return section(
-        "What was charged",
-        table("Every release of every client, counted in the ledger of the run", columns, rows),
-    )
-
-
-def _guarantees(result: Reproduction) -> Markup:
-    promises = [
-        tag(
-            "li",
-            tag("strong", line.heading),
-            line.guarantee,
-        )
-        for line in result.lines
-    ]
-    return tag(
-        "section",
-        tag("h2", "Guarantee of every row"),
-        tag("p", ALONE, class_="intro"),
-        tag("ul", promises, class_="sentences"),
-        class_="promise",
-    )
-
-
-def _common(runs: RunsSideBySide | None) -> Markup | None:
-    if runs is None or runs.example is None:
-        return None
-    shared = [
-        (name, text) for name, text in words.what_ran(runs.example) if name not in ("Algorithm", "Seeds")
-    ]
-    link = tag("p", tag("a", "All runs side by side", href="runs/report.html"))
-    return section("What all runs share", facts(shared), link)
+    caption = "Every release of every client, counted in the ledger of the run"
+    return Table.of(rows, caption, words=["Ledger against plan"])

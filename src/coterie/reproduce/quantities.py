@@ -8,8 +8,8 @@ import numpy as np
 from coterie.privacy import Unit
 from coterie.privacy.units import round_up
 from coterie.reproduce.runs import FinishedRun
+from coterie.table import NONE
 
-NONE = "–"
 """Where a row has no such figure."""
 
 

@@ -25,8 +25,9 @@ from coterie.reproduce.declared import (
     find,
 )
 from coterie.reproduce.printed import Printed, Publication, read_publication
-from coterie.reproduce.quantities import NONE, QUANTITIES, Quantity
+from coterie.reproduce.quantities import QUANTITIES, Quantity
 from coterie.reproduce.runs import FinishedRun
+from coterie.table import NONE
 
 RECORD = "reproduction.yaml"
 """In the folder of a reproduction: which it is, at which scale, with which overrides."""

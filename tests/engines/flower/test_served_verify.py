@@ -18,7 +18,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.verify import verify
 from coterie.files import read_arrays
 from coterie.privacy import Budget, HeldOut
-from coterie.report import write_run_report
+from coterie.report.run import write_run_report
 
 OUTSIDE = {"timing.jsonl", "participation.jsonl"}
 

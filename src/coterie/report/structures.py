@@ -1,7 +1,6 @@
 """The structure, who learns how much about whom, and how that grows: one figure."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,42 +9,43 @@ import numpy as np
 
 from coterie.groups.leakage import Leakage
 from coterie.groups.structures import Floats, Structure
+from coterie.report.drawing import band, colour, look, panels, strong
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".pdf", ".svg")
 _MOST_GROUP_NAMES = 40
 _MOST_WORKERS = 400
 
 
 def draw(path: Path, found: Leakage, history: Sequence[Leakage], caption: str) -> None:
     """Draw the structure, the matrix of epsilon and epsilon against the epoch into a file."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(16, 5.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    draw_structure(left, found.structure)
-    draw_heatmap(middle, found)
-    draw_history(right, history)
-    figure.supxlabel(textwrap.fill(caption, 190), fontsize=8, x=0.01, ha="left")
-    figure.savefig(path, dpi=120)
+    panels(
+        path,
+        [
+            lambda axes: draw_structure(axes, found.structure),
+            lambda axes: draw_heatmap(axes, found),
+            lambda axes: draw_history(axes, history),
+        ],
+        caption,
+    )
 
 
 def draw_structure(axes: "Axes", structure: Structure) -> None:
     """Groups on a circle, joined where they share workers; workers beside or between their groups."""
+    axes.grid(visible=False)
     centres = _centres(len(structure.groups))
-    colours = [f"C{number % 10}" for number in range(len(structure.groups))]
+    colours = [colour(number) for number in range(len(structure.groups))]
     for first, second in zip(*np.nonzero(np.triu(structure.shared, 1)), strict=True):
         ends = centres[[first, second]]
         width = 0.6 + 0.4 * math.log1p(structure.shared[first, second])
-        axes.plot(ends[:, 0], ends[:, 1], color="0.8", linewidth=width, zorder=1)
+        axes.plot(ends[:, 0], ends[:, 1], color=colour("rule"), linewidth=width, zorder=1)
     spots = _spots(structure, centres)
     if structure.workers <= _MOST_WORKERS:
         size = 120 / math.sqrt(structure.workers)
         shared = structure.membership.sum(axis=1) > 1
         own = [colours[int(np.argmax(row))] for row in structure.membership]
-        shown = ["black" if both else colour for both, colour in zip(shared, own, strict=True)]
+        shown = [colour("ink") if both else face for both, face in zip(shared, own, strict=True)]
         axes.scatter(spots[:, 0], spots[:, 1], s=size, c=shown, zorder=3)
     for number, (x, y) in enumerate(centres):
         axes.scatter([x], [y], s=900 / math.sqrt(len(centres)), color=colours[number], alpha=0.35, zorder=2)
@@ -65,9 +65,13 @@ def draw_structure(axes: "Axes", structure: Structure) -> None:
 
 
 def draw_heatmap(axes: "Axes", found: Leakage) -> None:
-    """Epsilon by target and observer; pairs that are not defined stay white."""
+    """Epsilon by target and observer; pairs that are not defined stay empty."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    axes.grid(visible=False)
     values = np.ma.masked_invalid(found.epsilon)
-    image = axes.imshow(values, cmap="inferno", vmin=0, interpolation="nearest")
+    shades = LinearSegmentedColormap.from_list("leakage", [colour("card"), colour(1)])
+    image = axes.imshow(values, cmap=shades, vmin=0, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label=f"epsilon at delta {found.delta:g}")
     axes.set(title=f"What observers learn by epoch {found.epoch}", xlabel="observer", ylabel="target")
 
@@ -81,17 +85,15 @@ def draw_history(axes: "Axes", history: Sequence[Leakage]) -> None:
         return
     mean = np.array([row.mean() for row in rows])
     spread = np.array([row.std() for row in rows])
-    axes.plot(epochs, mean, label="mean over workers")
-    axes.fill_between(epochs, mean - spread, mean + spread, alpha=0.25, label="one standard deviation")
-    axes.plot(epochs, [row.max() for row in rows], linestyle="--", label="most exposed worker")
+    strong(axes, epochs, mean.tolist(), "mean over workers")
+    band(axes, epochs, (mean - spread).tolist(), (mean + spread).tolist(), "one standard deviation")
+    axes.plot(epochs, [row.max() for row in rows], **look(1, "most exposed worker", marks=False))
     by_counts = [np.nanmax(found.epsilon_counts) for found in history]
-    axes.plot(epochs, by_counts, linestyle=":", color="gray", label="most exposed, by counts alone")
+    axes.plot(epochs, by_counts, **look(2, "most exposed, by counts alone", marks=False))
     published = [found.published_epsilon for found in history]
     if published[0] is not None:
         claimed = [np.nanmax(table) for table in published if table is not None]
-        axes.plot(epochs, claimed, linestyle="-.", color="C3", label="most exposed, as published")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+        axes.plot(epochs, claimed, **look(3, "most exposed, as published", marks=False))
     axes.set(
         title="Against the worst observer", xlabel="epoch", ylabel=f"epsilon at delta {history[0].delta:g}"
     )
