@@ -13,7 +13,7 @@ from coterie.algorithms.worker.worker_level import personal_models
 from coterie.engines.driver import drive
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Structure, Threat, label, ring
-from coterie.privacy import Adjacency, Mode, NoiseRule, Released, SampledSum, Unit
+from coterie.privacy import Adjacency, CohortSums, Mode, NoiseRule, PoissonSample, Released, Unit
 from coterie.privacy.plans import group_release
 
 PARAMETERS = 3
@@ -142,7 +142,7 @@ def test_the_plan_has_one_release_for_each_group_of_a_worker():
     assert names["worker-1"] == ["group 0", "group 1"]
     assert names["worker-3"] == ["group 1", "group 2"]
     release = plan.for_subject("worker-3").release("group 1")
-    assert release.mechanism == SampledSum(0.2, 2.0, 0.25, Adjacency.ZERO_OUT)
+    assert release.mechanism == CohortSums(0.2, 2.0, PoissonSample(0.25), Adjacency.ZERO_OUT)
     assert release.times == 9
 
 

@@ -17,13 +17,13 @@ from coterie.privacy import (
     POPULATION,
     Adjacency,
     Budget,
+    CohortSums,
+    FixedSample,
     Ledger,
     Mechanism,
     PlannedRelease,
+    PoissonSample,
     PrivacyPlan,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     SecretKey,
     ThreatModel,
     Unit,
@@ -39,14 +39,12 @@ CLIP = 0.3
 SIZE = 5 * 3 + 3
 ADD_REMOVE = Adjacency.ADD_REMOVE
 
-SUM = SampledSum(CLIP, 1.5, rate=0.5, adjacency=ADD_REMOVE)
-ROUTED = RoutedSums(CLIP, 1.5, histogram_ratio=2.0, rate=0.5, adjacency=ADD_REMOVE)
+SUM = CohortSums(CLIP, 1.5, PoissonSample(0.5), ADD_REMOVE)
+ROUTED = CohortSums(CLIP, 1.5, PoissonSample(0.5), ADD_REMOVE, histogram_ratio=2.0)
 
 
-def rebalanced(clients: int, cohort: int) -> RebalancedSums:
-    return RebalancedSums(
-        CLIP, 3.0, identifier_ratio=1.0, clients=clients, cohort=cohort, adjacency=ADD_REMOVE
-    )
+def rebalanced(clients: int, cohort: int) -> CohortSums:
+    return CohortSums(CLIP, 3.0, FixedSample(clients, cohort), ADD_REMOVE, identifier_ratio=1.0)
 
 
 def names_of(clients: int) -> tuple[str, ...]:

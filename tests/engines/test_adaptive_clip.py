@@ -36,20 +36,18 @@ from coterie.errors import PlanError
 from coterie.experiment.local import run
 from coterie.experiment.schema import Experiment
 from coterie.privacy import (
+    CohortSums,
+    PoissonSample,
     PrivacyInputError,
-    RoutedSums,
-    SampledSum,
-    TrackedRoutedSums,
-    TrackedSum,
     epsilon_of,
     ranges,
 )
 from coterie.privacy.errors import NoiseError, RangeError
-from coterie.privacy.mechanisms import mechanism_from_json
+from coterie.privacy.mechanisms import Mechanism
 
-TRACKED = TrackedSum(9.0, 1.5, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0)
+TRACKED = CohortSums(9.0, 1.5, PoissonSample(0.5), ADD_REMOVE, tracking_ratio=2.0)
 """Planned with another clip than any round has."""
-ROUTED = TrackedRoutedSums(9.0, 1.5, 2.0, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0)
+ROUTED = CohortSums(9.0, 1.5, PoissonSample(0.5), ADD_REMOVE, histogram_ratio=2.0, tracking_ratio=2.0)
 TWELVE = names_of(12)
 MATRIX = np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
 
@@ -60,7 +58,7 @@ def tracked_job(members: tuple[str, ...] = TWELVE, clip: float = CLIP, seed: int
 
 def answer(engine: Engine, job: CohortJob, round: int) -> Sums:
     opened = engine.cohorts.open(Cohort("sums", job), round)
-    if isinstance(engine.cohorts._open[opened.number].mechanism, RoutedSums):
+    if engine.cohorts._open[opened.number].mechanism.histogram_ratio:
         engine.cohorts.count(Count(opened))
         return engine.cohorts.add_up(Sum(opened, MATRIX))
     return engine.cohorts.add_up(Sum(opened))
@@ -71,7 +69,7 @@ def answer(engine: Engine, job: CohortJob, round: int) -> Sums:
 
 @pytest.mark.parametrize("mechanism", [TRACKED, ROUTED], ids=lambda each: each.name)
 def test_sums_have_the_clip_of_the_round_and_noise_in_proportion(
-    mechanism: TrackedSum | TrackedRoutedSums, tmp_path: Path
+    mechanism: CohortSums, tmp_path: Path
 ) -> None:
     with Engine(tmp_path, population_plan(mechanism), TWELVE) as engine:
         for round, clip in ((1, 0.01), (2, 3.0)):
@@ -101,7 +99,7 @@ def test_the_count_is_that_of_the_members_computed_one_by_one_and_the_planned_no
 
 
 def test_the_noise_on_the_count_is_gaussian_with_the_planned_deviation(tmp_path: Path) -> None:
-    nobody = replace(TRACKED, rate=1e-9)
+    nobody = replace(TRACKED, sampling=PoissonSample(1e-9))
     values = []
     with Engine(tmp_path, population_plan(nobody, times=400), TWELVE[:2]) as engine:
         for round in range(1, 401):
@@ -115,7 +113,7 @@ def test_less_noise_on_the_count_than_planned_is_never_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutation of the test above: half the noise, refused where it would be drawn and seen without."""
-    monkeypatch.setattr(TrackedSum, "count_std", property(lambda self: self.tracking_multiplier / 4))
+    monkeypatch.setattr(CohortSums, "count_std", property(lambda self: self.tracking_multiplier / 4))
     with pytest.raises(NoiseError, match=r"1\.5 is planned"):
         test_the_noise_on_the_count_is_gaussian_with_the_planned_deviation(tmp_path)
     monkeypatch.setattr(ranges, "check_noise", lambda *numbers: None)
@@ -129,7 +127,7 @@ def test_less_noise_on_the_count_than_planned_is_never_drawn(
 
 @pytest.mark.parametrize("mechanism", [TRACKED, ROUTED], ids=lambda each: each.name)
 def test_a_member_moves_the_count_by_a_half_and_all_sums_by_at_most_the_clip(
-    mechanism: TrackedSum | TrackedRoutedSums, tmp_path: Path
+    mechanism: CohortSums, tmp_path: Path
 ) -> None:
     """Neighbours with the same coins."""
     moved = 0
@@ -184,14 +182,14 @@ def test_a_member_that_does_not_answer_is_on_neither_side() -> None:
 
 def test_count_histogram_and_sums_are_amplified_as_one_sample_and_none_is_free() -> None:
     for tracked, plain in (
-        (TRACKED, SampledSum(9.0, 1.5, 0.5, ADD_REMOVE)),
-        (ROUTED, RoutedSums(9.0, 1.5, 2.0, 0.5, ADD_REMOVE)),
+        (TRACKED, CohortSums(9.0, 1.5, PoissonSample(0.5), ADD_REMOVE)),
+        (ROUTED, CohortSums(9.0, 1.5, PoissonSample(0.5), ADD_REMOVE, histogram_ratio=2.0)),
     ):
         event = tracked.event
         assert isinstance(event, dp.PoissonSampledDpEvent)
         assert event.sampling_probability == 0.5
         multipliers = [part.noise_multiplier for part in event.event.events]
-        assert multipliers == ([3.0, 1.5] if isinstance(tracked, TrackedSum) else [3.0, 3.0, 1.5])
+        assert multipliers == ([3.0, 1.5] if tracked is TRACKED else [3.0, 3.0, 1.5])
         spent = [
             epsilon_of(dp.SelfComposedDpEvent(e, 50), 1e-3, "rdp", ADD_REMOVE) for e in (event, plain.event)
         ]
@@ -206,7 +204,7 @@ def test_the_clip_of_a_round_changes_nothing_that_is_charged() -> None:
         TRACKED.at(math.nan)
     with pytest.raises(PrivacyInputError, match="tracking_ratio"):
         replace(TRACKED, tracking_ratio=0.0)
-    assert mechanism_from_json(ROUTED.to_json()) == ROUTED
+    assert Mechanism.from_json(ROUTED.to_json()) == ROUTED
 
 
 def test_only_a_release_that_plans_it_has_a_clip_of_its_own(tmp_path: Path) -> None:
@@ -216,7 +214,7 @@ def test_only_a_release_that_plans_it_has_a_clip_of_its_own(tmp_path: Path) -> N
     ):
         engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
     (tmp_path / "fixed").mkdir()
-    plan = population_plan(SampledSum(CLIP, 1.5, 0.5, ADD_REMOVE))
+    plan = population_plan(CohortSums(CLIP, 1.5, PoissonSample(0.5), ADD_REMOVE))
     with Engine(tmp_path / "fixed", plan, TWELVE) as engine:
         with pytest.raises(PlanError, match="fixed clip"):
             engine.cohorts.open(Cohort("sums", tracked_job()), 1)

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -31,8 +32,10 @@ from cohort_setup import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
+from coterie.algorithms.client.rebalancing import routing_matrix
 from coterie.algorithms.protocol import (
     Choice,
     Cohort,
@@ -50,22 +53,19 @@ from coterie.engines.cohorts import cohort_hash, routed
 from coterie.engines.members import nearest
 from coterie.errors import BudgetError, PlanError
 from coterie.privacy import (
-    Mechanism,
+    CohortSums,
     PlannedRelease,
+    PoissonSample,
     PrivacyPlan,
     RandomStream,
-    RebalancedSums,
-    RoutedSums,
     SecretKey,
     ThreatModel,
-    TrackedRoutedSums,
-    TrackedSum,
     Unit,
     UnitPlan,
     epsilon_of,
 )
-from coterie.privacy.reference import clipped, route, routing_matrix
 from coterie.training.clipping import clip_rows
+from slow_mechanisms import clipped, route
 
 ERROR_RATE = 1e-6
 TWELVE = names_of(12)
@@ -86,11 +86,13 @@ def test_the_charge_is_on_disk_before_a_coin_is_flipped(
 ) -> None:
     with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
         seen: list[int] = []
-        monkeypatch.setattr(
-            cohorts.Cohorts,
-            "_sample",
-            lambda *_: seen.append(engine.lines()) or (),  # type: ignore[func-returns-value]
-        )
+        flip = ClientFacts.uniforms
+
+        def watched(self: ClientFacts, *arguments: Any) -> NDArray[np.float64]:
+            seen.append(engine.lines())
+            return flip(self, *arguments)
+
+        monkeypatch.setattr(ClientFacts, "uniforms", watched)
         engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
         assert seen == [2]  # the header, and one line for the whole population
 
@@ -256,12 +258,11 @@ def test_the_noise_on_all_sums_is_gaussian_with_the_planned_deviation(tmp_path: 
 
 def test_members_are_sampled_at_the_planned_rate_and_independently(tmp_path: Path) -> None:
     rounds = 1500
-    with Engine(tmp_path, population_plan(replace(SUM, rate=0.3)), TWELVE) as engine:
-        mechanism, job = replace(SUM, rate=0.3), job_of(TWELVE)
+    with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
         taken = np.zeros((rounds, 12))
         for round in range(rounds):
-            drawn = engine.cohorts._sample("sums", job, mechanism, round, "0")
-            taken[round, [TWELVE.index(name) for name in drawn]] = 1
+            coins = engine.facts.uniforms("coins", TWELVE, round, "sums", "0")
+            taken[round, PoissonSample(0.3).drawn(coins)] = 1
     for column in taken.T:
         assert stats.binomtest(int(column.sum()), rounds, 0.3).pvalue > ERROR_RATE
     for one, other in itertools.combinations(taken.T, 2):
@@ -274,10 +275,11 @@ def test_the_published_rule_draws_a_cohort_of_its_fixed_size(tmp_path: Path) -> 
     mechanism = rebalanced(12, 5)
     with Engine(tmp_path, population_plan(mechanism), TWELVE) as engine:
         taken = [
-            engine.cohorts._sample("sums", job_of(TWELVE), mechanism, round, "0") for round in range(400)
+            mechanism.sampling.drawn(engine.facts.uniforms("coins", TWELVE, round, "sums", "0")).tolist()
+            for round in range(400)
         ]
         assert {len(set(drawn)) for drawn in taken} == {5}
-        counts = [sum(name in drawn for drawn in taken) for name in TWELVE]
+        counts = [sum(place in drawn for drawn in taken) for place in range(12)]
         assert all(stats.binomtest(count, 400, 5 / 12).pvalue > ERROR_RATE for count in counts)
         opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE, clusters=2)), 1)
         answer = engine.cohorts.add_up(Sum(opened, minimum=2))
@@ -387,7 +389,7 @@ def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: P
 @pytest.mark.parametrize("choice", [Choice.LOWEST_LOSS, Choice.NEAREST])
 def test_a_members_choice_is_the_same_whoever_else_was_sampled(choice: Choice, tmp_path: Path) -> None:
     """By its own records and the models of the round: nothing of others that was not released."""
-    with Engine(tmp_path, population_plan(replace(SUM, rate=1.0)), TWELVE) as engine:
+    with Engine(tmp_path, population_plan(replace(SUM, sampling=PoissonSample(1.0))), TWELVE) as engine:
         # Centres nearer to each other than one training goes: whatever leaks from others would decide.
         job = replace(job_of(TWELVE, choice=choice), models=0.1 * models_of(3, seed=1))
         opened = engine.cohorts.open(Cohort("sums", job), 1)
@@ -403,7 +405,9 @@ def test_a_members_choice_is_the_same_whoever_else_was_sampled(choice: Choice, t
 def test_destinations_follow_the_exact_distribution_over_all_outcomes(tmp_path: Path) -> None:
     """Exhaustive enumeration: independent draws, each by its row; quotas would favour some joint outcomes."""
     draws = 4000
-    with Engine(tmp_path, population_plan(replace(ROUTED, rate=1.0)), names_of(3)) as engine:
+    with Engine(
+        tmp_path, population_plan(replace(ROUTED, sampling=PoissonSample(1.0))), names_of(3)
+    ) as engine:
         opened = engine.cohorts.open(Cohort("sums", job_of(names_of(3))), 1)
         engine.cohorts.count(Count(opened))
         cohort = engine.cohorts._open[opened.number]
@@ -445,7 +449,7 @@ def test_no_quota_ties_members_together() -> None:
 
 def test_histogram_and_sums_are_amplified_as_one_sample() -> None:
     """Two samples of their own would claim less than the one coin of a member spends."""
-    mechanism = RoutedSums(CLIP, 1.2, histogram_ratio=1.0, rate=0.1, adjacency=ADD_REMOVE)
+    mechanism = CohortSums(CLIP, 1.2, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=1.0)
     assert isinstance(mechanism.event, dp.PoissonSampledDpEvent)
     assert isinstance(mechanism.event.event, dp.ComposedDpEvent)
     parts = [dp.PoissonSampledDpEvent(0.1, part) for part in mechanism.event.event.events]
@@ -461,7 +465,7 @@ def test_a_member_draws_the_same_again_and_nobody_elses_absence_changes_it(tmp_p
     for attempt in range(2):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        with Engine(folder, population_plan(replace(ROUTED, rate=1.0)), TWELVE) as engine:
+        with Engine(folder, population_plan(replace(ROUTED, sampling=PoissonSample(1.0))), TWELVE) as engine:
             opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
             engine.cohorts.count(Count(opened))
             cohort = engine.cohorts._open[opened.number]
@@ -473,7 +477,7 @@ def test_a_member_draws_the_same_again_and_nobody_elses_absence_changes_it(tmp_p
 
 
 def test_an_empty_sample_and_an_empty_cluster_release_noise_like_any_other(tmp_path: Path) -> None:
-    with Engine(tmp_path, population_plan(replace(ROUTED, rate=1e-9)), TWELVE) as engine:
+    with Engine(tmp_path, population_plan(replace(ROUTED, sampling=PoissonSample(1e-9))), TWELVE) as engine:
         answer = released(engine, job_of(TWELVE), 1, np.eye(3))
         assert answer.rows.noise_std == CLIP * 1.5
         deviations = answer.rows.value.std(axis=1) / answer.rows.noise_std
@@ -508,9 +512,11 @@ class Silent(members.LocalMembers):
         return updates
 
 
-@pytest.mark.parametrize("mechanism", [replace(ROUTED, rate=1.0), rebalanced(12, 11)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mechanism", [replace(ROUTED, sampling=PoissonSample(1.0)), rebalanced(12, 11)], ids=lambda m: m.name
+)
 def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
-    tmp_path: Path, mechanism: RoutedSums | RebalancedSums
+    tmp_path: Path, mechanism: CohortSums
 ) -> None:
     """With the same coins: one count less and one update less, or one slot of noise; nothing else moves."""
     job, found = job_of(TWELVE), {}
@@ -523,14 +529,14 @@ def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
             opened = engine.cohorts.open(Cohort("sums", job), 1)
             sampled = engine.cohorts._open[opened.number].sampled
             assert TWELVE[3] in sampled
-            if isinstance(mechanism, RoutedSums):
+            if mechanism.histogram_ratio:
                 counts = engine.cohorts.count(Count(opened)).counts.value
                 found[missing] = counts, engine.cohorts.add_up(Sum(opened, MATRIX))
             else:
                 found[missing] = np.zeros(3), engine.cohorts.add_up(Sum(opened))
     (counts, sums), (fewer, without) = found.values()
     assert np.linalg.norm(sums.rows.value - without.rows.value) <= 2 * CLIP
-    if isinstance(mechanism, RoutedSums):
+    if mechanism.histogram_ratio:
         np.testing.assert_allclose(sorted(counts - fewer), [0, 0, 1], atol=1e-9)
         assert 0 < np.linalg.norm(sums.rows.value - without.rows.value) <= CLIP
     else:
@@ -540,7 +546,7 @@ def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
 
 def test_every_member_is_sent_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that fetched only the model it chose would tell its choice."""
-    with Engine(tmp_path, population_plan(replace(SUM, rate=1.0)), TWELVE) as engine:
+    with Engine(tmp_path, population_plan(replace(SUM, sampling=PoissonSample(1.0))), TWELVE) as engine:
         asked: list[int] = []
         original = members.score_sums
 
@@ -562,7 +568,7 @@ def test_shared_and_routed_parts_move_together_under_one_clip(
     size = models_of(1).shape[1]
     shared = np.arange(size) < 6
     parts = Parts(shared, np.zeros(size, dtype=bool))
-    quiet = replace(SUM, rate=1.0, noise_multiplier=0.0)
+    quiet = replace(SUM, sampling=PoissonSample(1.0), noise_multiplier=0.0)
     with Engine(tmp_path, population_plan(quiet), TWELVE) as engine:
         job = replace(job_of(TWELVE), parts=parts)
         monkeypatch.setattr(
@@ -577,7 +583,9 @@ def test_shared_and_routed_parts_move_together_under_one_clip(
 def test_shared_noise_is_one_draw_for_all_rows_and_independent_of_the_routed(tmp_path: Path) -> None:
     size = models_of(1).shape[1]
     shared = np.arange(size) < 9
-    with Engine(tmp_path, population_plan(replace(SUM, rate=1e-9), times=200), TWELVE) as engine:
+    with Engine(
+        tmp_path, population_plan(replace(SUM, sampling=PoissonSample(1e-9)), times=200), TWELVE
+    ) as engine:
         job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros(size, dtype=bool)))
         rows = np.stack([released(engine, job, round).rows.value for round in range(1, 121)])
         hashed = cohorts._digest(cohort_hash("context", job), b"0", b"")
@@ -592,7 +600,7 @@ def test_personal_parts_are_kept_by_their_client_and_never_released(tmp_path: Pa
     size = models_of(1).shape[1]
     personal = np.arange(size) >= 12
     parts = Parts(np.zeros(size, dtype=bool), personal)
-    quiet = replace(SUM, rate=0.5, noise_multiplier=1.0)
+    quiet = replace(SUM, sampling=PoissonSample(0.5), noise_multiplier=1.0)
     with Engine(tmp_path, population_plan(quiet), TWELVE) as engine:
         job = replace(job_of(TWELVE, clusters=1, choice=Choice.GIVEN), parts=parts)
         first = released(engine, job, 1).rows.value
@@ -648,14 +656,14 @@ def test_the_hash_binds_everything_that_members_are_sent() -> None:
         (ROUTED, {"histogram", "noise", "shared noise"}),
         (rebalanced(12, 5), {"identifier", "noise", "shared noise"}),
         (
-            TrackedRoutedSums(CLIP, 1.5, 2.0, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0),
+            CohortSums(CLIP, 1.5, PoissonSample(0.5), ADD_REMOVE, histogram_ratio=2.0, tracking_ratio=2.0),
             {"histogram", "noise", "shared noise", "within"},
         ),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
 def test_no_two_parts_of_a_run_share_their_noise(
-    mechanism: Mechanism, draws: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mechanism: CohortSums, draws: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise that stands in two places could be taken away from one of them by looking at the other."""
     drawn: list[tuple[str, Occasion]] = []
@@ -668,10 +676,10 @@ def test_no_two_parts_of_a_run_share_their_noise(
     monkeypatch.setattr(ClientFacts, "stream", remembered)
     shared = np.arange(SIZE) < 6
     job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros_like(shared)))
-    job = replace(job, clip=CLIP if isinstance(mechanism, TrackedRoutedSums) else None)
+    job = replace(job, clip=CLIP if mechanism.tracking_ratio else None)
     with Engine(tmp_path, population_plan(mechanism), TWELVE) as engine:
         for round in (1, 2):
-            released(engine, job, round, MATRIX if isinstance(mechanism, RoutedSums) else None)
+            released(engine, job, round, MATRIX if mechanism.histogram_ratio else None)
     noise = [each for each in drawn if each[0] not in COINS]
     assert {purpose for purpose, _ in noise} == draws
     assert len(noise) == len(set(noise))
@@ -681,7 +689,7 @@ def test_no_two_parts_of_a_run_share_their_noise(
 @pytest.mark.parametrize("kind", ["sum", "routed", "rebalanced", "shared", "tracked"])
 def test_all_that_is_added_as_noise_comes_from_the_noise_key(kind: str, tmp_path: Path) -> None:
     """In a simulation coins have a seed of their own: with other noise, the same clients do the same."""
-    tracked = TrackedSum(CLIP, 1.5, rate=0.5, adjacency=ADD_REMOVE, tracking_ratio=2.0)
+    tracked = CohortSums(CLIP, 1.5, PoissonSample(0.5), ADD_REMOVE, tracking_ratio=2.0)
     mechanism = {"sum": SUM, "rebalanced": rebalanced(12, 5), "tracked": tracked}.get(kind, ROUTED)
     shared = np.arange(SIZE) < (6 if kind == "shared" else 0)
     job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros_like(shared)))
@@ -694,7 +702,7 @@ def test_all_that_is_added_as_noise_comes_from_the_noise_key(kind: str, tmp_path
             opened = engine.cohorts.open(Cohort("sums", job), 1)
             inside = engine.cohorts._open[opened.number]
             values = []
-            if isinstance(mechanism, RoutedSums):
+            if mechanism.histogram_ratio:
                 values.append(engine.cohorts.count(Count(opened)).counts.value)
             if kind == "rebalanced":
                 noise = engine.cohorts._stream("identifier", inside.sampled[0], inside, inside.input_hash)

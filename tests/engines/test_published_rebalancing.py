@@ -16,9 +16,9 @@ import pytest
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+from coterie.algorithms.client.rebalancing import routing_matrix
 from coterie.engines.cohorts import refilled, routed
 from coterie.errors import PlanError
-from coterie.privacy.reference import routing_matrix
 
 Outcomes = dict[tuple[float, ...], int]
 

@@ -38,13 +38,14 @@ from coterie.privacy import (
     POPULATION,
     Adjacency,
     Budget,
+    CohortSums,
     FullBatchSketch,
     Ledger,
     PlannedRelease,
+    PoissonSample,
     PoissonSteps,
     PrivacyPlan,
     PrivateSelection,
-    RoutedSums,
     SecretKey,
     ThreatModel,
     Unit,
@@ -131,7 +132,7 @@ def test_any_number_of_workers_gives_the_same_bits(ledger: Ledger) -> None:
 
 
 def client_level_plan() -> PrivacyPlan:
-    mechanism = RoutedSums(1.0, 1.5, histogram_ratio=2.0, rate=0.9, adjacency=Adjacency.ADD_REMOVE)
+    mechanism = CohortSums(1.0, 1.5, PoissonSample(0.9), Adjacency.ADD_REMOVE, histogram_ratio=2.0)
     unit = UnitPlan(POPULATION, (PlannedRelease("sums", mechanism, 3),))
     threat = ThreatModel("whoever", "everything")
     return PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, threat, (unit,))

@@ -15,12 +15,13 @@ from coterie.privacy import (
     POPULATION,
     Adjacency,
     Budget,
+    CohortSums,
     Custody,
     FullBatchSteps,
     Ledger,
     PlannedRelease,
+    PoissonSample,
     PrivacyPlan,
-    SampledSum,
     ThreatModel,
     Unit,
     UnitPlan,
@@ -50,7 +51,7 @@ def begun(
         for name, noise in zip("abcdef", noises, strict=False)
     )
     if unit is Unit.CLIENT:
-        release = PlannedRelease("sums", SampledSum(1.0, noises[0], 0.5, adjacency), 3)
+        release = PlannedRelease("sums", CohortSums(1.0, noises[0], PoissonSample(0.5), adjacency), 3)
         units = (UnitPlan(POPULATION, (release,)),)
     plan = PrivacyPlan(unit, adjacency, ThreatModel("the server", "all of it"), units)
     algorithm = {"name": "dp-fedavg" if unit is Unit.CLIENT else "global"}

@@ -11,15 +11,16 @@ from privacy_oracles import SERVER, record_plan
 from coterie.privacy import (
     Adjacency,
     Budget,
+    CohortSums,
     Custody,
     Guarantee,
     Mode,
     NoisyScores,
     PlanError,
     PlannedRelease,
+    PoissonSample,
     PrivacyInputError,
     PrivacyPlan,
-    RoutedSums,
     ThreatModel,
     Unit,
     UnitPlan,
@@ -206,7 +207,9 @@ def test_paper_mode_prints_both_numbers_and_a_caveat():
 
 def test_client_level_line():
     models = ThreatModel("other clients", "all models", trusted="the server", collusion=3)
-    release = PlannedRelease("sums", RoutedSums(1.0, 1.2088, 10.0, 0.1, Adjacency.ADD_REMOVE), 100)
+    release = PlannedRelease(
+        "sums", CohortSums(1.0, 1.2088, PoissonSample(0.1), Adjacency.ADD_REMOVE, histogram_ratio=10.0), 100
+    )
     plan = PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, models, (UnitPlan("the population", (release,)),))
     promise = guarantee(plan, delta=1e-3)
     assert "for one client of the population, add-remove (replace-one 6.75)" in promise.line

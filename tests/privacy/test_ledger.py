@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coterie.privacy import FullBatchSteps, NoiseRule, PoissonSteps, PrivateSelection
 from coterie.privacy import ledger as ledger_module
 from coterie.privacy.accounting import ACCOUNTANTS, epsilon_of
 from coterie.privacy.chain import ChainHead, link
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.ledger import Charge, Ledger, LedgerView
-from coterie.privacy.mechanisms import FullBatchSteps, NoiseRule, PoissonSteps, PrivateSelection
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.units import Adjacency, Budget, ThreatModel, Unit
 

@@ -6,10 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from coterie.privacy import PrivacyInputError, SecretKey, lemmas
-from coterie.privacy.mechanisms import PoissonSteps
-from coterie.privacy.reference import noisy_mean
+from coterie.privacy import PoissonSteps, PrivacyInputError, SecretKey, lemmas
 from coterie.privacy.units import Adjacency
+from slow_mechanisms import noisy_mean
 
 SETTING = {"records": 6600, "epochs": 1, "learning_rate": 5e-4, "parameters": 11_181_642, "clip": 3.0}
 

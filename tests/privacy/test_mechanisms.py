@@ -6,16 +6,16 @@ import pytest
 from coterie.privacy import (
     AccuracySelection,
     Adjacency,
+    CohortSums,
+    FixedSample,
     FullBatchSketch,
     FullBatchSteps,
     NoiseRule,
     PlanError,
+    PoissonSample,
     PoissonSteps,
     PrivacyInputError,
     PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     ShuffledSteps,
 )
 from coterie.privacy.events import SelectionDpEvent, ShuffledEpochDpEvent
@@ -72,16 +72,16 @@ def test_selection_by_accuracy_saves_nothing(adjacency):
 
 
 def test_client_level_sums():
-    routed = RoutedSums(0.5, 1.2, 4.0, 0.1, ADD_REMOVE)
+    routed = CohortSums(0.5, 1.2, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)
     assert routed.noise_std == pytest.approx(0.6)
     assert routed.sensitivity == 0.5
     assert routed.histogram_multiplier == pytest.approx(4.8)
     assert routed.event.event == dp.ComposedDpEvent([dp.GaussianDpEvent(4.8), dp.GaussianDpEvent(1.2)])
-    rebalanced = RebalancedSums(0.5, 4.0, 1.5, 1000, 100, ADD_REMOVE)
+    rebalanced = CohortSums(0.5, 4.0, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=1.5)
     assert rebalanced.rate == 0.1
     assert rebalanced.identifier_multiplier == 3.0
     assert rebalanced.event.sample_size == 100
-    assert SampledSum(0.5, 1.2, 0.1, ADD_REMOVE).event == dp.PoissonSampledDpEvent(
+    assert CohortSums(0.5, 1.2, PoissonSample(0.1), ADD_REMOVE).event == dp.PoissonSampledDpEvent(
         0.1, dp.GaussianDpEvent(1.2)
     )
 
@@ -104,7 +104,7 @@ def test_no_noise_is_a_non_private_event():
         ShuffledSteps(1.0, 0.0, 100, 30, 1, ZERO_OUT),
         FullBatchSteps(1.0, 0.0, 100, 1, ZERO_OUT),
         FullBatchSketch(1.0, 0.0, 100, 5, ZERO_OUT),
-        SampledSum(1.0, 0.0, 0.1, ADD_REMOVE),
+        CohortSums(1.0, 0.0, PoissonSample(0.1), ADD_REMOVE),
         PrivateSelection(float("inf"), ZERO_OUT),
     ):
         event = mechanism.event
@@ -115,6 +115,6 @@ def test_no_noise_is_a_non_private_event():
 
 def test_a_population_that_loses_a_client_can_still_fill_the_cohort_of_a_fixed_size() -> None:
     with pytest.raises(PrivacyInputError, match="cohort: 10 is not allowed, an integer from 1 to 9"):
-        RebalancedSums(1.0, 4.0, 1.0, clients=10, cohort=10, adjacency=Adjacency.ADD_REMOVE)
-    whole = RebalancedSums(1.0, 4.0, 1.0, clients=10, cohort=10, adjacency=Adjacency.ZERO_OUT)
+        CohortSums(1.0, 4.0, FixedSample(10, 10), Adjacency.ADD_REMOVE, identifier_ratio=1.0)
+    whole = CohortSums(1.0, 4.0, FixedSample(10, 10), Adjacency.ZERO_OUT, identifier_ratio=1.0)
     assert whole.rate == 1.0

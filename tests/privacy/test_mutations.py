@@ -21,7 +21,7 @@ from coterie.privacy import (
     epsilon_of,
     guarantee,
 )
-from coterie.privacy.reference import noisy_mean
+from slow_mechanisms import noisy_mean
 
 BUDGET = Budget(5.0, 1e-4)
 HONEST = calibrate(record_plan(), BUDGET)

@@ -9,15 +9,15 @@ from coterie.privacy import (
     Adjacency,
     Budget,
     BudgetError,
+    CohortSums,
+    FixedSample,
     Mode,
     NoiseRule,
     PlanError,
     PlannedRelease,
+    PoissonSample,
     PrivacyInputError,
     PrivacyPlan,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     ThreatModel,
     Unit,
     UnitPlan,
@@ -99,8 +99,12 @@ def test_theorem_1_has_a_floor_that_no_noise_lowers(rounds, floor):
 )
 def test_noise_on_a_cluster_sum(epsilon, published, sound, routed):
     budget = Budget(epsilon, 1e-3)
-    rebalanced = client_plan(RebalancedSums(1.0, NoiseRule.SHARED, 1.0, 1000, 100, ADD_REMOVE))
-    route = client_plan(RoutedSums(1.0, NoiseRule.SHARED, 10.0, 0.1, ADD_REMOVE))
+    rebalanced = client_plan(
+        CohortSums(1.0, NoiseRule.SHARED, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=1.0)
+    )
+    route = client_plan(
+        CohortSums(1.0, NoiseRule.SHARED, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=10.0)
+    )
     assert noise_of(calibrate(rebalanced, budget, mode=Mode.PAPER), "sums") == pytest.approx(
         published, rel=1e-4
     )
@@ -109,17 +113,21 @@ def test_noise_on_a_cluster_sum(epsilon, published, sound, routed):
 
 
 def test_budget_below_the_floor_is_refused_by_its_number():
-    plan = client_plan(RebalancedSums(1.0, NoiseRule.SHARED, 1.0, 1000, 100, ADD_REMOVE))
+    plan = client_plan(
+        CohortSums(1.0, NoiseRule.SHARED, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=1.0)
+    )
     with pytest.raises(BudgetError, match=r"published bound.* 2\.23"):
         calibrate(plan, Budget(2.0, 1e-3), mode=Mode.PAPER)
 
 
 def test_sound_accounting_of_the_published_rule_is_the_sampled_gaussian_of_the_joint_noise():
     sum_noise, identifier_noise = 2.0, 3.0
-    mechanism = RebalancedSums(1.0, 2 * sum_noise, identifier_noise / sum_noise, 1000, 100, ADD_REMOVE)
+    mechanism = CohortSums(
+        1.0, 2 * sum_noise, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=identifier_noise / sum_noise
+    )
     assert mechanism.identifier_multiplier == pytest.approx(identifier_noise)
     joint = (2 / identifier_noise**2 + 1 / sum_noise**2) ** -0.5
-    equal = client_plan(SampledSum(1.0, joint, 0.1, ADD_REMOVE))
+    equal = client_plan(CohortSums(1.0, joint, PoissonSample(0.1), ADD_REMOVE))
     for accountant in ("rdp", "pld"):
         found = guarantee(client_plan(mechanism), delta=1e-3, accountant=accountant).epsilon
         assert found == pytest.approx(guarantee(equal, delta=1e-3, accountant=accountant).epsilon, rel=1e-9)
@@ -127,7 +135,10 @@ def test_sound_accounting_of_the_published_rule_is_the_sampled_gaussian_of_the_j
 
 def test_mechanisms_without_a_publication_are_refused():
     with pytest.raises(PlanError, match="routed-sums"):
-        paper.epsilon(client_plan(RoutedSums(1.0, 1.0, 4.0, 0.1, ADD_REMOVE)).units[0], 1e-3)
+        paper.epsilon(
+            client_plan(CohortSums(1.0, 1.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)).units[0],
+            1e-3,
+        )
 
 
 def propagated_releases(epoch, period, distance):

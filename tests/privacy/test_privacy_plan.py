@@ -11,23 +11,23 @@ from privacy_oracles import SERVER, record_plan
 from coterie.privacy import (
     Adjacency,
     Budget,
+    CohortSums,
+    FixedSample,
     FullBatchSketch,
     NoiseRule,
     PlanError,
     PlannedRelease,
+    PoissonSample,
     PoissonSteps,
     PrivacyInputError,
     PrivacyPlan,
     PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     ShuffledSteps,
     Unit,
     UnitPlan,
     calibrate,
 )
-from coterie.privacy.mechanisms import mechanism_from_json
+from coterie.privacy.mechanisms import Mechanism
 
 HERE = Path(__file__).parent
 ZERO_OUT, ADD_REMOVE = Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE
@@ -68,13 +68,13 @@ def test_digest_changes_with_every_part_of_the_plan():
         ShuffledSteps(1.0, 0.5, 100, 10, 2, ZERO_OUT),
         FullBatchSketch(0.5, NoiseRule.AUTO, 100, 50, ZERO_OUT),
         PrivateSelection(float("inf"), ZERO_OUT),
-        SampledSum(1.0, 2.0, 0.1, ADD_REMOVE),
-        RoutedSums(1.0, 2.0, 4.0, 0.1, ADD_REMOVE),
-        RebalancedSums(1.0, 2.0, 1.0, 1000, 100, ADD_REMOVE),
+        CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE),
+        CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0),
+        CohortSums(1.0, 2.0, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=1.0),
     ],
 )
 def test_every_mechanism_survives_a_file(mechanism):
-    assert mechanism_from_json(json.loads(json.dumps(mechanism.to_json()))) == mechanism
+    assert Mechanism.from_json(json.loads(json.dumps(mechanism.to_json()))) == mechanism
 
 
 def test_adjacency_of_mechanism_and_plan_must_agree():
@@ -102,7 +102,7 @@ def test_uncalibrated_plan_has_no_cost():
         lambda: PoissonSteps(0.0, 1.0, 100, 10, 1, ZERO_OUT),
         lambda: PoissonSteps(1.0, -1.0, 100, 10, 1, ZERO_OUT),
         lambda: PrivateSelection(0.0, ZERO_OUT),
-        lambda: SampledSum(1.0, 1.0, 1.5, ADD_REMOVE),
+        lambda: CohortSums(1.0, 1.0, PoissonSample(1.5), ADD_REMOVE),
         lambda: Budget(0.0, 1e-4),
         lambda: Budget(1.0, 1.0),
     ],

@@ -15,14 +15,15 @@ from coterie.privacy import (
     Adjacency,
     Budget,
     BudgetError,
+    CohortSums,
     FullBatchSteps,
     HeldOut,
     NoiseRule,
     NoisyScores,
     PlannedRelease,
+    PoissonSample,
     PrivacyInputError,
     PrivacyPlan,
-    SampledSum,
     ThreatModel,
     Unit,
     UnitPlan,
@@ -43,7 +44,7 @@ def records_plan(epochs: int = 3) -> PrivacyPlan:
 
 
 def clients_plan() -> PrivacyPlan:
-    sums = SampledSum(1.0, NoiseRule.SHARED, rate=0.2, adjacency=Adjacency.ADD_REMOVE)
+    sums = CohortSums(1.0, NoiseRule.SHARED, PoissonSample(0.2), Adjacency.ADD_REMOVE)
     unit = UnitPlan(POPULATION, (PlannedRelease("sums", sums, 20),))
     return PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, ThreatModel("all", "models", "the server"), (unit,))
 

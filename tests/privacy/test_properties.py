@@ -11,8 +11,9 @@ from privacy_oracles import noise_of, record_plan
 from coterie.privacy import (
     Adjacency,
     Budget,
-    RebalancedSums,
-    RoutedSums,
+    CohortSums,
+    FixedSample,
+    PoissonSample,
     calibrate,
     delta_of,
     epsilon_of,
@@ -118,7 +119,9 @@ def test_replacing_costs_at_most_zeroing_twice(rate, noise, steps, span, epsilon
 @rdp_law
 @given(rates, noises, st.floats(0.5, 10.0), counts)
 def test_histogram_and_sums_on_one_sample_cost_at_least_each_alone(rate, noise, ratio, rounds):
-    routed = repeated(RoutedSums(1.0, noise, ratio, rate, ADD_REMOVE).event, rounds)
+    routed = repeated(
+        CohortSums(1.0, noise, PoissonSample(rate), ADD_REMOVE, histogram_ratio=ratio).event, rounds
+    )
     sums = repeated(poisson_gaussian(rate, noise), rounds)
     counted = repeated(poisson_gaussian(rate, noise * ratio), rounds)
     assert rdp(routed) >= max(rdp(sums), rdp(counted)) * (1 - 1e-9)
@@ -127,7 +130,7 @@ def test_histogram_and_sums_on_one_sample_cost_at_least_each_alone(rate, noise, 
 @rdp_law
 @given(noises, st.floats(0.3, 3.0), st.integers(1, 99))
 def test_fixed_size_cohorts_cost_no_less_for_replacing_than_for_removing(noise, ratio, cohort):
-    event = RebalancedSums(1.0, noise, ratio, 100, cohort, ADD_REMOVE).event
+    event = CohortSums(1.0, noise, FixedSample(100, cohort), ADD_REMOVE, identifier_ratio=ratio).event
     assert rdp(event, adjacency=ADD_REMOVE) <= rdp(event, adjacency=REPLACE_ONE) * (1 + 1e-9)
 
 
@@ -195,7 +198,9 @@ def test_routed_cohort_is_bounded_by_one_amplification_of_the_pair():
         ) + sum_noise * rng.normal(size=(draws, 2))
         return histogram, sums
 
-    event = RoutedSums(clip, sum_noise, count_noise / sum_noise, rate, ADD_REMOVE).event
+    event = CohortSums(
+        clip, sum_noise, PoissonSample(rate), ADD_REMOVE, histogram_ratio=count_noise / sum_noise
+    ).event
     for one, other in ((3, 2), (2, 3)):
         histogram, sums = draw(one)
         losses = log_likelihood(histogram, sums, one) - log_likelihood(histogram, sums, other)

@@ -17,21 +17,19 @@ from scipy import stats
 import coterie
 from coterie.privacy import (
     Adjacency,
+    CohortSums,
+    FixedSample,
     FullBatchSketch,
     FullBatchSteps,
     Mechanism,
     NoiseRule,
     PlannedRelease,
+    PoissonSample,
     PoissonSteps,
     PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     SecretKey,
-    TrackedSum,
 )
 from coterie.privacy.errors import NoiseError, RangeError
-from coterie.privacy.mechanisms import mechanism_from_json
 from coterie.privacy.randomness import RandomStream
 from coterie.privacy.ranges import (
     CLIP,
@@ -57,10 +55,10 @@ MECHANISMS: tuple[Mechanism, ...] = (
     FullBatchSteps(1.0, 2.0, 100, 1, ZERO_OUT),
     FullBatchSketch(1.0, 2.0, 100, 8, ZERO_OUT),
     PrivateSelection(0.5, ZERO_OUT),
-    SampledSum(1.0, 2.0, 0.1, ZERO_OUT),
-    RoutedSums(1.0, 2.0, 4.0, 0.1, ZERO_OUT),
-    TrackedSum(1.0, 2.0, rate=0.1, adjacency=ZERO_OUT, tracking_ratio=8.0),
-    RebalancedSums(1.0, 2.0, 1.0, 100, 10, ZERO_OUT),
+    CohortSums(1.0, 2.0, PoissonSample(0.1), ZERO_OUT),
+    CohortSums(1.0, 2.0, PoissonSample(0.1), ZERO_OUT, histogram_ratio=4.0),
+    CohortSums(1.0, 2.0, PoissonSample(0.1), ZERO_OUT, tracking_ratio=8.0),
+    CohortSums(1.0, 2.0, FixedSample(100, 10), ZERO_OUT, identifier_ratio=1.0),
 )
 ODD = (5e-324, 1e-310, sys.float_info.min, 1e-100, 1e100, 1.7e308, -1.0, -math.inf, math.nan, True)
 
@@ -73,8 +71,16 @@ def stream() -> RandomStream:
 
 
 def numbers_of(mechanism: Mechanism) -> list[str]:
-    fields = dataclasses.fields(mechanism)  # type: ignore[arg-type]
-    return [field.name for field in fields if field.name != "adjacency"]
+    """The numbers that it has, those of its sample among them."""
+    return [
+        key for key, value in mechanism.to_json().items() if key not in ("mechanism", "adjacency") and value
+    ]
+
+
+def changed(mechanism: Any, key: str, value: float) -> Any:
+    if hasattr(mechanism, "sampling") and key in vars(mechanism.sampling):
+        return dataclasses.replace(mechanism, sampling=changed(mechanism.sampling, key, value))
+    return dataclasses.replace(mechanism, **{key: value})
 
 
 @pytest.mark.parametrize(
@@ -85,23 +91,23 @@ def numbers_of(mechanism: Mechanism) -> list[str]:
 def test_no_mechanism_takes_a_number_beyond_its_range(mechanism: Any, key: str) -> None:
     for value in ODD:
         with pytest.raises(RangeError, match=r"is not allowed, .* from .* to .* is"):
-            dataclasses.replace(mechanism, **{key: value})
+            changed(mechanism, key, value)
     if key != "noise_multiplier":
         with pytest.raises(RangeError, match=f"{key.split('_')[0]}.*: 0 is not allowed"):
-            dataclasses.replace(mechanism, **{key: 0})
+            changed(mechanism, key, 0)
 
 
 def test_a_plan_on_disk_is_read_under_the_same_ranges() -> None:
     data = PoissonSteps(1.0, 2.0, 100, 10, 1, ZERO_OUT).to_json()
     with pytest.raises(RangeError, match="clip: 5e-324 is not allowed, a number from 1e-06 to 1e\\+06 is"):
-        mechanism_from_json({**data, "clip": 5e-324})
+        Mechanism.from_json({**data, "clip": 5e-324})
     with pytest.raises(RangeError, match="times: 0 is not allowed, an integer from 1 to 1000000 is"):
         PlannedRelease("training", MECHANISMS[0], 0)
 
 
 def test_no_noise_and_noise_yet_to_be_found_are_no_numbers_out_of_range() -> None:
     for noise in (0.0, 0, NoiseRule.SHARED, NoiseRule.AUTO):
-        assert SampledSum(1.0, noise, 0.1, ZERO_OUT).noise_multiplier == noise
+        assert CohortSums(1.0, noise, PoissonSample(0.1), ZERO_OUT).noise_multiplier == noise
     assert PrivateSelection(math.inf, ZERO_OUT).gumbel_scale == 0
 
 
@@ -132,7 +138,9 @@ def test_every_product_of_the_extremes_is_a_normal_float32() -> None:
     st.floats(math.log(NOISE.least), math.log(NOISE.most)),
 )
 def test_the_noise_of_every_mechanism_in_range_is_what_was_planned(clip: float, noise: float) -> None:
-    mechanism = SampledSum(CLIP.nearest(math.exp(clip)), NOISE.nearest(math.exp(noise)), 0.5, ZERO_OUT)
+    mechanism = CohortSums(
+        CLIP.nearest(math.exp(clip)), NOISE.nearest(math.exp(noise)), PoissonSample(0.5), ZERO_OUT
+    )
     check_noise(mechanism.noise_std, mechanism.multiplier, mechanism.clip)
 
 

@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from coterie.algorithms.client.rebalancing import routed_denominators, routing_matrix
 from coterie.privacy import (
     Adjacency,
+    CohortSums,
     FullBatchSteps,
+    PoissonSample,
     PoissonSteps,
     PrivacyInputError,
     PrivateSelection,
-    RoutedSums,
     SecretKey,
 )
-from coterie.privacy.reference import (
+from slow_mechanisms import (
     clipped,
     noisy_histogram,
     noisy_mean,
     noisy_sum,
     private_selection,
     route,
-    routed_denominators,
     routed_sums,
-    routing_matrix,
     selection_probabilities,
 )
 
@@ -160,14 +160,14 @@ def test_routes_follow_the_matrix_independently():
     arrays(np.float64, (5, 2), elements=st.floats(-9, 9)), st.lists(st.integers(0, 2), min_size=5, max_size=5)
 )
 def test_one_client_moves_all_routed_sums_together_by_at_most_the_clip(updates, clusters):
-    mechanism = RoutedSums(1.0, 1.2, 4.0, 0.1, ADD_REMOVE)
+    mechanism = CohortSums(1.0, 1.2, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)
     one = routed_sums(mechanism, list(updates), clusters, (3, 2), stream())
     two = routed_sums(mechanism, list(updates[1:]), clusters[1:], (3, 2), stream())
     assert np.linalg.norm(one - two) <= mechanism.sensitivity * (1 + 1e-12)
 
 
 def test_empty_clusters_and_empty_cohorts_release_noise_like_the_others():
-    mechanism = RoutedSums(1.0, 1.2, 4.0, 0.1, ADD_REMOVE)
+    mechanism = CohortSums(1.0, 1.2, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)
     sums = routed_sums(mechanism, [], [], (4, 5000), stream())
     for row in sums:
         assert stats.kstest(row, "norm", args=(0.0, 1.2)).pvalue > ERROR_RATE
@@ -175,7 +175,7 @@ def test_empty_clusters_and_empty_cohorts_release_noise_like_the_others():
 
 
 def test_histogram_counts_choices_with_its_own_noise():
-    mechanism = RoutedSums(1.0, 1.0, 3.0, 0.1, ADD_REMOVE)
+    mechanism = CohortSums(1.0, 1.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=3.0)
     noise = stream("histogram")
     seen = np.array([noisy_histogram(mechanism, [0, 2, 2], 3, noise) for _ in range(3000)])
     for column, count in zip(seen.T, (1, 0, 2), strict=True):

@@ -25,14 +25,14 @@ from coterie.privacy import (
     SecretKey,
 )
 from coterie.privacy.errors import NoiseError, RangeError
-from coterie.privacy.mechanisms import NoisySelection, NoisySum
+from coterie.privacy.mechanisms import NoisySum
 from coterie.privacy.ranges import CLIP
+from coterie.privacy.selections import NoisySelection
 from coterie.training import stacked
 from coterie.training.clipping import clip_rows, clip_scales, clipped_sum
 from coterie.training.dpsgd import noisy_mean
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
-from coterie.training.scoring import select_by_scores
 from coterie.training.sketch import Projection
 from coterie.training.stacked import StackedJob, StackedTrainer
 
@@ -202,4 +202,4 @@ def test_nine_tenths_of_the_noise_choose_nothing(monkeypatch: pytest.MonkeyPatch
         NoisySelection, "gumbel_scale", property(lambda self: 0.9 * self.reach / self.epsilon)
     )
     with pytest.raises(NoiseError, match="is planned"):
-        select_by_scores(np.array([3.0, 4.0]), PrivateSelection(0.5, Adjacency.ZERO_OUT), stream())
+        PrivateSelection(0.5, Adjacency.ZERO_OUT).choose(np.array([3.0, 4.0]), np.zeros(2), stream())

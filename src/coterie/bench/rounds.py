@@ -24,10 +24,11 @@ from coterie.privacy import (
     POPULATION,
     Adjacency,
     Budget,
+    CohortSums,
     Ledger,
     PlannedRelease,
+    PoissonSample,
     PrivacyPlan,
-    SampledSum,
     SecretKey,
     ThreatModel,
     Unit,
@@ -129,7 +130,7 @@ def our_round(work: RoundWork, federation: Federation, device: torch.device) -> 
 
 def _plan(work: RoundWork) -> PrivacyPlan:
     rate = work.sampled / work.clients
-    mechanism = SampledSum(1.0, 1.0, rate=rate, adjacency=Adjacency.ADD_REMOVE)
+    mechanism = CohortSums(1.0, 1.0, PoissonSample(rate), Adjacency.ADD_REMOVE)
     return PrivacyPlan(
         unit=Unit.CLIENT,
         adjacency=Adjacency.ADD_REMOVE,

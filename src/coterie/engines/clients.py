@@ -1,11 +1,8 @@
 """What clients compute from their records: in the engine's own process, or in a worker's."""
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,15 +13,8 @@ from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.data import Task
 from coterie.engines.memory import keep_freed_memory
 from coterie.models import ModelSettings, build_model
-from coterie.privacy import (
-    FullBatchSketch,
-    FullBatchSteps,
-    PoissonSteps,
-    PrivacyPlan,
-    RandomStream,
-    SecretKey,
-)
-from coterie.privacy.errors import RangeError
+from coterie.models.check import one_thread
+from coterie.privacy import PrivacyPlan, RandomStream, RecordSums, SecretKey
 from coterie.training.augmentation import Augmentation
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner, on_device, random_batch
@@ -37,11 +27,6 @@ log = logging.getLogger(__name__)
 
 COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
 """Purposes of streams that are part of a simulation; all others hide something by being added to it."""
-
-LARGEST = float(np.finfo(np.float32).max)
-"""Of what is released."""
-
-Trainable: TypeAlias = PoissonSteps | FullBatchSteps | FullBatchSketch
 
 
 def build_learner(
@@ -67,17 +52,6 @@ def build_learner(
         )
         known = False
     return Learner(model, task, device, fast=known, max_memory=max_memory)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, so that results do not depend on how many cores there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -144,7 +118,7 @@ class Clients:
             name: Batch(*part) for name, *part in zip(facts.names, features, targets, strict=True)
         }
 
-    def train(self, job: TrainJob, mechanism: Trainable, occasion: Occasion) -> Vector:
+    def train(self, job: TrainJob, mechanism: RecordSums, occasion: Occasion) -> Vector:
         """The vector to release: an update, or a sketch of a gradient."""
         keep_freed_memory()
         learner, device = self.learner, self.learner.device
@@ -153,8 +127,8 @@ class Clients:
         noise = self.facts.stream("noise", occasion)
         views = (self.facts.augmentation, self.facts.view_key(occasion))
         with one_thread():
-            if isinstance(mechanism, FullBatchSketch):
-                projection = self._projection(mechanism.dimensions)
+            if mechanism.projected is not None:
+                projection = self._projection(mechanism.projected)
                 value = sketch_privately(learner, start, records, mechanism, projection, noise, *views)
             else:
                 coins = self.facts.stream("coins", occasion)
@@ -193,31 +167,6 @@ class Clients:
                 self.learner.layout.size, dimensions, self.facts.public_seed, self.learner.device
             )
         return self._projections[dimensions]
-
-
-def noise_in_release(job: TrainJob, mechanism: Trainable, lr: float) -> float:
-    """Standard deviation of the noise in what is released, public like all it is computed from.
-
-    Raises:
-        RangeError: a pull so strong that steps fly away from the anchor, beyond what a float32 holds.
-    """
-    each_step = mechanism.noise_std / mechanism.denominator
-    if isinstance(mechanism, FullBatchSketch):
-        return each_step
-    # A pull towards the anchor shrinks, in each step, the noise of the steps before.
-    kept = 1.0 - lr * job.anchor_weight
-    try:
-        growth = sum(kept ** (2 * later) for later in range(mechanism.steps))
-    except OverflowError:
-        growth = math.inf
-    spread = lr * math.sqrt(growth)
-    noise = each_step * spread
-    if not max(spread, noise) <= LARGEST:
-        raise RangeError(
-            f"anchor_weight: {job.anchor_weight} in {mechanism.steps} steps of {lr} is not allowed, a pull "
-            "under which steps come closer to the anchor (at most 2 over the step) is"
-        )
-    return noise
 
 
 def behaviour(

@@ -29,21 +29,10 @@ from coterie.algorithms.protocol import (
     Sums,
 )
 from coterie.engines.clients import ClientFacts, Occasion
-from coterie.engines.members import NO_ANSWER, CohortMechanism, Members, OpenCohort
+from coterie.engines.members import NO_ANSWER, Members, OpenCohort
 from coterie.errors import PlanError
-from coterie.privacy import (
-    Charge,
-    DraftedSum,
-    Ledger,
-    PrivacyPlan,
-    RandomStream,
-    RebalancedSums,
-    Released,
-    RoutedSums,
-    SampledSum,
-    Tracked,
-)
-from coterie.privacy.mechanisms import COUNT_REACH
+from coterie.privacy import Charge, CohortSums, Ledger, PrivacyPlan, RandomStream, Released
+from coterie.privacy.cohort_sums import COUNT_REACH
 from coterie.privacy.ranges import gaussian
 from coterie.training.clipping import clip_rows
 
@@ -90,6 +79,7 @@ class Cohorts:
         self._seen.add((request.release, hashed))
         subjects = self._plan.subjects_of(job.members)
         self._ledger.charge([Charge(subject, round, request.release, hashed) for subject in subjects])
+        coins = self._facts.uniforms("coins", job.members, round, request.release, hashed)
         cohort = OpenCohort(
             release=request.release,
             job=job,
@@ -97,7 +87,7 @@ class Cohorts:
             times=self._plan.for_subject(subjects[0]).release(request.release).times,
             round=round,
             input_hash=hashed,
-            sampled=self._sample(request.release, job, mechanism, round, hashed),
+            sampled=tuple(job.members[place] for place in mechanism.sampling.drawn(coins)),
             order=lambda member, turn: self._order(member, cohort, turn),
             choices=np.zeros(0, dtype=np.int64),
         )
@@ -110,15 +100,18 @@ class Cohorts:
         """The planned noisy histogram of the sampled members' choices."""
         cohort = self._find(request.cohort)
         mechanism = cohort.mechanism
-        if not isinstance(mechanism, RoutedSums) or not cohort.chooses or cohort.counted:
+        if mechanism.histogram_ratio is None or not cohort.chooses or cohort.counted:
             why = "was counted already" if cohort.counted else "plans no histogram of choices"
             raise PlanError(f"release '{cohort.release}' {why}")
         cohort.counted = True
         chosen = cohort.choices[cohort.choices != NO_ANSWER]
         counts = np.bincount(chosen, minlength=cohort.job.sums).astype(np.float64)
         noise = self._stream("histogram", "cohort", cohort, cohort.input_hash)
-        std, multiplier = mechanism.histogram_multiplier, mechanism.histogram_ratio * mechanism.multiplier
-        return Histogram(Released(counts + gaussian(noise, cohort.job.sums, std, multiplier=multiplier), std))
+        std = mechanism.histogram_multiplier
+        drawn = gaussian(
+            noise, cohort.job.sums, std, multiplier=mechanism.histogram_ratio * mechanism.multiplier
+        )
+        return Histogram(Released(counts + drawn, std))
 
     def add_up(self, request: Sum) -> Sums:
         """The planned noisy sums; the cohort is closed by it."""
@@ -154,7 +147,7 @@ class Cohorts:
             values[:, columns] = total[columns]
         values[:, personal.cpu().numpy()] = 0.0
         within = None
-        if isinstance(mechanism, Tracked):
+        if mechanism.tracking_ratio is not None:
             half_within = halves(released, cohort.choices != NO_ANSWER, mechanism.clip)
             noise = self._stream("within", "cohort", cohort, hashed)
             spread, multiplier = mechanism.count_std, mechanism.tracking_ratio * mechanism.multiplier
@@ -164,27 +157,24 @@ class Cohorts:
 
     # --- opening ------------------------------------------------------------------------------------
 
-    def _mechanism(self, request: Cohort) -> CohortMechanism:
+    def _mechanism(self, request: Cohort) -> CohortSums:
         job, release = request.job, request.release
         unknown = set(job.members) - set(self._facts.names)
         if unknown:
             raise PlanError(f"release '{release}': nobody is called '{min(unknown)}'")
         if job.models.shape[1] != self._parameters:
             raise PlanError(f"release '{release}': models of {job.models.shape[1]} parameters")
-        mechanism = self._plan.release_of(job.members, release)
-        if not isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
-            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not one of a cohort")
-        if isinstance(mechanism, DraftedSum) != (job.drafts is not None):
+        mechanism = self._plan.cohort_sums(job.members, release)
+        if mechanism.drafted != (job.drafts is not None):
             planned = "plans drafts" if job.drafts is None else "plans no drafts without noise"
             raise PlanError(f"release '{release}' {planned}; the job is another")
-        if isinstance(mechanism, Tracked) != (job.clip is not None):
+        if (mechanism.tracking_ratio is not None) != (job.clip is not None):
             planned = "plans a clip that follows a count" if job.clip is None else "plans a fixed clip"
             raise PlanError(f"release '{release}' {planned}; the job is another")
-        if isinstance(mechanism, RebalancedSums) and len(job.members) != mechanism.clients:
-            raise PlanError(
-                f"release '{release}' is planned for {mechanism.clients} clients, not {len(job.members)}"
-            )
-        return mechanism if not isinstance(mechanism, Tracked) or job.clip is None else mechanism.at(job.clip)
+        clients = mechanism.sampling.clients
+        if clients is not None and len(job.members) != clients:
+            raise PlanError(f"release '{release}' is planned for {clients} clients, not {len(job.members)}")
+        return mechanism if job.clip is None else mechanism.at(job.clip)
 
     def _begin(self, round: int) -> None:
         """Handles live for one round."""
@@ -192,17 +182,6 @@ class Cohorts:
             self._round = round
             self._open.clear()
             self._seen.clear()
-
-    def _sample(
-        self, release: str, job: CohortJob, mechanism: CohortMechanism, round: int, hashed: str
-    ) -> tuple[str, ...]:
-        """Who takes part: a coin for each member at the planned rate, or so many of them as planned."""
-        coins = self._facts.uniforms("coins", job.members, round, release, hashed)
-        if isinstance(mechanism, RebalancedSums):
-            drawn = np.sort(np.argsort(coins, kind="stable")[: mechanism.cohort])
-        else:
-            drawn = np.flatnonzero(coins < mechanism.rate)
-        return tuple(job.members[position] for position in drawn)
 
     def _find(self, handle: Opened) -> OpenCohort:
         if handle.number not in self._open or self._open[handle.number].release != handle.release:
@@ -216,12 +195,12 @@ class Cohorts:
     ) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
         """The sum that each sampled member's update is added to; and sizes, where they are public."""
         mechanism, route = cohort.mechanism, request.route
-        rebalanced = isinstance(mechanism, RebalancedSums)
+        counts, rebalanced = mechanism.histogram_ratio is not None, mechanism.identifier_ratio is not None
         if rebalanced and not cohort.chooses:
             raise PlanError(f"release '{cohort.release}' plans identifiers of choices, and nobody chooses")
-        if isinstance(mechanism, RoutedSums) and not cohort.counted:
+        if counts and not cohort.counted:
             raise PlanError(f"release '{cohort.release}' plans a histogram: ask for it before the sums")
-        if route is not None and not isinstance(mechanism, RoutedSums):
+        if route is not None and not counts:
             raise PlanError(f"release '{cohort.release}' plans no histogram that a route could follow from")
         if request.minimum and not rebalanced:
             raise PlanError(f"release '{cohort.release}' plans no identifiers to fill clusters by")
@@ -242,9 +221,11 @@ class Cohorts:
         self, cohort: OpenCohort, minimum: int
     ) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
         """The published rule: clusters by noisy identifiers, small ones filled from the large."""
-        assert isinstance(cohort.mechanism, RebalancedSums)
         mechanism, clusters = cohort.mechanism, cohort.job.sums
-        std, multiplier = mechanism.identifier_multiplier, mechanism.identifier_ratio * mechanism.multiplier
+        std, multiplier = (
+            mechanism.identifier_multiplier,
+            (mechanism.identifier_ratio or 0.0) * mechanism.multiplier,
+        )
         # A slot whose member did not answer stays a slot, of zeros and noise: cohorts that differ in one slot
         # then differ by no more than two choices do, and their number of slots tells nothing.
         identifiers = np.vstack([np.eye(clusters), np.zeros(clusters)])[cohort.choices]

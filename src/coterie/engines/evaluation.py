@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from coterie.engines.clients import ClientFacts, Occasion
 from coterie.engines.local import input_hash
-from coterie.errors import PlanError
 from coterie.privacy import (
     EVALUATION,
     POPULATION,
@@ -51,7 +50,7 @@ class PrivateScores:
         Args:
             count: reads the records; called once everything is charged.
         """
-        mechanisms = {client: self._mechanism(held_out(client)) for client in models}
+        mechanisms = {client: self.plan.scores(held_out(client), EVALUATION) for client in models}
         hashes = {client: input_hash(self.context, model) for client, model in models.items()}
         self.ledger.charge(
             [Charge(held_out(client), round, EVALUATION, hashed) for client, hashed in hashes.items()]
@@ -73,18 +72,12 @@ class PrivateScores:
             models: those that clients use or choose from.
             shares: asks the clients; one that does not answer adds nothing, like one that is right by half.
         """
-        mechanism = self._mechanism(POPULATION)
+        mechanism = self.plan.scores(POPULATION, EVALUATION)
         hashed = input_hash(self.context, models)
         self.ledger.charge([Charge(POPULATION, round, EVALUATION, hashed)])
         found = shares().values()
         total = sum(min(max(share, 0.0), 1.0) - HALF for share in found)
         return self._noisy(mechanism, total, POPULATION, round, hashed)
-
-    def _mechanism(self, subject: str) -> NoisyScores:
-        mechanism = self.plan.for_subject(subject).release(EVALUATION).mechanism
-        if not isinstance(mechanism, NoisyScores):
-            raise PlanError(f"release '{EVALUATION}' is planned as {mechanism.name}: not a score")
-        return mechanism
 
     def _noisy(
         self, mechanism: NoisyScores, centred: float, subject: str, round: int, hashed: str

@@ -34,37 +34,19 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.data import Federation
-from coterie.engines.clients import (
-    ClientFacts,
-    Clients,
-    Occasion,
-    Trainable,
-    noise_in_release,
-    one_thread,
-)
+from coterie.engines.clients import ClientFacts, Clients, Occasion
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.members import LocalMembers
 from coterie.engines.workers import Call, WorkerPool, WorkerSetup
 from coterie.errors import PlanError
-from coterie.privacy import (
-    AccuracySelection,
-    Charge,
-    FullBatchSketch,
-    FullBatchSteps,
-    Ledger,
-    LowestLoss,
-    Mechanism,
-    PoissonSteps,
-    PrivacyPlan,
-    PrivateSelection,
-    SecretKey,
-)
+from coterie.models.check import one_thread
+from coterie.privacy import Charge, Ledger, PrivacyPlan, RecordSums, SecretKey
 from coterie.privacy.released import Released
 from coterie.privacy.wording import SIMULATION
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
-from coterie.training.scoring import join, score_sums, select_by_scores, select_lowest
+from coterie.training.scoring import join, score_sums
 from coterie.training.stacked import StackedJob, StackedTrainer
 
 log = logging.getLogger(__name__)
@@ -172,13 +154,10 @@ class LocalEngine:
     # --- training -----------------------------------------------------------------------------------
 
     def _train(self, request: Train, round: int) -> "Begun | Updates":
-        mechanisms = {job.client: self._trainable(job.client, request.release) for job in request.jobs}
+        mechanisms = {job.client: self.plan.training(job.client, request.release) for job in request.jobs}
         if len(mechanisms) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
-        if any(
-            job.anchor is not None and isinstance(mechanisms[job.client], FullBatchSketch)
-            for job in request.jobs
-        ):
+        if any(job.anchor is not None and mechanisms[job.client].projected for job in request.jobs):
             raise PlanError(
                 f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
             )
@@ -201,14 +180,8 @@ class LocalEngine:
             }
         )
 
-    def _trainable(self, client: str, release: str) -> Trainable:
-        mechanism = self._mechanism(client, release)
-        if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
-            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not trainable")
-        return mechanism
-
     def _train_one(
-        self, job: TrainJob, mechanism: Trainable, release: str, round: int, hashed: str
+        self, job: TrainJob, mechanism: RecordSums, release: str, round: int, hashed: str
     ) -> Released[Vector]:
         value = self._clients.train(job, mechanism, Occasion(job.client, round, release, hashed))
         return Released(value, self._noise_std(job, mechanism))
@@ -217,7 +190,7 @@ class LocalEngine:
         self,
         pool: WorkerPool,
         request: Train,
-        mechanisms: Mapping[str, Trainable],
+        mechanisms: Mapping[str, RecordSums],
         round: int,
         inputs: Mapping[str, str],
     ) -> Updates:
@@ -235,14 +208,14 @@ class LocalEngine:
         )
 
     def _train_together(
-        self, request: Train, mechanisms: Mapping[str, Trainable], round: int, inputs: Mapping[str, str]
+        self, request: Train, mechanisms: Mapping[str, RecordSums], round: int, inputs: Mapping[str, str]
     ) -> "Begun | Updates":
         """All clients as one program; sketches, one small release in a run, one after the other."""
         answers: dict[str, Released[Vector]] = {}
         stacked: list[tuple[TrainJob, StackedJob]] = []
         for job in request.jobs:
             mechanism, hashed = mechanisms[job.client], inputs[job.client]
-            if isinstance(mechanism, FullBatchSketch):
+            if mechanism.projected is not None:
                 answers[job.client] = self._train_one(job, mechanism, request.release, round, hashed)
                 continue
             occasion = Occasion(job.client, round, request.release, hashed)
@@ -287,25 +260,21 @@ class LocalEngine:
         assert self._trainer is not None
         return self._trainer
 
-    def _noise_std(self, job: TrainJob, mechanism: Trainable) -> float:
-        return noise_in_release(job, mechanism, self.facts.lr)
+    def _noise_std(self, job: TrainJob, mechanism: RecordSums) -> float:
+        return mechanism.noise_in_release(self.facts.lr, job.anchor_weight)
 
     # --- selection ----------------------------------------------------------------------------------
 
     def _select(self, request: Select, round: int) -> Choices:
-        mechanisms = {client: self._selection(client, request.release) for client in request.clients}
+        mechanisms = {client: self.plan.selection(client, request.release) for client in request.clients}
         hashed = input_hash(self.context, request.models)
         self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
         sums = self._score(request)
         choices = {}
         for client, mechanism in mechanisms.items():
             scores, losses = sums[client].T
-            if isinstance(mechanism, LowestLoss):
-                chosen = select_lowest(losses)
-            else:
-                noise = self.facts.stream("noise", Occasion(client, round, request.release, hashed))
-                chosen = select_by_scores(scores, mechanism, noise)
-            choices[client] = Released(chosen, 0.0)
+            noise = self.facts.stream("noise", Occasion(client, round, request.release, hashed))
+            choices[client] = Released(mechanism.choose(scores, losses, noise), 0.0)
         return Choices(choices)
 
     def _score(self, request: Select) -> Mapping[str, NDArray[np.float64]]:
@@ -325,12 +294,6 @@ class LocalEngine:
         models = torch.from_numpy(request.models).to(self.learner.device)
         sums = np.array([score_sums(self.learner, model, table, sizes) for model in models])
         return {client: sums[:, :, position] for position, client in enumerate(request.clients)}
-
-    def _selection(self, client: str, release: str) -> PrivateSelection | AccuracySelection | LowestLoss:
-        mechanism = self._mechanism(client, release)
-        if not isinstance(mechanism, PrivateSelection | AccuracySelection | LowestLoss):
-            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not a selection")
-        return mechanism
 
     # --- workers ------------------------------------------------------------------------------------
 
@@ -392,9 +355,6 @@ class LocalEngine:
     def _charge(self, release: str, round: int, inputs: Mapping[str, str]) -> None:
         self.ledger.charge([Charge(client, round, release, hashed) for client, hashed in inputs.items()])
 
-    def _mechanism(self, client: str, release: str) -> Mechanism:
-        return self.plan.for_subject(client).release(release).mechanism
-
 
 @dataclass(frozen=True)
 class Begun:
@@ -432,12 +392,8 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
 
 def sample_gradients(plan: PrivacyPlan) -> int:
     """How many per-record gradients the plan asks for, in expectation."""
-    total = 0
-    for unit in plan.units:
-        for release in unit.releases:
-            if isinstance(release.mechanism, PoissonSteps | FullBatchSteps):
-                total += release.times * release.mechanism.steps * release.mechanism.denominator
-    return total
+    releases = (release for unit in plan.units for release in unit.releases)
+    return sum(release.mechanism.gradients(release.times, learning=0) for release in releases)
 
 
 def input_hash(context: str, array: NDArray[np.float32]) -> str:

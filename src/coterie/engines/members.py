@@ -6,7 +6,7 @@ In a simulation all members are here; between sites each is at home, as the only
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,18 +23,15 @@ from coterie.algorithms.protocol import (
     Parts,
     Vector,
 )
-from coterie.engines.clients import one_thread
 from coterie.engines.memory import keep_freed_memory
 from coterie.engines.workers import Call, WorkerPool
 from coterie.errors import PlanError
-from coterie.privacy import RebalancedSums, RoutedSums, SampledSum
+from coterie.models.check import one_thread
+from coterie.privacy import CohortSums
 from coterie.training.learner import Batch, Learner, on_device
 from coterie.training.local_sgd import LocalSGD, LocalTrainer, stacks
 from coterie.training.scoring import join, padded_loss_sums, score_sums, select_lowest
 
-CohortMechanism: TypeAlias = SampledSum | RoutedSums | RebalancedSums
-WAVES_SPREAD = 3.0
-"""Standard deviations of a sample's size that one wave on a GPU leaves room for."""
 NO_ANSWER = -1
 """In place of a choice: a member that was sampled and did not answer. It adds nothing to any sum."""
 
@@ -54,7 +51,7 @@ class OpenCohort:
 
     release: str
     job: CohortJob
-    mechanism: CohortMechanism
+    mechanism: CohortSums
     times: int
     round: int
     input_hash: str
@@ -71,11 +68,7 @@ class OpenCohort:
     @property
     def wave(self) -> int:
         """Members to compute at once: a function of public numbers, not of how many were sampled."""
-        if isinstance(self.mechanism, RebalancedSums):
-            return self.mechanism.cohort
-        population, rate = len(self.job.members), self.mechanism.rate
-        spread = (population * rate * (1.0 - rate)) ** 0.5
-        return min(population, max(1, int(np.ceil(population * rate + WAVES_SPREAD * spread))))
+        return self.mechanism.sampling.room(len(self.job.members))
 
     def told(self) -> NDArray[np.int64]:
         """The row that each sampled member is told to start from."""

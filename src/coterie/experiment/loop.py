@@ -20,17 +20,7 @@ from coterie.experiment.metrics import (
 )
 from coterie.experiment.opened import OpenRunFolder
 from coterie.experiment.result import RoundReport, RunResult
-from coterie.privacy import (
-    POPULATION,
-    FullBatchSketch,
-    FullBatchSteps,
-    Ledger,
-    PoissonSteps,
-    PrivacyPlan,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
-)
+from coterie.privacy import POPULATION, Ledger, PrivacyPlan
 
 
 class RunEngine(Engine, Protocol):
@@ -131,9 +121,9 @@ class Run:
 
 def training_noise(plan: PrivacyPlan) -> float:
     """The largest noise multiplier that any unit trains with."""
-    trained = PoissonSteps | SampledSum | RoutedSums | RebalancedSums
     mechanisms = (release.mechanism for unit in plan.units for release in unit.releases)
-    return max(mechanism.multiplier for mechanism in mechanisms if isinstance(mechanism, trained))
+    noises = (mechanism.multiplier for mechanism in mechanisms if mechanism.sampled)
+    return max(noise for noise in noises if noise is not None)
 
 
 def sample_gradients(calibrated: CalibratedRun, ledger: Ledger) -> int:
@@ -141,13 +131,7 @@ def sample_gradients(calibrated: CalibratedRun, ledger: Ledger) -> int:
     plan, total, records = calibrated.plan, 0, calibrated.facts.records
     for unit in plan.units:
         for name, times in ledger.executed(unit.subject).items():
-            mechanism = unit.release(name).mechanism
-            if isinstance(mechanism, PoissonSteps | FullBatchSteps):
-                total += times * mechanism.steps * mechanism.denominator
-            elif isinstance(mechanism, FullBatchSketch):
-                total += times * mechanism.denominator
-            elif isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
-                members = list(records.values()) if unit.subject == POPULATION else [records[unit.subject]]
-                each = sum(calibrated.algorithm.local_gradients(own) for own in members)
-                total += round(times * mechanism.rate * each)
+            members = records.values() if unit.subject == POPULATION else [records[unit.owner]]
+            learning = sum(calibrated.algorithm.local_gradients(own) for own in members)
+            total += unit.release(name).mechanism.gradients(times, learning)
     return total

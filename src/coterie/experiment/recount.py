@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from coterie import __version__
 from coterie.algorithms.protocol import PublicFacts, Vector
@@ -35,6 +36,8 @@ from coterie.privacy import (
     ReleaseCost,
     Unit,
 )
+from coterie.privacy.guarantee import PerClient
+from coterie.privacy.plain import MalformedError, codec
 from coterie.privacy.units import number_from_json, round_up
 
 TOLERANCE = 1e-6
@@ -266,9 +269,8 @@ def _check_result(path: Path, result: Json, stored: Guarantee) -> None:
 
 def _clients(content: object) -> tuple[ClientCost, ...] | None:
     try:
-        assert isinstance(content, dict)
-        return tuple(ClientCost.from_json(name, cost) for name, cost in content.items())
-    except (AssertionError, KeyError, TypeError, ValueError):
+        return cast(tuple[ClientCost, ...], codec(PerClient).read(content))
+    except MalformedError:
         return None
 
 

@@ -13,8 +13,9 @@ from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
 from coterie.groups.structures import Structure
 from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
 from coterie.privacy.meaning import from_bound
+from coterie.privacy.plain import Json
 from coterie.privacy.threats import MASTERS
-from coterie.privacy.units import Json, round_up
+from coterie.privacy.units import round_up
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def check_model(model: nn.Module, task: Task) -> None:
         model = copy.deepcopy(model).eval()
     except Exception as error:  # a tensor with a history, a lock, an open file
         raise InputError(f"model: it cannot be copied: {one_line(error)}") from error
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.default_generator.manual_seed(0)
         trial = _Trial(model, task)
         _check_outputs(trial)
@@ -65,8 +65,8 @@ def check_model(model: nn.Module, task: Task) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Many small calls: threads would mostly wait for one another."""
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: results must not depend on the number of cores, and small calls are faster."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

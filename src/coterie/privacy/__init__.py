@@ -6,34 +6,24 @@ A library of its own: it needs numpy, scipy and dp-accounting, no other part of 
 from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.chain import ChainHead
+from coterie.privacy.cohort_sums import CohortSums, FixedSample, PoissonSample
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.evaluation import EVALUATION, HeldOut
 from coterie.privacy.guarantee import ClientCost, Guarantee, ReleaseCost, guarantee
 from coterie.privacy.ledger import Charge, Ledger, LedgerView
 from coterie.privacy.meaning import Meaning
-from coterie.privacy.mechanisms import (
-    AccuracySelection,
-    DraftedSum,
-    FullBatchSketch,
-    FullBatchSteps,
-    LowestLoss,
-    Mechanism,
-    Multiplier,
-    NoiseRule,
-    NoisyScores,
-    PoissonSteps,
-    PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
-    ShuffledSteps,
-    Tracked,
-    TrackedRoutedSums,
-    TrackedSum,
-)
+from coterie.privacy.mechanisms import Mechanism, Multiplier, NoiseRule, NoisyScores
 from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan, held_out
 from coterie.privacy.randomness import RandomStream, SecretKey
+from coterie.privacy.record_sums import (
+    FullBatchSketch,
+    FullBatchSteps,
+    PoissonSteps,
+    RecordSums,
+    ShuffledSteps,
+)
 from coterie.privacy.released import Released
+from coterie.privacy.selections import AccuracySelection, LowestLoss, PrivateSelection, Selection
 from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit
 
 __all__ = [
@@ -46,9 +36,10 @@ __all__ = [
     "ChainHead",
     "Charge",
     "ClientCost",
+    "CohortSums",
     "CoterieError",
     "Custody",
-    "DraftedSum",
+    "FixedSample",
     "FullBatchSketch",
     "FullBatchSteps",
     "Guarantee",
@@ -65,22 +56,19 @@ __all__ = [
     "NoisyScores",
     "PlanError",
     "PlannedRelease",
+    "PoissonSample",
     "PoissonSteps",
     "PrivacyInputError",
     "PrivacyPlan",
     "PrivateSelection",
     "RandomStream",
-    "RebalancedSums",
+    "RecordSums",
     "ReleaseCost",
     "Released",
-    "RoutedSums",
-    "SampledSum",
     "SecretKey",
+    "Selection",
     "ShuffledSteps",
     "ThreatModel",
-    "Tracked",
-    "TrackedRoutedSums",
-    "TrackedSum",
     "Unit",
     "UnitPlan",
     "calibrate",

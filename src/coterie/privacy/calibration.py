@@ -8,8 +8,9 @@ from scipy.optimize import brentq
 
 from coterie.privacy import accounting, paper
 from coterie.privacy.errors import BudgetError, PrivacyInputError
-from coterie.privacy.mechanisms import FullBatchSketch, NoiseRule
+from coterie.privacy.mechanisms import NoiseRule
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
+from coterie.privacy.record_sums import FullBatchSketch
 from coterie.privacy.units import Adjacency, Budget, Mode, round_up, short_number
 
 FIRST_ROUND_SHARE = 0.02

@@ -6,34 +6,25 @@ lines off its end, is found by a head that was kept apart.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from coterie.privacy.errors import LedgerError
-from coterie.privacy.units import Json
+from coterie.privacy.plain import Json, Plain
 
 START = "0" * 64
 """What the first line follows from."""
 
 
 @dataclass(frozen=True)
-class ChainHead:
+class ChainHead(Plain):
     """How many lines a chain had, and the hash of the last: kept apart, it shows what was dropped later."""
 
+    called = "head of a chain"
+    mistake = LedgerError
     count: int
     hash: str
-
-    def to_json(self) -> Json:
-        return {"count": self.count, "hash": self.hash}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        try:
-            return cls(int(str(data["count"])), str(data["hash"]))
-        except (KeyError, ValueError, TypeError):
-            raise LedgerError("head of a chain: a count and a hash are needed") from None
 
 
 def link(body: Json, previous: str, *, sort: bool = True) -> tuple[bytes, str]:

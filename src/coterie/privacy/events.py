@@ -7,14 +7,15 @@ C (zero-out, add-remove) or 2 C (replace-one). One tree therefore gives both val
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent
 
 from coterie.privacy.errors import PlanError
-from coterie.privacy.units import Json, number_from_json, number_to_json
+from coterie.privacy.plain import Json, record, register
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -193,95 +194,38 @@ def _precision(event: DpEvent) -> float:
 
 def event_to_json(event: DpEvent) -> Json:
     """The tree as plain data."""
-    for name, (kind, write, _) in _FORMATS.items():
-        if isinstance(event, kind):
-            return {"event": name, **write(event)}
-    raise PlanError(f"{type(event).__name__}: this event cannot be written to a file")
+    name = _NAMES.get(type(event))
+    if name is None:
+        raise PlanError(f"{type(event).__name__}: this event cannot be written to a file")
+    _, keys = _KINDS[name]
+    return {"event": name, **cast(Json, record(type(event), keys).write(event))}
 
 
-def event_from_json(data: Mapping[str, object]) -> DpEvent:
+def event_from_json(data: object) -> DpEvent:
     """The tree that `event_to_json` wrote."""
-    name = str(data.get("event"))
-    if name not in _FORMATS:
-        raise PlanError(f"event: {name!r} is not known; allowed are {', '.join(_FORMATS)}")
-    return _FORMATS[name][2](data)
+    name = data.get("event") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or name not in _KINDS:
+        raise PlanError(f"event: {name!r} is not known; allowed are {', '.join(_KINDS)}")
+    kind, keys = _KINDS[name]
+    return record(kind, keys).read({key: value for key, value in data.items() if key != "event"})
 
 
-def _children(data: Mapping[str, object]) -> list[DpEvent]:
-    parts = data["events"]
-    assert isinstance(parts, list)
-    return [event_from_json(part) for part in parts]
-
-
-def _child(data: Mapping[str, object]) -> DpEvent:
-    part = data["of"]
-    assert isinstance(part, Mapping)
-    return event_from_json(part)
-
-
-def _number(data: Mapping[str, object], key: str) -> float:
-    return number_from_json(data[key])
-
-
-def _integer(data: Mapping[str, object], key: str) -> int:
-    return int(str(data[key]))
-
-
-_Format = tuple[type, Callable[[DpEvent], Json], Callable[[Mapping[str, object]], DpEvent]]
-_FORMATS: dict[str, _Format] = {
-    "nothing": (dp.NoOpDpEvent, lambda e: {}, lambda d: dp.NoOpDpEvent()),
-    "non-private": (dp.NonPrivateDpEvent, lambda e: {}, lambda d: dp.NonPrivateDpEvent()),
-    "gaussian": (
-        dp.GaussianDpEvent,
-        lambda e: {"noise_multiplier": number_to_json(e.noise_multiplier)},
-        lambda d: dp.GaussianDpEvent(_number(d, "noise_multiplier")),
-    ),
-    "shuffled-epoch": (
-        ShuffledEpochDpEvent,
-        lambda e: {"noise_multiplier": number_to_json(e.noise_multiplier)},
-        lambda d: ShuffledEpochDpEvent(_number(d, "noise_multiplier")),
-    ),
-    "selection": (
-        SelectionDpEvent,
-        lambda e: {"gumbel_scale": number_to_json(e.gumbel_scale), "monotone": e.monotone},
-        lambda d: SelectionDpEvent(_number(d, "gumbel_scale"), d["monotone"] is True),
-    ),
-    "bridged-sum": (
-        BridgedSumDpEvent,
-        lambda e: {
-            "rate": e.rate,
-            "noise_multiplier": number_to_json(e.noise_multiplier),
-            "up": e.up,
-            "down": e.down,
-        },
-        lambda d: BridgedSumDpEvent(
-            _number(d, "rate"), _number(d, "noise_multiplier"), _integer(d, "up"), _integer(d, "down")
-        ),
-    ),
-    "poisson": (
-        dp.PoissonSampledDpEvent,
-        lambda e: {"rate": e.sampling_probability, "of": event_to_json(e.event)},
-        lambda d: dp.PoissonSampledDpEvent(_number(d, "rate"), _child(d)),
-    ),
+_NOISE = (("noise_multiplier", "noise_multiplier"),)
+_KINDS: dict[str, tuple[type, tuple[tuple[str, str], ...]]] = {
+    "nothing": (dp.NoOpDpEvent, ()),
+    "non-private": (dp.NonPrivateDpEvent, ()),
+    "gaussian": (dp.GaussianDpEvent, _NOISE),
+    "shuffled-epoch": (ShuffledEpochDpEvent, _NOISE),
+    "selection": (SelectionDpEvent, (("gumbel_scale", "gumbel_scale"), ("monotone", "monotone"))),
+    "bridged-sum": (BridgedSumDpEvent, (("rate", "rate"), *_NOISE, ("up", "up"), ("down", "down"))),
+    "poisson": (dp.PoissonSampledDpEvent, (("sampling_probability", "rate"), ("event", "of"))),
     "fixed-size": (
         dp.SampledWithoutReplacementDpEvent,
-        lambda e: {
-            "population": e.source_dataset_size,
-            "size": e.sample_size,
-            "of": event_to_json(e.event),
-        },
-        lambda d: dp.SampledWithoutReplacementDpEvent(
-            _integer(d, "population"), _integer(d, "size"), _child(d)
-        ),
+        (("source_dataset_size", "population"), ("sample_size", "size"), ("event", "of")),
     ),
-    "repeated": (
-        dp.SelfComposedDpEvent,
-        lambda e: {"times": e.count, "of": event_to_json(e.event)},
-        lambda d: dp.SelfComposedDpEvent(_child(d), _integer(d, "times")),
-    ),
-    "composed": (
-        dp.ComposedDpEvent,
-        lambda e: {"events": [event_to_json(part) for part in e.events]},
-        lambda d: dp.ComposedDpEvent(_children(d)),
-    ),
+    "repeated": (dp.SelfComposedDpEvent, (("count", "times"), ("event", "of"))),
+    "composed": (dp.ComposedDpEvent, (("events", "events"),)),
 }
+"""How events are called in files, and the keys of their fields."""
+_NAMES = {kind: name for name, (kind, _) in _KINDS.items()}
+register(DpEvent, event_to_json, event_from_json)

@@ -7,63 +7,40 @@ release. `wording` writes the first two.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self, cast
 
 from dp_accounting import DpEvent
 
 from coterie.privacy import accounting, paper, rdp, wording
 from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
-from coterie.privacy.events import event_from_json, event_to_json
 from coterie.privacy.meaning import Meaning, from_bound, sharpest, weakest
+from coterie.privacy.plain import Json, Key, KeyedBy, Plain, to_plain
 from coterie.privacy.plan import PrivacyPlan, UnitPlan
 from coterie.privacy.pld import GridError
 from coterie.privacy.units import (
     Adjacency,
     Budget,
     Custody,
-    Json,
     Mode,
     ThreatModel,
     Unit,
-    number_from_json,
-    number_to_json,
     round_up,
 )
 
 
 @dataclass(frozen=True)
-class ReleaseCost:
+class ReleaseCost(Plain):
     """One kind of release: what it lets out, how often, behind how much noise, and its epsilon alone."""
 
+    called = "release"
     name: str
     what: str
     times: int
     noise: str
-    epsilon: float
+    epsilon: Annotated[float, Key("epsilon_alone")]
     held_out: bool = False
     """Whether it is computed from the records that a client holds out."""
-
-    def to_json(self) -> Json:
-        return {
-            "name": self.name,
-            "what": self.what,
-            "times": self.times,
-            "noise": self.noise,
-            "epsilon_alone": number_to_json(self.epsilon),
-            "held_out": self.held_out,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        return cls(
-            name=str(data["name"]),
-            what=str(data["what"]),
-            times=int(str(data["times"])),
-            noise=str(data["noise"]),
-            epsilon=number_from_json(data["epsilon_alone"]),
-            held_out=data["held_out"] is True,
-        )
 
 
 @dataclass(frozen=True)
@@ -77,26 +54,13 @@ class ClientCost:
     records: int | None = None
     """How many records its releases are computed from, where the plan counts them."""
 
-    def to_json(self) -> Json:
-        return {
-            "epsilon": None if self.epsilon is None else number_to_json(self.epsilon),
-            "delta": self.delta,
-            "records": self.records,
-        }
 
-    @classmethod
-    def from_json(cls, name: str, data: Mapping[str, object]) -> Self:
-        epsilon, records = data["epsilon"], data["records"]
-        return cls(
-            name,
-            None if epsilon is None else number_from_json(epsilon),
-            number_from_json(data["delta"]),
-            None if records is None else int(str(records)),
-        )
+PerClient = Annotated[tuple[ClientCost, ...], KeyedBy("name")]
+"""Written as an object: what each costs, by name."""
 
 
-@dataclass(frozen=True)
-class Guarantee:
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(Plain):
     """What holds for whom, against whom, by which proof, and what it does not cover.
 
     Args:
@@ -110,10 +74,12 @@ class Guarantee:
         published_epsilon: what the publication's arithmetic claims; only in paper mode, and not proven.
     """
 
+    called = "guarantee"
     unit: Unit
     subject: str
     adjacency: Adjacency
     threat: ThreatModel
+    held_by: Custody = Custody.PLAN
     epsilon: float
     delta: float
     epsilon_replace_one: float
@@ -122,8 +88,7 @@ class Guarantee:
     event: DpEvent
     meaning: Meaning
     releases: tuple[ReleaseCost, ...]
-    per_client: tuple[ClientCost, ...]
-    held_by: Custody = Custody.PLAN
+    per_client: PerClient
     most_exposed: str | None = None
     caveats: tuple[str, ...] = ()
     published_epsilon: float | None = None
@@ -147,66 +112,17 @@ class Guarantee:
         return self.text
 
     def to_json(self) -> Json:
-        return {
-            "unit": self.unit.value,
-            "subject": self.subject,
-            "adjacency": self.adjacency.value,
-            "threat": self.threat.to_json(),
-            "held_by": self.held_by.value,
-            "epsilon": number_to_json(self.epsilon),
-            "delta": self.delta,
-            "epsilon_replace_one": number_to_json(self.epsilon_replace_one),
-            "accountant": self.accountant,
-            "mode": self.mode.value,
-            "event": event_to_json(self.event),
-            "meaning": self.meaning.to_json(),
-            "releases": [release.to_json() for release in self.releases],
-            "per_client": self.per_client_json(),
-            "most_exposed": self.most_exposed,
-            "caveats": list(self.caveats),
-            "published_epsilon": None
-            if self.published_epsilon is None
-            else number_to_json(self.published_epsilon),
-            "line": self.line,
-            "text": self.text,
-        }
+        return {**super().to_json(), "line": self.line, "text": self.text}
 
     def per_client_json(self) -> Json:
         """Epsilon, delta and records of every client by name."""
-        return {cost.name: cost.to_json() for cost in self.per_client}
+        return cast(Json, to_plain(PerClient, self.per_client))
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        try:
-            threat, event, caveats = data["threat"], data["event"], data["caveats"]
-            releases, clients = data["releases"], data["per_client"]
-            published, most = data["published_epsilon"], data["most_exposed"]
-            assert isinstance(threat, Mapping)
-            assert isinstance(event, Mapping)
-            assert isinstance(caveats, list)
-            assert isinstance(releases, list)
-            assert isinstance(clients, Mapping)
-            return cls(
-                unit=Unit(str(data["unit"])),
-                subject=str(data["subject"]),
-                adjacency=Adjacency(str(data["adjacency"])),
-                threat=ThreatModel.from_json(threat),
-                held_by=Custody(str(data["held_by"])),
-                epsilon=number_from_json(data["epsilon"]),
-                delta=number_from_json(data["delta"]),
-                epsilon_replace_one=number_from_json(data["epsilon_replace_one"]),
-                accountant=str(data["accountant"]),
-                mode=Mode(str(data["mode"])),
-                event=event_from_json(event),
-                meaning=Meaning.from_json(data["meaning"]),
-                releases=tuple(ReleaseCost.from_json(release) for release in releases),
-                per_client=tuple(ClientCost.from_json(str(name), cost) for name, cost in clients.items()),
-                most_exposed=None if most is None else str(most),
-                caveats=tuple(str(caveat) for caveat in caveats),
-                published_epsilon=None if published is None else number_from_json(published),
-            )
-        except (KeyError, AssertionError, TypeError, ValueError) as mistake:
-            raise PlanError(f"guarantee: the data does not describe one ({mistake!r})") from None
+    def read(cls, data: object) -> Self:
+        if isinstance(data, Mapping):  # the words follow from the figures
+            data = {key: value for key, value in data.items() if key not in ("line", "text")}
+        return super().read(data)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,9 @@ a head that a checkpoint, a contract or a page keeps apart. The content depends 
 the charges, so an interrupted and resumed run leaves the same bytes as an uninterrupted one.
 """
 
-import contextlib
-import fcntl
 import io
 import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,19 +18,22 @@ from coterie.privacy.accounting import accountant_named, epsilon_of
 from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, follow, link
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
-from coterie.privacy.plan import PlannedRelease, PrivacyPlan, canonical_json
-from coterie.privacy.units import Budget, Json, number_from_json, number_to_json
+from coterie.privacy.locked_file import append, contents, create, cut_torn_line, explained, open_locked
+from coterie.privacy.plain import MalformedError, Plain
+from coterie.privacy.plan import PlannedRelease, PrivacyPlan
+from coterie.privacy.units import Budget
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Plain):
     """One release of one subject in one round, on one input.
 
     Another input under the same names is another release: it meets other noise, and both can be seen.
     """
 
+    called = "charge"
     subject: str
     round: int
     release: str
@@ -46,14 +46,6 @@ class Charge:
                 raise PrivacyInputError(f"charge: {key} {value!r} is not allowed, a text is")
         if type(self.round) is not int or self.round < 0:
             raise PrivacyInputError(f"charge: round {self.round!r} is not allowed, an integer from 0 is")
-
-    def to_json(self) -> Json:
-        return {
-            "subject": self.subject,
-            "round": self.round,
-            "release": self.release,
-            "input_hash": self.input_hash,
-        }
 
 
 class _History:
@@ -111,14 +103,14 @@ class Ledger:
         path: Path,
         file: io.FileIO,
         history: _History,
-        header: Json,
+        header: "_Header",
         deltas: Mapping[str, float],
     ) -> None:
         self._path = path
         self._file = file
         self._history = history
         self._header = header
-        self._accountant = str(header["accountant"])
+        self._accountant = header.accountant
         self._deltas = deltas
         self._epsilons: dict[tuple[int, tuple[int, ...]], float] = {}
         # Subjects with equal releases and delta cost the same: a kind each, computed once for all of them.
@@ -151,17 +143,17 @@ class Ledger:
         """
         budgets = _budget_of_each(plan, budget)
         deltas = {subject: each.delta for subject, each in budgets.items()}
-        header = _header(plan, budgets, accountant)
+        header = _Header.of(plan, budgets, accountant)
         _check_accountable(plan, accountant)
         if anchor is not None and not path.exists():
             raise LedgerError(f"{path}: the ledger is missing, {seen_by} has seen {anchor.count} lines of it")
-        with _explained(path):
-            file = _create(path, header) or _open_locked(path)
+        with explained(path):
+            file = create(path, link(header.to_json(), START)[0]) or open_locked(path)
             try:
-                history = _replay(path, _contents(file), plan, header)
+                history = _replay(path, contents(file), plan, header)
                 if anchor is not None:
                     check_seen(path, history.hashes, anchor, seen_by)
-                _cut_torn_line(file, history.size)
+                cut_torn_line(file, history.size)
             except BaseException:
                 file.close()
                 raise
@@ -201,8 +193,8 @@ class Ledger:
             return
         line, digest = link({"charges": [charge.to_json() for charge in fresh]}, self.head.hash)
         try:
-            with _explained(self._path):
-                _append(self._file, line)
+            with explained(self._path):
+                append(self._file, line)
         except BaseException:
             # What reached the disk is cut as torn or counted at the next opening; this process is done.
             self.close()
@@ -219,9 +211,9 @@ class Ledger:
     def verify(self) -> None:
         """Read the whole file again and check it as `open` does."""
         self._check_untouched()
-        with _explained(self._path):
-            contents = _contents(self._file)
-        history = _replay(self._path, contents, self._history.plan, self._header)
+        with explained(self._path):
+            content = contents(self._file)
+        history = _replay(self._path, content, self._history.plan, self._header)
         check_seen(self._path, history.hashes, self.head, "this process")
 
     def close(self) -> None:
@@ -259,7 +251,7 @@ class Ledger:
         """Refuse to go on when the file was removed, replaced, cut or extended under this process."""
         if self._file.closed:
             raise LedgerError(f"{self._path}: the ledger is closed")
-        with _explained(self._path):
+        with explained(self._path):
             held = os.fstat(self._file.fileno())
             same = self._path.exists() and os.path.samestat(held, self._path.stat())
         if not same or held.st_size != self._history.size:
@@ -287,11 +279,11 @@ class LedgerView:
             path: The file.
             plan: The plan that it must belong to.
         """
-        with _explained(path):
-            contents = path.read_bytes()
-        found, _ = follow(path, 1, contents.partition(b"\n")[0], START)
-        budgets, accountant = _read_header(path, found, plan)
-        history = _replay(path, contents, plan, _header(plan, budgets, accountant))
+        with explained(path):
+            content = path.read_bytes()
+        found, _ = follow(path, 1, content.partition(b"\n")[0], START)
+        budgets, accountant = _Header.found(path, found).budgets(path, plan)
+        history = _replay(path, content, plan, _Header.of(plan, budgets, accountant))
         return cls(plan, accountant, budgets, history.counts, path, tuple(history.hashes))
 
     @property
@@ -322,15 +314,6 @@ class LedgerView:
         )
 
 
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn a failure of the file system into one line that names the ledger."""
-    try:
-        yield
-    except OSError as mistake:
-        raise LedgerError(f"{path}: the ledger cannot be used: {mistake.strerror}") from mistake
-
-
 def _budget_of_each(plan: PrivacyPlan, budget: Budget | Mapping[str, Budget]) -> dict[str, Budget]:
     subjects = [unit.subject for unit in plan.units]
     if isinstance(budget, Budget):
@@ -348,35 +331,89 @@ def _check_accountable(plan: PrivacyPlan, accountant: str) -> None:
         atoms(release.event)
 
 
-def _header(plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -> Json:
-    alike: dict[tuple[tuple[tuple[str, int], ...], Budget], list[str]] = {}
-    for unit in plan.units:
-        times = tuple((release.name, release.times) for release in unit.releases)
-        alike.setdefault((times, budgets[unit.subject]), []).append(unit.subject)
-    return {
-        "ledger": _FORMAT,
-        "plan": plan.digest(),
-        "accountant": accountant,
-        "units": [
-            {
-                "subjects": subjects,
-                "releases": [{"name": name, "times": times} for name, times in releases],
-                "epsilon": number_to_json(budget.epsilon),
-                "delta": budget.delta,
-            }
-            for (releases, budget), subjects in alike.items()
-        ],
-    }
+@dataclass(frozen=True)
+class _Times:
+    name: str
+    times: int
 
 
-def _replay(path: Path, contents: bytes, plan: PrivacyPlan, header: Json) -> _History:
+@dataclass(frozen=True)
+class _Alike:
+    """Subjects with the same releases and the same budget."""
+
+    subjects: tuple[str, ...]
+    releases: tuple[_Times, ...]
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class _Header(Plain):
+    """The first line: what the ledger is for."""
+
+    called = "header"
+    ledger: int
+    plan: str
+    accountant: str
+    units: tuple[_Alike, ...]
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -> Self:
+        alike: dict[tuple[tuple[_Times, ...], Budget], list[str]] = {}
+        for unit in plan.units:
+            times = tuple(_Times(release.name, release.times) for release in unit.releases)
+            alike.setdefault((times, budgets[unit.subject]), []).append(unit.subject)
+        units = (
+            _Alike(tuple(subjects), times, budget.epsilon, budget.delta)
+            for (times, budget), subjects in alike.items()
+        )
+        return cls(_FORMAT, plan.digest(), accountant, tuple(units))
+
+    @classmethod
+    def found(cls, path: Path, line: object) -> Self:
+        try:
+            header = cls.read(line)
+            if header.ledger == _FORMAT:
+                return header
+        except MalformedError:
+            pass
+        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}")
+
+    def budgets(self, path: Path, plan: PrivacyPlan) -> tuple[dict[str, Budget], str]:
+        """Of every subject of this plan, and the accountant."""
+        self.check_plan(path, plan.digest())
+        try:
+            found = {name: Budget(unit.epsilon, unit.delta) for unit in self.units for name in unit.subjects}
+            return {unit.subject: found[unit.subject] for unit in plan.units}, accountant_named(
+                self.accountant
+            ).name
+        except (KeyError, PrivacyInputError):
+            raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}") from None
+
+    def check_plan(self, path: Path, digest: str) -> None:
+        if self.plan != digest:
+            raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({self.plan})")
+
+    def check(self, path: Path, expected: Self) -> None:
+        """Refuse the header of a ledger that was opened for something else."""
+        if self.accountant != expected.accountant:
+            raise LedgerError(
+                f"{path}: line 1: the ledger was opened with accountant {self.accountant!r}, "
+                f"not {expected.accountant!r}"
+            )
+        self.check_plan(path, expected.plan)
+        if self != expected:
+            raise LedgerError(f"{path}: line 1: the ledger was opened with other budgets")
+
+
+def _replay(path: Path, content: bytes, plan: PrivacyPlan, header: _Header) -> _History:
     """The history that the complete lines of a file tell."""
-    *lines, torn = contents.split(b"\n")
+    *lines, torn = content.split(b"\n")
     if not lines:
         raise LedgerError(f"{path}: line 1 is missing: the file is no ledger")
     history = _History(plan)
     found, digest = follow(path, 1, lines[0], START)
-    _check_header(path, found, header)
+    _Header.found(path, found).check(path, header)
     history.record([], lines[0] + b"\n", digest)
     for number, line in enumerate(lines[1:], start=2):
         body, digest = follow(path, number, line, history.head.hash)
@@ -393,107 +430,11 @@ def _replay(path: Path, contents: bytes, plan: PrivacyPlan, header: Json) -> _Hi
     return history
 
 
-def _read_header(path: Path, found: Json, plan: PrivacyPlan) -> tuple[dict[str, Budget], str]:
-    """Budgets and accountant of a ledger of this plan."""
-    if found.get("plan") != plan.digest():
-        raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({found.get('plan')})")
-    units = found.get("units")
-    try:
-        if not isinstance(units, list):
-            raise TypeError
-        budgets = {
-            str(subject): Budget(number_from_json(unit["epsilon"]), float(unit["delta"]))
-            for unit in units
-            for subject in unit["subjects"]
-        }
-        accountant = accountant_named(str(found.get("accountant"))).name
-        return {unit.subject: budgets[unit.subject] for unit in plan.units}, accountant
-    except (KeyError, TypeError, ValueError, PrivacyInputError):
-        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}") from None
-
-
-def _check_header(path: Path, found: Json, header: Json) -> None:
-    if found.get("ledger") != _FORMAT or found.keys() != header.keys():
-        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}")
-    if found["accountant"] != header["accountant"]:
-        raise LedgerError(
-            f"{path}: line 1: the ledger was opened with accountant {found['accountant']!r}, "
-            f"not {header['accountant']!r}"
-        )
-    if found["plan"] != header["plan"]:
-        raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({found['plan']})")
-    if canonical_json(found) != canonical_json(header):
-        raise LedgerError(f"{path}: line 1: the ledger was opened with other budgets")
-
-
-def _charges(path: Path, number: int, body: Json) -> list[Charge]:
+def _charges(path: Path, number: int, body: Mapping[str, object]) -> list[Charge]:
     entries = body.get("charges")
     try:
         if body.keys() != {"charges"} or not isinstance(entries, list) or not entries:
-            raise TypeError
-        return [Charge(**entry) for entry in entries]
-    except (TypeError, PrivacyInputError):
+            raise MalformedError
+        return [Charge.read(entry) for entry in entries]
+    except (MalformedError, PrivacyInputError):
         raise LedgerError(f"{path}: line {number} is not a list of charges") from None
-
-
-def _create(path: Path, header: Json) -> io.FileIO | None:
-    """A new, locked ledger with its header, or None when the file exists.
-
-    The file appears under its name complete, by a link that fails if the name is taken: there is no moment
-    in which a crash leaves an empty ledger, or a second process an unlocked one.
-    """
-    if path.exists():
-        return None
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    file = io.FileIO(os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666), "r+")
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            _append(file, link(header, START)[0])
-            os.link(draft, path)
-        finally:
-            draft.unlink()
-        _sync_directory(path.parent)
-    except BaseException as mistake:
-        file.close()
-        if isinstance(mistake, FileExistsError):
-            return None
-        raise
-    return file
-
-
-def _open_locked(path: Path) -> io.FileIO:
-    file = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND), "r+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise LedgerError(f"{path}: another run has this ledger open; only one may spend at a time") from None
-    return file
-
-
-def _append(file: io.FileIO, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file.fileno(), rest) :]
-    os.fsync(file.fileno())
-
-
-def _contents(file: io.FileIO) -> bytes:
-    file.seek(0)
-    return file.readall()
-
-
-def _cut_torn_line(file: io.FileIO, size: int) -> None:
-    """Drop what follows the last complete line: its writer died inside `charge`, so nothing was released."""
-    if os.fstat(file.fileno()).st_size > size:
-        os.ftruncate(file.fileno(), size)
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

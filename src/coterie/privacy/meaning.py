@@ -14,14 +14,14 @@ changing t - f. The largest t - f is therefore found at f = 1 - t.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.divergences import Floats
 from coterie.privacy.errors import PlanError
-from coterie.privacy.units import Json
+from coterie.privacy.plain import Key, Plain
 
 Bools = npt.NDArray[np.bool_]
 
@@ -35,7 +35,7 @@ _EPSILONS: Floats = np.concatenate([[0.0], np.geomspace(1e-3, 60.0, 400)])
 
 
 @dataclass(frozen=True)
-class Meaning:
+class Meaning(Plain):
     """Two bounds on any attack on one unit.
 
     Args:
@@ -43,8 +43,14 @@ class Meaning:
         found: how many of those that were used someone finds at best who accuses 1 % of the others.
     """
 
-    guess: float
-    found: float
+    called = "meaning"
+    guess: Annotated[float, Key("guess_at_even_odds")]
+    found: Annotated[float, Key("true_positive_rate")]
+    accused: Annotated[float, Key("false_positive_rate")] = FALSE_POSITIVES
+
+    def __post_init__(self) -> None:
+        if self.accused != FALSE_POSITIVES:
+            raise PlanError(f"meaning: a false positive rate of {self.accused}, not {FALSE_POSITIVES}")
 
     @property
     def guess_text(self) -> str:
@@ -53,19 +59,6 @@ class Meaning:
     @property
     def found_text(self) -> str:
         return percent_up(self.found)
-
-    def to_json(self) -> Json:
-        return {
-            "guess_at_even_odds": self.guess,
-            "true_positive_rate": self.found,
-            "false_positive_rate": FALSE_POSITIVES,
-        }
-
-    @classmethod
-    def from_json(cls, data: object) -> Self:
-        if not isinstance(data, dict) or data.get("false_positive_rate") != FALSE_POSITIVES:
-            raise PlanError(f"meaning: {data!r} does not hold the two figures of a guarantee")
-        return cls(float(data["guess_at_even_odds"]), float(data["true_positive_rate"]))
 
 
 NOTHING_HIDDEN = Meaning(1.0, 1.0)

@@ -12,19 +12,13 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
+from coterie.privacy.cohort_sums import CohortSums
 from coterie.privacy.divergences import Floats, gaussian_rdp, poisson_rdp
 from coterie.privacy.errors import PlanError, PrivacyInputError
-from coterie.privacy.mechanisms import (
-    AccuracySelection,
-    FullBatchSketch,
-    FullBatchSteps,
-    LowestLoss,
-    Mechanism,
-    PoissonSteps,
-    PrivateSelection,
-    RebalancedSums,
-)
+from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.plan import UnitPlan
+from coterie.privacy.record_sums import PoissonSteps, RecordSums
+from coterie.privacy.selections import LowestLoss, NoisySelection
 
 SPLIT_CAVEAT = (
     "as published: claims replace-one with the sensitivity of zero-out, spends delta twice, "
@@ -43,7 +37,8 @@ _INTEGER_ORDERS = np.arange(2, 257, dtype=np.float64)
 
 def epsilon(unit: UnitPlan, delta: float) -> float:
     """What the publication would claim for a calibrated plan."""
-    if len(unit.releases) == 1 and isinstance(sums := unit.releases[0].mechanism, RebalancedSums):
+    sums = unit.releases[0].mechanism if len(unit.releases) == 1 else None
+    if isinstance(sums, CohortSums) and sums.identifier_ratio is not None:
         noise, identifier_noise = sums.multiplier / 2, sums.identifier_multiplier
         return rebalance_epsilon(sums.rate, noise, identifier_noise, unit.releases[0].times, delta)
     return _split_epsilon(unit, delta)
@@ -51,10 +46,10 @@ def epsilon(unit: UnitPlan, delta: float) -> float:
 
 def caveat(unit: UnitPlan) -> str:
     """What is wrong with the publication's number."""
-    kinds = {type(release.mechanism) for release in unit.releases}
-    if RebalancedSums in kinds:
+    kinds = {release.mechanism.name for release in unit.releases}
+    if "rebalanced-sums" in kinds:
         return REBALANCE_CAVEAT
-    return LOWEST_LOSS_CAVEAT if LowestLoss in kinds else SPLIT_CAVEAT
+    return LOWEST_LOSS_CAVEAT if LowestLoss.tag in kinds else SPLIT_CAVEAT
 
 
 def _split_epsilon(unit: UnitPlan, delta: float) -> float:
@@ -63,7 +58,7 @@ def _split_epsilon(unit: UnitPlan, delta: float) -> float:
     training = np.zeros_like(_ORDERS)
     trains = False
     for release in unit.releases:
-        if isinstance(release.mechanism, PrivateSelection | AccuracySelection):
+        if isinstance(release.mechanism, NoisySelection):
             rho = (release.times - 1) * release.mechanism.epsilon**2 / 8
             total += _classic(_ORDERS, rho * _ORDERS, delta) if rho else 0.0
         elif not isinstance(release.mechanism, LowestLoss):  # which the preprint leaves out
@@ -73,7 +68,7 @@ def _split_epsilon(unit: UnitPlan, delta: float) -> float:
 
 
 def _training_rdp(mechanism: Mechanism, times: int) -> Floats:
-    if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
+    if not (isinstance(mechanism, RecordSums) and mechanism.kind == RecordSums.kind):
         raise PlanError(f"mode paper: no publication accounts for {mechanism.name}; allowed is mode sound")
     if not mechanism.multiplier > 0:
         return np.full_like(_ORDERS, math.inf)
@@ -81,8 +76,7 @@ def _training_rdp(mechanism: Mechanism, times: int) -> Floats:
     if isinstance(mechanism, PoissonSteps):
         steps = times * mechanism.epochs * mechanism.records / mechanism.batch  # a real number, not ceil(N/b)
         return steps * poisson_rdp(mechanism.rate, mechanism.multiplier, _ORDERS)
-    epochs = mechanism.epochs if isinstance(mechanism, FullBatchSteps) else 1
-    return times * epochs * gaussian_rdp(mechanism.multiplier, _ORDERS)
+    return times * mechanism.steps * gaussian_rdp(mechanism.multiplier, _ORDERS)
 
 
 def _classic(orders: Floats, divergences: Floats, delta: float) -> float:

@@ -5,15 +5,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Self, TypeVar, cast
 
 from dp_accounting import DpEvent
 
 from coterie.privacy import events
+from coterie.privacy.cohort_sums import CohortSums
 from coterie.privacy.errors import PlanError
-from coterie.privacy.mechanisms import Mechanism, NoisyScores, mechanism_from_json
+from coterie.privacy.mechanisms import Mechanism, NoisyScores
+from coterie.privacy.plain import Json, MalformedError, Plain, record
 from coterie.privacy.ranges import ROUNDS
-from coterie.privacy.units import Adjacency, Json, ThreatModel, Unit
+from coterie.privacy.record_sums import RecordSums
+from coterie.privacy.selections import Selection
+from coterie.privacy.units import Adjacency, ThreatModel, Unit
+
+_M = TypeVar("_M", bound=Mechanism)
 
 POPULATION = "the population"
 """The subject of a plan that is the same for every client: one entry in the ledger stands for all of them."""
@@ -29,9 +35,10 @@ def held_out(client: str) -> str:
 
 
 @dataclass(frozen=True)
-class PlannedRelease:
+class PlannedRelease(Plain):
     """A mechanism, under a name of its own, and how often it may run at most."""
 
+    called = "release"
     name: str
     mechanism: Mechanism
     times: int
@@ -47,9 +54,10 @@ class PlannedRelease:
         return {"name": self.name, "times": self.times, **self.mechanism.to_json()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        rest = {key: value for key, value in data.items() if key not in ("name", "times")}
-        return cls(str(data["name"]), mechanism_from_json(rest), int(str(data["times"])))
+    def read(cls, data: object) -> Self:
+        rest = dict(data) if isinstance(data, Mapping) else {}
+        named = {key: rest.pop(key) for key in ("name", "times") if key in rest}
+        return cast(Self, record(cls).read({**named, "mechanism": rest}))
 
 
 @dataclass(frozen=True)
@@ -102,25 +110,20 @@ class UnitPlan:
         known = ", ".join(release.name for release in self.releases) or "nothing"
         raise PlanError(f"plan of {self.subject}: release {name!r} is not declared, declared are: {known}")
 
+    def planned(self, name: str, kind: type[_M]) -> _M:
+        """The mechanism of that name, if it is of this kind."""
+        return _of_kind(self.release(name).mechanism, name, kind)
+
     def without(self, *names: str) -> Self:
         """The plan less some of its releases."""
         return replace(self, releases=tuple(r for r in self.releases if r.name not in names))
 
-    def to_json(self) -> Json:
-        return {"subject": self.subject, "releases": [release.to_json() for release in self.releases]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        releases = data["releases"]
-        if not isinstance(releases, list):
-            raise PlanError(f"plan of {data.get('subject')}: releases must be a list")
-        return cls(str(data["subject"]), tuple(PlannedRelease.from_json(item) for item in releases))
-
 
 @dataclass(frozen=True)
-class PrivacyPlan:
+class PrivacyPlan(Plain):
     """All mechanisms of an algorithm, for every unit, with what its guarantee will say."""
 
+    called = "plan"
     unit: Unit
     adjacency: Adjacency
     threat: ThreatModel
@@ -169,49 +172,71 @@ class PrivacyPlan:
             raise PlanError(f"plan: release {name!r} is planned differently by members of one cohort")
         return found.pop()
 
+    def training(self, subject: str, name: str) -> RecordSums:
+        """What a subject planned under this name, if it is private training."""
+        return self.for_subject(subject).planned(name, RecordSums)
+
+    def selection(self, subject: str, name: str) -> Selection:
+        """What a subject planned under this name, if it chooses between models."""
+        return self.for_subject(subject).planned(name, Selection)  # type: ignore[type-abstract]
+
+    def scores(self, subject: str, name: str) -> NoisyScores:
+        """What a subject planned under this name, if it scores models."""
+        return self.for_subject(subject).planned(name, NoisyScores)
+
+    def cohort_sums(self, members: Sequence[str], name: str) -> CohortSums:
+        """What all of these members planned under this name, if it is one of a cohort."""
+        return _of_kind(self.release_of(members, name), name, CohortSums)
+
     def to_json(self) -> Json:
         """The plan as plain data; subjects with the same releases share one entry."""
         groups: dict[tuple[PlannedRelease, ...], list[str]] = {}
         for unit in self.units:
             groups.setdefault(unit.releases, []).append(unit.subject)
-        return {
-            "unit": self.unit.value,
-            "adjacency": self.adjacency.value,
-            "threat": self.threat.to_json(),
-            "subjects": [unit.subject for unit in self.units],
-            "plans": [
-                {"subjects": subjects, "releases": [release.to_json() for release in releases]}
-                for releases, subjects in groups.items()
-            ],
-            "caveats": list(self.caveats),
-        }
+        alike = tuple(_Alike(tuple(subjects), releases) for releases, subjects in groups.items())
+        order = tuple(unit.subject for unit in self.units)
+        written = _Written(self.unit, self.adjacency, self.threat, order, alike, self.caveats)
+        return cast(Json, record(_Written).write(written))
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        try:
-            threat, plans, order, caveats = (data[key] for key in ("threat", "plans", "subjects", "caveats"))
-            assert isinstance(threat, Mapping)
-            assert isinstance(plans, list)
-            assert isinstance(order, list)
-            assert isinstance(caveats, list)
-            units = {
-                subject: UnitPlan.from_json({"subject": subject, "releases": entry["releases"]})
-                for entry in plans
-                for subject in entry["subjects"]
-            }
-            return cls(
-                unit=Unit(str(data["unit"])),
-                adjacency=Adjacency(str(data["adjacency"])),
-                threat=ThreatModel.from_json(threat),
-                units=tuple(units[subject] for subject in order),
-                caveats=tuple(str(caveat) for caveat in caveats),
-            )
-        except (KeyError, AssertionError, TypeError, ValueError) as mistake:
-            raise PlanError(f"plan: the data does not describe a privacy plan ({mistake!r})") from None
+    def read(cls, data: object) -> Self:
+        found = cast(_Written, record(_Written).read(data))
+        releases = {subject: alike.releases for alike in found.plans for subject in alike.subjects}
+        if not set(found.subjects) <= releases.keys():
+            raise MalformedError("plans: a subject has none")
+        units = tuple(UnitPlan(subject, releases[subject]) for subject in found.subjects)
+        return cls(found.unit, found.adjacency, found.threat, units, found.caveats)
 
     def digest(self) -> str:
         """A fingerprint of the plan that every process computes alike."""
         return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Subjects with the same releases, as a file has them."""
+
+    subjects: tuple[str, ...]
+    releases: tuple[PlannedRelease, ...]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A plan as a file has it."""
+
+    unit: Unit
+    adjacency: Adjacency
+    threat: ThreatModel
+    subjects: tuple[str, ...]
+    plans: tuple[_Alike, ...]
+    caveats: tuple[str, ...]
+
+
+def _of_kind(found: Mechanism, name: str, kind: type[_M]) -> _M:
+    """A planned mechanism, if it is one of this kind that an engine can execute."""
+    if not isinstance(found, kind) or found.kind != kind.kind:
+        raise PlanError(f"release '{name}' is planned as {found.name}: not {kind.kind}")
+    return found
 
 
 def canonical_json(data: object) -> str:

@@ -12,31 +12,17 @@ from typing import Literal
 
 from coterie.privacy.accounting import epsilon_of
 from coterie.privacy.calibration import FIRST_ROUND_SHARE, calibrate
-from coterie.privacy.errors import BudgetError, PlanError
+from coterie.privacy.cohort_sums import CohortSums, FixedSample, PoissonSample
+from coterie.privacy.errors import BudgetError
 from coterie.privacy.guarantee import Guarantee
-from coterie.privacy.mechanisms import (
-    AccuracySelection,
-    DraftedSum,
-    FullBatchSketch,
-    FullBatchSteps,
-    LowestLoss,
-    Mechanism,
-    Multiplier,
-    NoiseRule,
-    NoisySum,
-    PoissonSteps,
-    PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
-    ShuffledSteps,
-    TrackedRoutedSums,
-    TrackedSum,
-)
+from coterie.privacy.mechanisms import Mechanism, Multiplier, NoiseRule
+from coterie.privacy.plain import Json
 from coterie.privacy.plan import POPULATION, PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.rdp import shares
+from coterie.privacy.record_sums import FullBatchSketch, FullBatchSteps, PoissonSteps, ShuffledSteps
+from coterie.privacy.selections import AccuracySelection, LowestLoss, PrivateSelection
 from coterie.privacy.threats import SERVER, THREATS
-from coterie.privacy.units import Adjacency, Budget, Json, Mode, ThreatModel, Unit
+from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
 
 FIRST_ROUND, TRAINING, SELECTION, CHOICE, SUMS = "first round", "training", "selection", "choice", "sums"
 """How plans and ledgers call what is released: about records one of the first four, about clients sums."""
@@ -131,44 +117,34 @@ class CohortReleases:
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     tracking_ratio: float | None = None
 
-    def sums(self, noise: Multiplier = NoiseRule.SHARED) -> SampledSum:
-        """Sums of a Poisson sample."""
-        plain = SampledSum(self.clip, noise, self.rate, self.adjacency)
-        if self.tracking_ratio is None:
-            return plain
-        return TrackedSum(**vars(plain), tracking_ratio=self.tracking_ratio)
-
-    def drafted(self, noise: Multiplier = NoiseRule.SHARED) -> DraftedSum:
-        """The published DP-OGL+: a sum of what sampled units have shown each other before."""
-        return DraftedSum(self.clip, noise, self.rate, self.adjacency)
-
-    def routed(
-        self, histogram_ratio: float = HISTOGRAM_RATIO, noise: Multiplier = NoiseRule.SHARED
-    ) -> RoutedSums:
-        """A histogram of choices, then sums by cluster, of one Poisson sample."""
-        plain = RoutedSums(self.clip, noise, histogram_ratio, self.rate, self.adjacency)
-        if self.tracking_ratio is None:
-            return plain
-        return TrackedRoutedSums(**vars(plain), tracking_ratio=self.tracking_ratio)
+    def sums(
+        self,
+        noise: Multiplier = NoiseRule.SHARED,
+        histogram_ratio: float | None = None,
+        *,
+        drafted: bool = False,
+    ) -> CohortSums:
+        """Sums of a Poisson sample: after a histogram of choices, or of drafts that members have shared."""
+        return CohortSums(
+            self.clip,
+            noise,
+            PoissonSample(self.rate),
+            self.adjacency,
+            histogram_ratio=histogram_ratio,
+            tracking_ratio=self.tracking_ratio,
+            drafted=drafted,
+        )
 
     def rebalanced(
         self,
         clients: int,
         identifier_ratio: float = IDENTIFIER_RATIO,
         noise: Multiplier = NoiseRule.SHARED,
-    ) -> RebalancedSums:
+    ) -> CohortSums:
         """The published rule: identifiers, then sums by cluster, of a sample of fixed size."""
         # A share that is no whole number of clients is rounded up: more are sampled, and charged.
-        cohort = math.ceil(self.rate * clients - 1e-9)
-        return RebalancedSums(self.clip, noise, identifier_ratio, clients, cohort, self.adjacency)
-
-
-def sampled_sum(plan: PrivacyPlan, members: Sequence[str], name: str) -> SampledSum:
-    """The sum that all of these members planned under this name."""
-    sums = plan.release_of(members, name)
-    if not isinstance(sums, SampledSum):
-        raise PlanError(f"plan: release {name!r} is {sums.name}, a sum of a sample is needed")
-    return sums
+        sampling = FixedSample(clients, math.ceil(self.rate * clients - 1e-9))
+        return CohortSums(self.clip, noise, sampling, self.adjacency, identifier_ratio=identifier_ratio)
 
 
 # --- what a run would cost, before there is any -----------------------------------------------------
@@ -177,7 +153,7 @@ def sampled_sum(plan: PrivacyPlan, members: Sequence[str], name: str) -> Sampled
 def noise_of(plan: PrivacyPlan, name: str) -> float | None:
     """The largest noise multiplier of the releases of this name; None if there is none."""
     named = (release.mechanism for unit in plan.units for release in unit.releases if release.name == name)
-    return max((sums.multiplier for sums in named if isinstance(sums, NoisySum)), default=None)
+    return max((each.multiplier for each in named if each.multiplier is not None), default=None)
 
 
 def parts_of(plan: PrivacyPlan, promise: Guarantee) -> list[Json]:
@@ -194,7 +170,7 @@ def parts_of(plan: PrivacyPlan, promise: Guarantee) -> list[Json]:
             "share": portion,
             "epsilon_alone": cost.epsilon,
         }
-        if isinstance(release.mechanism, NoisySum):
+        if release.mechanism.multiplier is not None:
             part["noise_multiplier"] = release.mechanism.multiplier
         parts.append(part)
     return parts
@@ -306,17 +282,16 @@ class ClientRun:
                 own.rebalanced(self.clients, self.ratio or IDENTIFIER_RATIO, start), self.rounds
             )
         if self.rule == "route":
-            return client_plan(own.routed(self.ratio or HISTOGRAM_RATIO, start), self.rounds)
+            return client_plan(own.sums(start, self.ratio or HISTOGRAM_RATIO), self.rounds)
         return client_plan(own.sums(start), self.rounds)
 
     def noises(self, plan: PrivacyPlan) -> dict[str, float]:
         """Every noise multiplier of such a plan, by the name under which it is printed."""
-        sums = plan.units[0].release(SUMS).mechanism
-        assert isinstance(sums, NoisySum)
+        sums = plan.cohort_sums((POPULATION,), SUMS)
         found = {"noise_multiplier": sums.multiplier / self._scale, "noise_on_sum": sums.multiplier}
-        if isinstance(sums, RoutedSums):
+        if sums.histogram_ratio is not None:
             found["histogram_noise_multiplier"] = sums.histogram_multiplier
-        if isinstance(sums, RebalancedSums):
+        if sums.identifier_ratio is not None:
             found["identifier_noise_multiplier"] = sums.identifier_multiplier
         return found
 

@@ -1,15 +1,12 @@
 """Whose privacy is meant, against whom, and how much of it: the words of a guarantee."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 from coterie.privacy.errors import PrivacyInputError, RangeError
+from coterie.privacy.plain import Plain
 from coterie.privacy.ranges import DELTA
-
-Json = dict[str, object]
 
 
 class Unit(StrEnum):
@@ -58,9 +55,10 @@ class Custody(StrEnum):
 
 
 @dataclass(frozen=True)
-class ThreatModel:
+class ThreatModel(Plain):
     """Who watches, what they see, and whom the promise has to trust."""
 
+    called = "threat model"
     observers: str
     sees: str
     trusted: str = "nobody"
@@ -73,23 +71,6 @@ class ThreatModel:
     def __str__(self) -> str:
         several = f" ({self.collusion} colluding)" if self.collusion > 1 else ""
         return f"{self.observers}{several} seeing {self.sees}"
-
-    def to_json(self) -> Json:
-        return {
-            "observers": self.observers,
-            "sees": self.sees,
-            "trusted": self.trusted,
-            "collusion": self.collusion,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        return cls(
-            observers=str(data["observers"]),
-            sees=str(data["sees"]),
-            trusted=str(data["trusted"]),
-            collusion=int(str(data["collusion"])),
-        )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import RunFolder, write_text
 from coterie.experiment.metrics import Spread
 from coterie.privacy import Mode, Unit
-from coterie.privacy.mechanisms import NoisySum
 from coterie.report import words
 from coterie.report.clusters import Clusters
 from coterie.report.drawing import Figure, chip
@@ -180,7 +179,7 @@ def _tiles(run: RunRecord, clusters: Clusters) -> Iterator[Tile]:
         release.mechanism.multiplier
         for unit in run.plan.units
         for release in unit.releases
-        if release.name == "training" and isinstance(release.mechanism, NoisySum)
+        if release.name == "training" and release.mechanism.multiplier is not None
     ]
     if training:
         low, high = min(training), max(training)

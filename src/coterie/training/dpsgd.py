@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.privacy import FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream
+from coterie.privacy import RandomStream, RecordSums
 from coterie.privacy.ranges import gaussian
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
@@ -42,7 +42,7 @@ def noisy_mean(
     learner: Learner,
     parameters: Tensor,
     batch: Batch,
-    mechanism: PoissonSteps | FullBatchSteps | FullBatchSketch,
+    mechanism: RecordSums,
     noise: RandomStream,
     project: Callable[[Tensor], Tensor] | None = None,
     views: "Views | None" = None,
@@ -66,7 +66,7 @@ def train_privately(
     learner: Learner,
     start: Tensor,
     records: Batch,
-    mechanism: PoissonSteps | FullBatchSteps,
+    mechanism: RecordSums,
     lr: float,
     noise: RandomStream,
     coins: RandomStream,
@@ -83,7 +83,7 @@ def train_privately(
     everyone = torch.arange(len(records), device=records.targets.device)
     for step in range(mechanism.steps):
         batch, places = records, everyone
-        if isinstance(mechanism, PoissonSteps):
+        if mechanism.sampled:
             drawn = np.flatnonzero(coins.bernoulli(mechanism.rate, (len(records),)))
             places = torch.from_numpy(drawn).to(records.targets.device)
             batch = records.take(places)
@@ -99,7 +99,7 @@ def sketch_privately(
     learner: Learner,
     start: Tensor,
     records: Batch,
-    mechanism: FullBatchSketch,
+    mechanism: RecordSums,
     projection: Projection,
     noise: RandomStream,
     augmentation: Augmentation | None = None,

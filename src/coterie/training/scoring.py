@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.privacy import AccuracySelection, PrivateSelection, RandomStream
-from coterie.privacy.ranges import gumbel
 from coterie.training.learner import Batch, Learner
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 8192}
@@ -84,33 +82,6 @@ def padded_loss_sums(
 def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:
     """Number of records that the model gets right (for a regression, the sum of bounded scores)."""
     return float(score_sums(learner, parameters, records, [len(records)])[0][0])
-
-
-def select_by_scores(
-    scores: NDArray[np.float64], mechanism: PrivateSelection | AccuracySelection, noise: RandomStream
-) -> int:
-    """Index of a model that scores well: the exponential mechanism on counts.
-
-    Scores are counts over the full set of records, each in it exactly once, so one record moves every
-    score by at most one, and all in the same direction. The published mechanism chooses by accuracy: the
-    same scores over a constant, with the noise that its own analysis asks for.
-    """
-    scale, epsilon, reach = mechanism.gumbel_scale, mechanism.epsilon, mechanism.reach
-    return int(np.argmax(scores + gumbel(noise, scores.shape, scale, epsilon=epsilon, reach=reach)))
-
-
-def select_privately(
-    learner: Learner, models: Tensor, records: Batch, mechanism: PrivateSelection, noise: RandomStream
-) -> int:
-    """One client's private choice between the models."""
-    scores = np.array([total_score(learner, model, records) for model in models])
-    return select_by_scores(scores, mechanism, noise)
-
-
-def lowest_loss(learner: Learner, models: Tensor, records: Batch) -> int:
-    """Index of the model with the lowest loss on the records: not private."""
-    totals = [float(score_sums(learner, model, records, [len(records)])[1][0]) for model in models]
-    return select_lowest(np.array(totals))
 
 
 def select_lowest(losses: NDArray[np.float64]) -> int:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie.privacy import FullBatchSteps, PoissonSteps
+from coterie.privacy import (
+    RecordSums,
+)
 from coterie.privacy.ranges import CLIP, check_noise
 from coterie.training import kernels, philox
 from coterie.training.augmentation import Augmentation
@@ -49,7 +51,7 @@ class StackedJob:
 
     records: int
     start: Tensor
-    mechanism: PoissonSteps | FullBatchSteps
+    mechanism: RecordSums
     lr: float
     noise_key: int
     coin_key: int
@@ -122,10 +124,6 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def sampling_rate(mechanism: PoissonSteps | FullBatchSteps) -> float:
-    return mechanism.rate if isinstance(mechanism, PoissonSteps) else 1.0
-
-
 class StackedTrainer:
     """Trains any number of clients at once, in waves that fit the memory."""
 
@@ -179,8 +177,8 @@ class StackedTrainer:
         # A full batch is one step of thousands of records, a round of Poisson batches hundreds of steps of a
         # few: in one program, either would be padded to the other's size.
         kinds = [
-            [at for at, job in enumerate(jobs) if isinstance(job.mechanism, kind)]
-            for kind in (FullBatchSteps, PoissonSteps)
+            [at for at, job in enumerate(jobs) if job.mechanism.sampled is sampled]
+            for sampled in (False, True)
         ]
         if all(kinds):
             apart = torch.cat([self.train([jobs[at] for at in kind]) for kind in kinds])
@@ -201,14 +199,14 @@ class StackedTrainer:
 
     def _program(self, jobs: Sequence[StackedJob]) -> "_Program":
         """The step for this many clients and tiles; prepared once, used for every round."""
-        expected = [self._sizes[job.records] * sampling_rate(job.mechanism) for job in jobs]
+        expected = [self._sizes[job.records] * job.mechanism.rate for job in jobs]
         mean = sum(batch / self.tile + 0.5 for batch in expected)
         deviation = math.sqrt(sum(batch / self.tile**2 + 1 / 12 for batch in expected))
         # A step that drew more tiles than that, one in some seventy, runs as two rows.
         tiles = min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once())
         # A full batch is a few steps in a run: not worth compiling.
         compiled = self.compiled and not self.own_kernels and self.augmentation is None
-        compiled = compiled and all(isinstance(job.mechanism, PoissonSteps) for job in jobs)
+        compiled = compiled and all(job.mechanism.sampled for job in jobs)
         shape = (len(jobs), tiles, compiled)
         if shape not in self._programs:
             self._programs[shape] = _Program(self, *shape)
@@ -224,7 +222,7 @@ class StackedTrainer:
         return max(1, int(0.6 * self._max_memory) // (self.tile * self._bytes_per_record))
 
     def _clients_at_once(self, jobs: Sequence[StackedJob]) -> int:
-        expected = max(self._sizes[job.records] * sampling_rate(job.mechanism) for job in jobs)
+        expected = max(self._sizes[job.records] * job.mechanism.rate for job in jobs)
         tiles = min(expected / self.tile + 1, self._tiles_at_once())
         weights = _BUFFERS * 8 * self.learner.layout.size
         each = weights + tiles * self.tile * self._bytes_per_record
@@ -283,7 +281,7 @@ class _Program:
         self.anchors.copy_(torch.stack([job.start if job.anchor is None else job.anchor for job in jobs]))
         self.noise_keys.copy_(philox.split_keys([job.noise_key for job in jobs], device))
         self.coin_keys.copy_(philox.split_keys([job.coin_key for job in jobs], device))
-        load(self.rates, [sampling_rate(mechanism) for mechanism in mechanisms])
+        load(self.rates, [mechanism.rate for mechanism in mechanisms])
         load(self.clips, [mechanism.clip for mechanism in mechanisms])
         load(self.noise_stds, [mechanism.noise_std for mechanism in mechanisms])
         # What was loaded, not what it was loaded from: buffers of another precision would round it.

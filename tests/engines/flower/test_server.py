@@ -15,7 +15,6 @@ from memory_federation import MemoryFederation, experiment
 from spoiling import replaced, same, state_of, vector
 
 from coterie.algorithms.protocol import TrainJob
-from coterie.engines.clients import Trainable
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.server import largest_release
@@ -34,6 +33,7 @@ from coterie.privacy import (
     FullBatchSteps,
     HeldOut,
     PoissonSteps,
+    RecordSums,
     held_out,
 )
 
@@ -350,7 +350,7 @@ def test_exact_scores_are_refused_between_sites(tmp_path: Path) -> None:
 
 # --- the bound on honest updates --------------------------------------------------------------------
 
-MECHANISMS: list[Trainable] = [
+MECHANISMS: list[RecordSums] = [
     PoissonSteps(2.0, 0.5, records=30, batch=5, epochs=2, adjacency=Adjacency.ZERO_OUT),
     FullBatchSteps(1.0, 1.0, records=30, epochs=3, adjacency=Adjacency.ZERO_OUT),
     FullBatchSketch(1.0, 1.0, records=30, dimensions=4, adjacency=Adjacency.ZERO_OUT),
@@ -359,7 +359,7 @@ MECHANISMS: list[Trainable] = [
 
 @pytest.mark.parametrize("weight", [0.0, 0.7, 5.0])
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
-def test_no_honest_update_is_taken_for_a_lie(mechanism: Trainable, weight: float) -> None:
+def test_no_honest_update_is_taken_for_a_lie(mechanism: RecordSums, weight: float) -> None:
     """A site whose every record pulls one way at full clip, with the largest noise there is, stays inside."""
     lr, start = 0.4, np.zeros(3, np.float32)
     anchor = np.array([1.0, -2.0, 0.5], np.float32) if weight else None

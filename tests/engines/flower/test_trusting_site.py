@@ -23,18 +23,17 @@ from coterie.privacy import (
     POPULATION,
     Adjacency,
     Budget,
-    DraftedSum,
+    CohortSums,
     PlannedRelease,
+    PoissonSample,
     PrivacyPlan,
-    RoutedSums,
-    SampledSum,
     ThreatModel,
     Unit,
     UnitPlan,
 )
 
 CLIP = 0.01
-SUM = SampledSum(CLIP, 1.0, rate=0.5, adjacency=Adjacency.ADD_REMOVE)
+SUM = CohortSums(CLIP, 1.0, PoissonSample(0.5), Adjacency.ADD_REMOVE)
 TRAINING = LocalTraining(epochs=2, batch=8, lr=0.5)
 LIMITS = Limits(Budget(20.0, 1e-2), trust_server=True)
 THREAT = ThreatModel("whoever sees the models", "every model", "the server")
@@ -53,7 +52,7 @@ def trusting(**changes: Any) -> Contract:
 
 def in_groups(watched: dict[str, Any] | None = None, noise: float = 1.0, times: int = 3) -> Contract:
     """A contract of worker a, who is in two groups; b is in one, and c in the other."""
-    zeroed = SampledSum(CLIP, noise, rate=0.5, adjacency=Adjacency.ZERO_OUT)
+    zeroed = CohortSums(CLIP, noise, PoissonSample(0.5), Adjacency.ZERO_OUT)
     groups = {"a": (0, 1), "b": (0,), "c": (1,)}
     units = tuple(
         UnitPlan(name, tuple(PlannedRelease(f"group {group}", zeroed, times) for group in own))
@@ -87,7 +86,7 @@ def update(answer: RecordDict) -> np.ndarray:
 
 # --- signing ----------------------------------------------------------------------------------------
 
-DRAFTED = DraftedSum(CLIP, 1.0, rate=0.5, adjacency=Adjacency.ADD_REMOVE)
+DRAFTED = CohortSums(CLIP, 1.0, PoissonSample(0.5), Adjacency.ADD_REMOVE, drafted=True)
 OFFERS: dict[str, tuple[Contract, str]] = {
     "less noise than allowed": (
         trusting(plan=population(dataclasses.replace(SUM, noise_multiplier=0.1))),
@@ -147,7 +146,10 @@ def ring(workers: int, kinds: int, epochs: int) -> Contract:
     units = []
     for worker, name in enumerate(names):
         own = sorted(structure.groups_of(worker))
-        sums = [SampledSum(CLIP, noises[group].multiplier, 0.5, Adjacency.ZERO_OUT) for group in own]
+        sums = [
+            CohortSums(CLIP, noises[group].multiplier, PoissonSample(0.5), Adjacency.ZERO_OUT)
+            for group in own
+        ]
         made = (PlannedRelease(f"group {group}", each, 1) for group, each in zip(own, sums, strict=True))
         units.append(UnitPlan(name, tuple(made)))
     plan = PrivacyPlan(Unit.WORKER, Adjacency.ZERO_OUT, THREAT, tuple(units))
@@ -298,7 +300,7 @@ def test_a_site_that_trusts_nobody_sends_nothing_in_the_clear(tmp_path: Path) ->
 
 
 def test_it_chooses_by_its_own_records_and_says_which(tmp_path: Path) -> None:
-    routed = RoutedSums(CLIP, 1.0, histogram_ratio=4.0, rate=0.5, adjacency=Adjacency.ADD_REMOVE)
+    routed = CohortSums(CLIP, 1.0, PoissonSample(0.5), Adjacency.ADD_REMOVE, histogram_ratio=4.0)
     agreed = trusting(plan=population(routed), work={"choice": Choice.LOWEST_LOSS})
     made = joined(tmp_path, agreed, limits=LIMITS)
     far = START + 50 * np.random.default_rng(1).normal(size=START.size).astype(np.float32)

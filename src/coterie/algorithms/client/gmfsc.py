@@ -36,7 +36,7 @@ class GMFSC(Clustered):
 
     def release(self, facts: PublicFacts) -> Mechanism:
         super().release(facts)
-        return self.about.routed(self.settings.histogram_ratio)
+        return self.about.sums(histogram_ratio=self.settings.histogram_ratio)
 
     def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
         expected = self.expected(len(job.members))

@@ -21,8 +21,8 @@ from coterie.algorithms.protocol import CohortJob, PublicFacts, Rounds, add_up, 
 from coterie.algorithms.settings import Ratio
 from coterie.errors import InputError
 from coterie.privacy import Mechanism
+from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.plans import HISTOGRAM_RATIO, IDENTIFIER_RATIO, SUMS
-from coterie.privacy.reference import routed_denominators, routing_matrix
 from coterie.settings import Settings
 
 AUTO_SHARE = 0.5
@@ -88,7 +88,7 @@ class Rebalanced(Clustered):
                 f"of {clients} clients, for {self.settings.clusters} clusters that allows 0 to {int(most)}"
             )
         if rebalance.rule == "route":
-            return self.about.routed(rebalance.histogram_ratio)
+            return self.about.sums(histogram_ratio=rebalance.histogram_ratio)
         return self.about.rebalanced(clients, rebalance.identifier_ratio)
 
     def minimum(self, state: ClusteredState) -> float:
@@ -125,3 +125,31 @@ class Rebalanced(Clustered):
         sums = yield from add_up(cohort, route)
         divisors = routed_denominators(sizes, route, least)
         return Update(sums.rows.value, divisors, released, sizes, sums.within)
+
+
+def routing_matrix(histogram: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+    """Probabilities by which members of each cluster move, so that every cluster expects `least` or more.
+
+    Clusters below `least` are filled from those above it, each giving in proportion to its surplus. Rows are
+    probabilities for any histogram, also a negative one: it is all that is known about the sample.
+    """
+    sizes = np.maximum(histogram, 0.0)
+    deficit = np.maximum(least - sizes, 0.0)
+    surplus = np.maximum(sizes - least, 0.0)
+    matrix = np.eye(len(sizes))
+    if deficit.sum() == 0.0 or surplus.sum() == 0.0:
+        return matrix
+    given = surplus * min(1.0, deficit.sum() / surplus.sum())
+    leaving = np.divide(given, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    matrix = matrix * (1.0 - leaving)[:, None] + np.outer(leaving, deficit / deficit.sum())
+    return np.asarray(matrix, dtype=np.float64)
+
+
+def routed_denominators(
+    histogram: NDArray[np.float64], matrix: NDArray[np.float64], least: float
+) -> NDArray[np.float64]:
+    """Public divisors of the cluster sums: the expected sizes, but at least `least`."""
+    if not least > 0:
+        raise PrivacyInputError(f"least cluster size: {least} is not allowed, a number above 0 is")
+    divisors: NDArray[np.float64] = np.maximum(least, matrix.T @ np.maximum(histogram, 0.0))
+    return divisors

@@ -17,7 +17,7 @@ from coterie.algorithms.worker.dp_ogl import DPOGL, OGLSettings
 from coterie.algorithms.worker.worker_level import WorkerLevelState
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm
-from coterie.privacy import Mode, NoiseRule, SampledSum
+from coterie.privacy import CohortSums, Mode, NoiseRule
 from coterie.privacy.plans import CohortReleases
 
 
@@ -37,9 +37,9 @@ class DPOGLPlus(DPOGL):
     def releases(self) -> int:
         return self.schedule.rounds // self.period
 
-    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> SampledSum:
+    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> CohortSums:
         about = CohortReleases(rate, math.sqrt(self.period) * clip, self.privacy.adjacency)
-        return about.drafted(noise) if self.drafts > 1 else about.sums(noise)
+        return about.sums(noise, drafted=self.drafts > 1)
 
     def round(self, state: WorkerLevelState) -> Rounds[WorkerLevelState]:
         if (state.round + 1) % self.period:

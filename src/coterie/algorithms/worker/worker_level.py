@@ -46,8 +46,8 @@ from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Noise, Observer, Structure, Threat
 from coterie.groups import Schedule as GroupSchedule
 from coterie.groups.schedule import one_each
-from coterie.privacy import Adjacency, NoiseRule, PlannedRelease, PrivacyPlan, SampledSum, Unit
-from coterie.privacy.plans import CohortReleases, group_release, plan_of, sampled_sum
+from coterie.privacy import Adjacency, CohortSums, NoiseRule, PlannedRelease, PrivacyPlan, Unit
+from coterie.privacy.plans import CohortReleases, group_release, plan_of
 from coterie.privacy.ranges import STEPS
 
 
@@ -141,11 +141,11 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         }
         return plan_of(Unit.WORKER, self.privacy.adjacency, releases, structure.caveats)
 
-    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> SampledSum:
+    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> CohortSums:
         """What a group releases, for the clip of an epoch."""
         return CohortReleases(rate, clip, self.privacy.adjacency).sums(noise)
 
-    def _sums(self, groups: int) -> list[SampledSum]:
+    def _sums(self, groups: int) -> list[CohortSums]:
         """The mechanism of every group."""
         settings = self.settings
         rates = one_each("algorithm.rate", settings.rate, groups)
@@ -163,7 +163,8 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         structure = self.structure(facts)
         noises = []
         for group, members in enumerate(structure.groups):
-            sums = sampled_sum(plan, [facts.clients[member] for member in members], group_release(group))
+            names = [facts.clients[member] for member in members]
+            sums = plan.cohort_sums(names, group_release(group))
             noises.append(Noise(sums.rate, sums.multiplier))
         schedule = GroupSchedule(self.rule, self.period, tuple(noises), self.privacy.mode)
         wanted = self.settings.threat_model

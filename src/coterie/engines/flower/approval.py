@@ -13,25 +13,14 @@ from coterie.models import build_model
 from coterie.privacy import (
     EVALUATION,
     Adjacency,
-    DraftedSum,
-    FullBatchSketch,
-    FullBatchSteps,
+    CohortSums,
     NoisyScores,
-    PoissonSteps,
-    PrivateSelection,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     Unit,
 )
 from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
 from coterie.training.learner import Learner
 
 log = site_log(__name__)
-
-_COUNTED = (PoissonSteps, FullBatchSteps, FullBatchSketch)
-_ALLOWED = (*_COUNTED, PrivateSelection)
-_SUMMED = (SampledSum, RoutedSums, RebalancedSums)
 
 MOST_RELEASES = 16
 """Kinds of releases of one unit. Each is priced on its own before the plan is signed; algorithms here have at
@@ -83,13 +72,13 @@ def approve(
         raise RefusedError("not trusted")
     for release in contract.own.releases:
         mechanism = release.mechanism
-        if isinstance(mechanism, NoisyScores):
+        if mechanism.kind == NoisyScores.kind:
             continue  # approved above
-        if trusts and (not isinstance(mechanism, _SUMMED) or isinstance(mechanism, DraftedSum)):
+        if trusts and (not isinstance(mechanism, CohortSums) or mechanism.drafted):
             raise RefusedError("not planned")
-        if not trusts and not isinstance(mechanism, _ALLOWED) and limits.budget.is_private:
+        if not trusts and not mechanism.at_sites and limits.budget.is_private:
             raise RefusedError("too much")
-        if isinstance(mechanism, _COUNTED) and mechanism.records != records:
+        if mechanism.at_sites and getattr(mechanism, "records", records) != records:
             raise RefusedError("other data")
     if not (_in_range(contract) and _few_releases(contract)):
         raise RefusedError("out of range")
@@ -103,8 +92,8 @@ def approve(
         said = mistake if isinstance(mistake, CoterieError) else where(mistake)
         log.warning("no model %s for these records: %s", contract.model.name, said)
         raise RefusedError("model") from None
-    sketches = [r.mechanism for r in contract.own.releases if isinstance(r.mechanism, FullBatchSketch)]
-    if any(sketch.dimensions > learner.layout.size for sketch in sketches):
+    size = learner.layout.size
+    if any(release.mechanism.length(size) > size for release in contract.own.releases):
         raise RefusedError("out of range")
     try:
         spends = cost(contract, limits.budget.delta, limits.adjacency)
@@ -120,7 +109,7 @@ def _few_releases(contract: Contract) -> bool:
     watched = None if contract.trusted is None else contract.trusted.watched
     if watched is None:
         releases = contract.own.releases
-        steps = sum(release.times * getattr(release.mechanism, "steps", 1) for release in releases)
+        steps = sum(release.times * release.mechanism.steps for release in releases)
         return len(releases) <= MOST_RELEASES and steps <= MOST_STEPS
     # One release for each of a worker's groups: `_planned_as_watched` compares them.
     structure, kinds = watched.structure, len(set(watched.schedule.noises))
@@ -133,8 +122,7 @@ def _in_range(contract: Contract) -> bool:
     found = contract.lr in STEP_SIZE and contract.rounds in ROUNDS and contract.public_seed in SEED
     found = found and contract.delta in DELTA and contract.delta < 1
     for release in contract.own.releases:
-        if isinstance(release.mechanism, PoissonSteps | FullBatchSteps):
-            found = found and release.mechanism.steps in STEPS
+        found = found and release.mechanism.steps in STEPS
     if contract.trusted is None:
         return found
     training, watched = contract.trusted.training, contract.trusted.watched
@@ -154,7 +142,7 @@ def _in_range(contract: Contract) -> bool:
 def _approve_scores(contract: Contract, limits: Limits) -> None:
     """Raise `RefusedError` unless held-out records answer as often, and at most at the price, as allowed."""
     own, scored, by_record = contract.own, contract.scored, contract.plan.unit is Unit.RECORD
-    among_own = [release for release in own.releases if isinstance(release.mechanism, NoisyScores)]
+    among_own = [release for release in own.releases if release.mechanism.kind == NoisyScores.kind]
     if (scored is not None and not by_record) or (among_own and contract.plan.unit is not Unit.CLIENT):
         raise RefusedError("not planned")  # scores of a unit that has none
     planned = among_own if scored is None else list(scored.releases)
@@ -204,10 +192,9 @@ def _planned_as_watched(contract: Contract, watched: Observer) -> bool:
             return False
         for group, release in zip(groups, releases, strict=True):
             sums, noise = release.mechanism, schedule.noises[group]
-            if not isinstance(sums, SampledSum) or (sums.rate, sums.multiplier) != (
-                noise.rate,
-                noise.multiplier,
-            ):
+            if not isinstance(sums, CohortSums) or sums.histogram_ratio or sums.identifier_ratio:
+                return False
+            if (sums.rate, sums.multiplier) != (noise.rate, noise.multiplier):
                 return False
             if schedule.epochs(release.times) > watched.epochs or schedule.publishes_drafts:
                 return False

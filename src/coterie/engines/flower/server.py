@@ -29,7 +29,6 @@ from coterie.algorithms.protocol import (
     Updates,
     Vector,
 )
-from coterie.engines.clients import Trainable, noise_in_release
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract
@@ -49,13 +48,9 @@ from coterie.files import read_arrays, write_arrays
 from coterie.privacy import (
     EVALUATION,
     Charge,
-    FullBatchSketch,
-    FullBatchSteps,
     Ledger,
-    NoisyScores,
-    PoissonSteps,
     PrivacyPlan,
-    PrivateSelection,
+    RecordSums,
     Released,
     held_out,
 )
@@ -192,7 +187,7 @@ class FlowerEngine:
         jobs = {job.client: job for job in request.jobs}
         if len(jobs) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
-        mechanisms = {client: self._trainable(client, request.release) for client in jobs}
+        mechanisms = {client: self._plan.training(client, request.release) for client in jobs}
         hashes = {client: job_hash(self._context, job) for client, job in jobs.items()}
 
         def content(client: str) -> RecordDict:
@@ -202,8 +197,7 @@ class FlowerEngine:
 
         def read(client: str, found: RecordDict) -> Vector:
             mechanism = mechanisms[client]
-            sketch = isinstance(mechanism, FullBatchSketch)
-            length = mechanism.dimensions if sketch else self._parameters  # type: ignore[union-attr]
+            length = mechanism.length(self._parameters)
             value = messages.vector_in(found, self._asked(client, round, request.release), length)
             if float(np.abs(value).max()) > largest_release(jobs[client], mechanism, self._lr):
                 raise GarbageError("values that no honest site could have released")
@@ -214,25 +208,19 @@ class FlowerEngine:
             {
                 client: Released(
                     answers[client].astype(np.float32, copy=False),
-                    noise_in_release(jobs[client], mechanisms[client], self._lr),
+                    mechanisms[client].noise_in_release(self._lr, jobs[client].anchor_weight),
                 )
                 for client in jobs
                 if client in answers
             }
         )
 
-    def _trainable(self, client: str, release: str) -> Trainable:
-        mechanism = self._plan.for_subject(client).release(release).mechanism
-        if not isinstance(mechanism, PoissonSteps | FullBatchSteps | FullBatchSketch):
-            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not trainable")
-        return mechanism
-
     # --- selection ----------------------------------------------------------------------------------
 
     def _select(self, request: Select, round: int) -> Choices:
         for client in request.clients:
-            mechanism = self._plan.for_subject(client).release(request.release).mechanism
-            if not isinstance(mechanism, PrivateSelection):
+            mechanism = self._plan.selection(client, request.release)
+            if not mechanism.at_sites:
                 raise PlanError(
                     f"release '{request.release}' is planned as {mechanism.name}: no private selection"
                 )
@@ -259,7 +247,7 @@ class FlowerEngine:
 
     def evaluate(self, models: Mapping[str, Vector], round: int) -> dict[str, Released[float]]:
         """Noisy number of held-out records that each client's model gets right; of those that answer."""
-        mechanisms = {client: self._scores(client) for client in models}
+        mechanisms = {client: self._plan.scores(held_out(client), EVALUATION) for client in models}
         hashes = {client: input_hash(self._context, model) for client, model in models.items()}
 
         def content(client: str) -> RecordDict:
@@ -276,12 +264,6 @@ class FlowerEngine:
             client: Released(float(value[0]), mechanisms[client].noise_std)
             for client, value in answers.items()
         }
-
-    def _scores(self, client: str) -> NoisyScores:
-        mechanism = self._plan.for_subject(held_out(client)).release(EVALUATION).mechanism
-        if not isinstance(mechanism, NoisyScores):
-            raise PlanError(f"release '{EVALUATION}' is planned as {mechanism.name}: not a score")
-        return mechanism
 
     # --- all ----------------------------------------------------------------------------------------
 
@@ -331,7 +313,7 @@ class FlowerEngine:
         return found.by_client
 
 
-def largest_release(job: TrainJob, mechanism: Trainable, lr: float) -> float:
+def largest_release(job: TrainJob, mechanism: RecordSums, lr: float) -> float:
     """A bound on every coordinate of what an honest site releases, from public values alone.
 
     A step moves a coordinate by at most lr times (all records at full clip, plus noise) over the denominator,
@@ -339,7 +321,7 @@ def largest_release(job: TrainJob, mechanism: Trainable, lr: float) -> float:
     """
     noise = NOISE_DEVIATIONS * mechanism.noise_std
     step = (mechanism.clip * mechanism.records + noise) / mechanism.denominator
-    if isinstance(mechanism, FullBatchSketch):
+    if mechanism.projected is not None:
         return step
     away = 0.0 if job.anchor is None else float(np.abs(job.anchor - job.start).max())
     pull, bound = lr * job.anchor_weight, 0.0

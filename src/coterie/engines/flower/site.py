@@ -57,7 +57,7 @@ from coterie.engines.flower.messages import (
 )
 from coterie.engines.flower.words import site_log
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
-from coterie.engines.members import CohortMechanism, OpenCohort
+from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, CoterieError, InputError, LedgerError, ModelError, PlanError, where
 from coterie.files import forget_rounds, read_arrays, read_json, read_notes, sync, write_arrays, write_json
@@ -66,12 +66,10 @@ from coterie.privacy import (
     Budget,
     ChainHead,
     Charge,
+    CohortSums,
     Guarantee,
     Ledger,
     LedgerView,
-    RebalancedSums,
-    RoutedSums,
-    SampledSum,
     SecretKey,
 )
 from coterie.privacy.errors import RangeError
@@ -447,7 +445,7 @@ class SiteSession:
         """What a site that trusts the server agreed to: how often it may see what."""
         unit = self.contract.plan.unit
         releases = [release for release in self.contract.own.releases if release.name != EVALUATION]
-        clips = sorted({self._summed(release.name).clip for release in releases})
+        clips = sorted({self.contract.own.planned(release.name, CohortSums).clip for release in releases})
         times = sum(release.times for release in releases)
         scored = sum(release.times for release in self.contract.own.releases if release.name == EVALUATION)
         shares = f" and {scored} shares of held-out records that a model gets right" if scored else ""
@@ -501,7 +499,7 @@ class SiteSession:
         work, asked = self.contract.trusted, message.asked
         if work is None:
             raise RefusedError("not trusted")
-        mechanism = self._summed(asked.release)
+        mechanism = self.contract.own.planned(asked.release, CohortSums)
         hashed = input_hash(f"{self._context} {message.order:x}", message.models)
 
         def compute() -> dict[str, Values]:
@@ -526,7 +524,7 @@ class SiteSession:
         cohort = OpenCohort(
             release=asked.release,
             job=job,
-            mechanism=self._summed(asked.release),
+            mechanism=self.contract.own.planned(asked.release, CohortSums),
             times=1,
             round=asked.round,
             input_hash=hashed,
@@ -537,12 +535,6 @@ class SiteSession:
         cohort.choices = self._engine.members.choose(cohort)
         update: Vector = self._engine.members.learn(cohort, [cohort])[0].numpy()
         return int(cohort.choices[0]), update
-
-    def _summed(self, release: str) -> CohortMechanism:
-        mechanism = self.contract.own.release(release).mechanism
-        if not isinstance(mechanism, SampledSum | RoutedSums | RebalancedSums):
-            raise PlanError(f"release '{release}' is planned as {mechanism.name}: not one of a cohort")
-        return mechanism
 
     def _own_parameters(self) -> dict[str, Values]:
         """What stays here, to be kept with every answer: older ones are forgotten."""
@@ -669,7 +661,7 @@ class SiteSession:
         log.info(
             "round %d of %d, %s: learnt in %.1f s, sent to the trusted server in the clear, clipped to %g",
             *(asked.round, self.contract.rounds, asked.release, seconds),
-            self._summed(asked.release).clip,
+            self.contract.own.planned(asked.release, CohortSums).clip,
         )
 
 

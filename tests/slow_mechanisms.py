@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from coterie.privacy import CohortSums, PrivateSelection
 from coterie.privacy.errors import PrivacyInputError
-from coterie.privacy.mechanisms import NoisySum, PrivateSelection, RoutedSums
+from coterie.privacy.mechanisms import NoisySum
 from coterie.privacy.randomness import RandomStream
 from coterie.privacy.ranges import gaussian, gumbel
 
@@ -77,30 +78,12 @@ def selection_probabilities(mechanism: PrivateSelection, counts: Sequence[int]) 
 
 
 def noisy_histogram(
-    mechanism: RoutedSums, choices: Sequence[int], clusters: int, stream: RandomStream
+    mechanism: CohortSums, choices: Sequence[int], clusters: int, stream: RandomStream
 ) -> Floats:
     """How many of the sampled clients chose each cluster, plus noise."""
     counts = np.bincount(np.asarray(choices, dtype=np.int64), minlength=clusters).astype(np.float64)
-    multiplier = mechanism.histogram_ratio * mechanism.multiplier
+    multiplier = (mechanism.histogram_ratio or 0.0) * mechanism.multiplier
     return counts + gaussian(stream, clusters, mechanism.histogram_multiplier, multiplier=multiplier)
-
-
-def routing_matrix(histogram: Floats, least: float) -> Floats:
-    """Probabilities by which members of each cluster move, so that every cluster expects `least` or more.
-
-    Clusters below `least` are filled from those above it, each giving in proportion to its surplus. Rows are
-    probabilities for any histogram, also a negative one: it is all that is known about the sample.
-    """
-    sizes = np.maximum(histogram, 0.0)
-    deficit = np.maximum(least - sizes, 0.0)
-    surplus = np.maximum(sizes - least, 0.0)
-    matrix = np.eye(len(sizes))
-    if deficit.sum() == 0.0 or surplus.sum() == 0.0:
-        return matrix
-    given = surplus * min(1.0, deficit.sum() / surplus.sum())
-    leaving = np.divide(given, sizes, out=np.zeros_like(sizes), where=sizes > 0)
-    matrix = matrix * (1.0 - leaving)[:, None] + np.outer(leaving, deficit / deficit.sum())
-    return np.asarray(matrix, dtype=np.float64)
 
 
 def route(choices: Sequence[int], matrix: Floats, stream: RandomStream) -> Integers:
@@ -113,7 +96,7 @@ def route(choices: Sequence[int], matrix: Floats, stream: RandomStream) -> Integ
 
 
 def routed_sums(
-    mechanism: RoutedSums,
+    mechanism: CohortSums,
     updates: Sequence[npt.ArrayLike],
     clusters: Sequence[int],
     shape: tuple[int, int],
@@ -125,11 +108,3 @@ def routed_sums(
         total[cluster] += clipped(update, mechanism.clip)
     clip, std = mechanism.clip, mechanism.noise_std
     return total + gaussian(stream, shape, std, multiplier=mechanism.multiplier, clip=clip)
-
-
-def routed_denominators(histogram: Floats, matrix: Floats, least: float) -> Floats:
-    """Public divisors of the cluster sums: the expected sizes, but at least `least`."""
-    if not least > 0:
-        raise PrivacyInputError(f"least cluster size: {least} is not allowed, a number above 0 is")
-    divisors: Floats = np.maximum(least, matrix.T @ np.maximum(histogram, 0.0))
-    return divisors
