@@ -10,7 +10,7 @@ from coterie.clustering import evidence
 from coterie.clustering.embedding import centred_gram
 from coterie.clustering.evidence import (
     ALONE_PENALTY,
-    Spread,
+    WithinSpread,
     _merges,
     _prior_variance,
     log_evidence,
@@ -24,7 +24,7 @@ from coterie.clustering.evidence import (
 from coterie.clustering.partition import best_partition
 
 
-def integrated(points: np.ndarray, spread: Spread, labels: np.ndarray, prior: float) -> float:
+def integrated(points: np.ndarray, spread: WithinSpread, labels: np.ndarray, prior: float) -> float:
     """Density of the releases by one big covariance matrix, with a nearly flat prior on the mean."""
     flat = 1e6
     together = (labels[:, None] == labels[None]).astype(float)
@@ -37,7 +37,7 @@ def test_differences_of_log_likelihood_are_those_of_the_integral() -> None:
     rng = np.random.default_rng(0)
     points = rng.normal(size=(5, 3)) * 2
     gram = centred_gram(points)
-    spread = Spread(rng.uniform(0.5, 2.0, size=5), 0.3, 3)
+    spread = WithinSpread(rng.uniform(0.5, 2.0, size=5), 0.3, 3)
     prior = _prior_variance(gram, spread, 3)
     partitions = [np.array(p) for p in itertools.product(range(3), repeat=5) if len(set(p)) == 3][:20]
     ours = np.array([log_likelihood(gram, spread, labels, 3) for labels in partitions])
@@ -55,9 +55,9 @@ def test_variation_beyond_the_noise_is_found_inside_clusters() -> None:
 
 
 def test_a_squared_distance_has_as_many_degrees_of_freedom_as_it_varies() -> None:
-    assert Spread(np.ones(4), 0.0, 100).freedom == pytest.approx(100)
-    assert Spread(np.zeros(4), 1.0, 100).freedom == pytest.approx(8)
-    assert 8 < Spread(np.full(4, 0.01), 1.0, 100).freedom < 100
+    assert WithinSpread(np.ones(4), 0.0, 100).freedom == pytest.approx(100)
+    assert WithinSpread(np.zeros(4), 1.0, 100).freedom == pytest.approx(8)
+    assert 8 < WithinSpread(np.full(4, 0.01), 1.0, 100).freedom < 100
 
 
 def test_the_number_of_clusters_does_not_grow_with_variation_in_few_directions() -> None:
@@ -77,7 +77,7 @@ def test_the_merges_of_a_tree_add_up_to_all_that_is_between_clusters() -> None:
     rng = np.random.default_rng(3)
     labels = np.array([0, 0, 1, 2, 2, 2, 3, 3, 1, 4, 4])
     points = rng.normal(size=(11, 7)) + 3 * rng.normal(size=(5, 7))[labels]
-    spread = Spread(rng.uniform(0.5, 2.0, size=11), 0.8, 7)
+    spread = WithinSpread(rng.uniform(0.5, 2.0, size=11), 0.8, 7)
     weights = 1.0 / spread.totals
     centre = weights @ points / weights.sum()
     between = 0.0
@@ -118,7 +118,7 @@ def test_a_split_that_noise_would_show_has_odds_against_it() -> None:
         points = np.random.default_rng(trial).normal(size=(12, 60))
         gram = centred_gram(points)
         halves = best_partition(gram, np.ones(12), 2, trial)
-        assert log_odds_of_splits(gram, Spread(np.ones(12), 0.0, 60), halves) < 0.0
+        assert log_odds_of_splits(gram, WithinSpread(np.ones(12), 0.0, 60), halves) < 0.0
 
 
 def test_partitions_of_the_same_sizes_share_their_chance() -> None:

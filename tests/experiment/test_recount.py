@@ -246,6 +246,6 @@ def test_a_run_of_another_version_is_refused_by_name_and_not_called_broken(
     files: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words change between versions; what was touched is found by the version that wrote it."""
-    monkeypatch.setattr("coterie.experiment.recount.__version__", "9.9.9")
+    monkeypatch.setattr("coterie.experiment.recorded.__version__", "9.9.9")
     with pytest.raises(InputError, match=r"written by coterie .*, this is 9\.9\.9"):
         recount(files.path)

@@ -37,7 +37,7 @@ KILLER = """
 import os, signal, sys
 from pathlib import Path
 from coterie.engines.local import LocalEngine
-from coterie.experiment import checkpoint, evaluation, local
+from coterie.experiment import checkpoint, evaluator, local
 
 stage, kill_round, experiment, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
@@ -49,7 +49,7 @@ def charged(self, job, mechanism, release, round, hashed):
     if round == kill_round and calls.count(round) == 2: die()
     return train_one(self, job, mechanism, release, round, hashed)
 
-evaluate = evaluation.Evaluator.after
+evaluate = evaluator.Evaluator.after
 def released(self, state):
     if state.round == kill_round: die()
     return evaluate(self, state)
@@ -66,7 +66,7 @@ def saved(folder, saved_):
     if saved_.state.round == kill_round: die()
 
 if stage == "charged": LocalEngine._train_one = charged
-if stage == "released": evaluation.Evaluator.after = released
+if stage == "released": evaluator.Evaluator.after = released
 if stage == "logged": checkpoint.save = logged
 if stage == "half-saved": Path.rename = half_saved
 if stage == "saved": checkpoint.save = saved

@@ -19,9 +19,9 @@ from coterie.experiment.claim import read_claim, with_claim
 from coterie.experiment.comparison import SweepResult
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder, read_json, write_json, write_text
-from coterie.experiment.integrity import check_folder
 from coterie.experiment.memory import RunMemory
 from coterie.experiment.opened import create_folder
+from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal

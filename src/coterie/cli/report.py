@@ -11,8 +11,8 @@ from coterie.cli.console import say
 from coterie.errors import InputError
 from coterie.experiment.comparison import SweepResult
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.integrity import check_folder
-from coterie.experiment.memory import run_checks
+from coterie.experiment.memory import RunMemory
+from coterie.experiment.recorded import check_folder
 from coterie.experiment.recount import recount
 from coterie.experiment.seal import Seal
 from coterie.report.comparison import comparison_figures, write_comparison_report
@@ -64,7 +64,8 @@ def report(
 
 def _recount_all(folder: Path) -> str:
     """The books of every finished run of a comparison."""
-    for check in (*Seal(folder).checks(), *run_checks(folder)):
+    seal = Seal(folder)
+    for check in (*seal.checks(), *RunMemory(seal).checks()):
         check()
     cells = SweepResult.load(folder).cells.values()
     for path in cells:

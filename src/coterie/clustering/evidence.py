@@ -35,7 +35,7 @@ _LEAST_PRIOR = 0.02
 
 
 @dataclass(frozen=True)
-class Spread:
+class WithinSpread:
     """How releases scatter around their centre: noise in all coordinates, variation in a few directions."""
 
     noise: Floats
@@ -82,7 +82,7 @@ class Spread:
         return np.asarray(1.0 / (self.noise + (1.0 + share) * per_coordinate))
 
 
-def spread_within(gram: Floats, noise: Floats, dimensions: int, labels: Labels) -> Spread:
+def spread_within(gram: Floats, noise: Floats, dimensions: int, labels: Labels) -> WithinSpread:
     """The spread inside the clusters of a partition, never below the known noise."""
     clusters = int(labels.max()) + 1
     members = np.eye(clusters)[labels]
@@ -92,10 +92,10 @@ def spread_within(gram: Floats, noise: Floats, dimensions: int, labels: Labels) 
     variation = residual / freedom - dimensions * float(noise.mean())
     # Points that coincide leave nothing to estimate from; rounding is what is left to tell them apart.
     least = 0.0 if noise.min() > 0 else np.finfo(np.float64).eps * float(np.trace(gram)) / len(labels) + 1e-30
-    return Spread(noise, max(variation, least), dimensions)
+    return WithinSpread(noise, max(variation, least), dimensions)
 
 
-def log_likelihood(gram: Floats, spread: Spread, labels: Labels, clusters: int) -> float:
+def log_likelihood(gram: Floats, spread: WithinSpread, labels: Labels, clusters: int) -> float:
     """Logarithm of the probability of the releases under a partition, up to a constant of the releases."""
     precisions, dimensions = spread.precisions, spread.dimensions
     prior = _prior_variance(gram, spread, clusters)
@@ -111,7 +111,7 @@ def log_likelihood(gram: Floats, spread: Spread, labels: Labels, clusters: int) 
     return float(explained - complexity + mean)
 
 
-def log_evidence(gram: Floats, spread: Spread, labels: Labels) -> float:
+def log_evidence(gram: Floats, spread: WithinSpread, labels: Labels) -> float:
     """Log-likelihood of a partition, with what speaks for and against it before any release was seen."""
     clusters = int(labels.max()) + 1
     return log_likelihood(gram, spread, labels, clusters) + log_prior(labels, CLUSTER_PENALTY)
@@ -129,7 +129,7 @@ def log_prior(labels: Labels, penalty: float) -> float:
     return -float(ways) - penalty * (len(sizes) - 1) - ALONE_PENALTY * alone
 
 
-def log_odds_of_splits(gram: Floats, spread: Spread, labels: Labels) -> float:
+def log_odds_of_splits(gram: Floats, spread: WithinSpread, labels: Labels) -> float:
     """Evidence that every split in the tree of a partition's clusters is one, against a single cluster.
 
     The differences between the halves of the merges are independent of each other. One that is r times as
@@ -141,7 +141,7 @@ def log_odds_of_splits(gram: Floats, spread: Spread, labels: Labels) -> float:
     return found + log_prior(labels, SPLIT_PENALTY)
 
 
-def _merges(gram: Floats, spread: Spread, labels: Labels) -> Floats:
+def _merges(gram: Floats, spread: WithinSpread, labels: Labels) -> Floats:
     """Squared distance of the halves of each merge over what their errors make of it (Ward's tree)."""
     members = np.eye(int(labels.max()) + 1)[labels] / spread.totals[:, None]
     mass = members.sum(axis=0)
@@ -191,7 +191,7 @@ def _scores(
     noise: Floats,
     dimensions: int,
     partitions: Mapping[int, Labels],
-    rule: Callable[[Floats, Spread, Labels], float],
+    rule: Callable[[Floats, WithinSpread, Labels], float],
 ) -> dict[int, float]:
     """What one rule makes of every number.
 
@@ -210,7 +210,7 @@ def _scores(
         reference = best
 
 
-def _prior_variance(gram: Floats, spread: Spread, clusters: int) -> float:
+def _prior_variance(gram: Floats, spread: WithinSpread, clusters: int) -> float:
     """Variance of centres per coordinate, from how far releases are apart beyond their spread."""
     releases = len(gram)
     mean = float((1.0 / spread.precisions).mean())

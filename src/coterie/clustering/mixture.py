@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import erfc, gammaln, logsumexp
 
 from coterie.clustering.embedding import centred_gram, components_of
-from coterie.clustering.evidence import Spread, log_evidence, most_likely_number, spread_within
+from coterie.clustering.evidence import WithinSpread, log_evidence, most_likely_number, spread_within
 from coterie.clustering.partition import Floats, Labels, best_partition
 from coterie.privacy.released import Released
 
@@ -152,7 +152,7 @@ def _mixture(gram: Floats, noise: Floats, dimensions: int, labels: Labels) -> Mi
 class _Components:
     """Centres of a partition, each as uncertain as the releases it is the mean of."""
 
-    def __init__(self, gram: Floats, spread: Spread, labels: Labels) -> None:
+    def __init__(self, gram: Floats, spread: WithinSpread, labels: Labels) -> None:
         self.labels = labels
         self.spread = spread
         self.precisions = 1.0 / spread.totals

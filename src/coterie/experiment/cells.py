@@ -24,9 +24,9 @@ from coterie.experiment.cluster import RayCluster
 from coterie.experiment.comparison import CSV, MARKDOWN, SweepResult, table_csv, table_markdown
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.integrity import check_folder
 from coterie.experiment.keeper import settle
 from coterie.experiment.memory import RunMemory
+from coterie.experiment.recorded import check_folder
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep

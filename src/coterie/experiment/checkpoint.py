@@ -8,11 +8,10 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from coterie.errors import InputError
 from coterie.files import digest_file, hashed_text, read_hashed, sync
 from coterie.privacy import ChainHead
 
+T = TypeVar("T")
 FORMAT = 2
 STATE = "state.json"
 PERSONAL = "personal.safetensors"
@@ -36,18 +36,20 @@ class Checkpoint:
     """What is needed to continue after `state.round` rounds."""
 
     state: State
-    ledger: ChainHead
+    heads: Mapping[str, ChainHead]
+    """Where ledger, metrics and seal stood; with the seal, the digests of plan and experiment."""
     personal: Personal = field(default_factory=dict)
     """In a file that its owner alone reads."""
-    metrics: ChainHead | None = None
-    """Where the chain of metrics stood."""
-    seal: ChainHead | None = None
-    """Where the seal of the folder stood, and with it the digests of plan and experiment."""
 
-    @property
-    def heads(self) -> dict[str, ChainHead]:
-        found = {"ledger": self.ledger, "metrics": self.metrics, "seal": self.seal}
-        return {name: head for name, head in found.items() if head is not None}
+
+@dataclass(frozen=True)
+class SavedRound:
+    """What a checkpoint says of itself and of the chains beside it, whatever the algorithm."""
+
+    round: int
+    heads: Mapping[str, ChainHead]
+    digest: str
+    """Of the file that holds the digests of all others."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -88,39 +90,38 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
     """The newest checkpoint, or None before the first."""
-    newest = _newest(folder)
-    if newest is None:
-        return None
-    with _damage_named(newest):
-        content = _checked(newest)
-        fields: dict[str, Any] = {
-            **_frozen(content["state"]),
-            **load_file(newest / "state.safetensors"),
-        }
+
+    def read(newest: Path, content: dict[str, Any], heads: Mapping[str, ChainHead]) -> Checkpoint:
+        fields = {**_frozen(content["state"]), **load_file(newest / "state.safetensors")}
         kept = load_file(newest / PERSONAL) if (newest / PERSONAL).exists() else {}
-        heads = {name: ChainHead.from_json(head) for name, head in content["heads"].items()}
-        return Checkpoint(state_type(**fields), personal=kept, **heads)
+        return Checkpoint(state_type(**fields), heads, kept)
+
+    return _read_newest(folder, read)
 
 
-@dataclass(frozen=True)
-class Stored:
-    """What a checkpoint says of itself and of the chains beside it, whatever the algorithm."""
+def stored(folder: Path) -> SavedRound | None:
+    """What the newest checkpoint says of itself, checked to the last byte, or None before the first."""
+    return _read_newest(
+        folder,
+        lambda newest, content, heads: SavedRound(
+            int(content["state"]["round"]), heads, digest_file(newest / STATE)
+        ),
+    )
 
-    round: int
-    heads: Mapping[str, ChainHead]
-    digest: str
-    """Of the file that holds the digests of all others."""
 
-
-def stored(folder: Path) -> Stored | None:
-    """The newest checkpoint, checked to the last byte, or None before the first."""
-    newest = _newest(folder)
+def _read_newest(
+    folder: Path, read: Callable[[Path, dict[str, Any], Mapping[str, ChainHead]], T]
+) -> T | None:
+    """Whatever reading a damaged file may raise is one line."""
+    newest = max(folder.glob("round-*"), default=None)
     if newest is None:
         return None
-    with _damage_named(newest):
+    try:
         content = _checked(newest)
         heads = {name: ChainHead.from_json(head) for name, head in content["heads"].items()}
-        return Stored(int(content["state"]["round"]), heads, digest_file(newest / STATE))
+        return read(newest, content, heads)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InputError(f"{newest}: damaged checkpoint ({type(error).__name__}: {error})") from None
 
 
 def _checked(checkpoint: Path) -> dict[str, Any]:
@@ -146,19 +147,6 @@ def _checked(checkpoint: Path) -> dict[str, Any]:
 
 def _digests(checkpoint: Path) -> dict[str, str]:
     return {path.name: digest_file(path) for path in sorted(checkpoint.glob("*.safetensors"))}
-
-
-def _newest(folder: Path) -> Path | None:
-    return max(folder.glob("round-*"), default=None)
-
-
-@contextmanager
-def _damage_named(checkpoint: Path) -> Iterator[None]:
-    """Whatever reading a damaged file may raise, as one line."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError(f"{checkpoint}: damaged checkpoint ({type(error).__name__}: {error})") from None
 
 
 def _frozen(value: Any) -> Any:

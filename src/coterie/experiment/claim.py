@@ -14,7 +14,8 @@ from typing import Any
 
 from coterie.errors import CoterieError, LedgerError
 from coterie.experiment.proven import ProvenPlan
-from coterie.experiment.recount import Account, close_to
+from coterie.experiment.recorded import RecordedRun
+from coterie.experiment.recount import close_to
 from coterie.files import digest_bytes
 from coterie.privacy import ChainHead
 from coterie.privacy.units import number_from_json, number_to_json
@@ -42,11 +43,10 @@ class RunClaim:
     @classmethod
     def of(cls, path: Path) -> "RunClaim":
         """The claim that a run folder supports as it is now."""
-        account = Account.of(path)
-        stored, finished, basis, head = account.stored, account.files.finished, None, None
-        if account.files.ledger.exists():
-            basis, head = account.proven, account.integrity.ledger.head
-        return cls(stored.epsilon, finished, basis, head)
+        run = RecordedRun.of_this_version(path)
+        begun = run.files.ledger.exists()
+        proven, head = (run.proven, run.ledger.head) if begun else (None, None)
+        return cls(run.guarantee.epsilon, run.files.finished, proven, head)
 
     def recounted(self) -> float | None:
         """Epsilon as it follows from what the page embeds."""
@@ -58,19 +58,19 @@ class RunClaim:
         if counted is not None and not close_to(self.epsilon, counted):
             raise LedgerError(f"{where}: claims epsilon {self.epsilon}; counted again it is {counted}")
 
-    def check_against(self, where: str, account: Account) -> None:
+    def check_against(self, where: str, run: RecordedRun) -> None:
         """Refuse a page that is not about the run folder beside it."""
-        stored = account.stored
-        if not close_to(self.epsilon, stored.epsilon):
+        stated = run.guarantee.epsilon
+        if not close_to(self.epsilon, stated):
             raise LedgerError(
-                f"{where}: claims epsilon {self.epsilon}, {account.files.guarantee} states {stored.epsilon}"
+                f"{where}: claims epsilon {self.epsilon}, {run.files.guarantee} states {stated}"
             )
-        if self.finished and not account.files.finished:
-            raise LedgerError(f"{where}: is the page of a finished run, {account.files.result} is missing")
-        if self.basis is not None and self.basis.plan.digest() != account.integrity.plan.digest():
-            raise LedgerError(f"{where}: its plan is not {account.files.plan}")
+        if self.finished and not run.files.finished:
+            raise LedgerError(f"{where}: is the page of a finished run, {run.files.result} is missing")
+        if self.basis is not None and self.basis.plan.digest() != run.plan.digest():
+            raise LedgerError(f"{where}: its plan is not {run.files.plan}")
         if self.ledger is not None:
-            account.integrity.ledger.check_seen(self.ledger, where)
+            run.ledger.check_seen(self.ledger, where)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import Json, RunFolder, read_json
-from coterie.experiment.schema import Experiment
-from coterie.privacy import Adjacency, Guarantee, PlannedRelease, PrivacyPlan, Unit
+from coterie.experiment.recorded import RecordedRun
+from coterie.privacy import Adjacency, PlannedRelease, Unit
 from coterie.privacy.divergences import ORDERS, Floats
 from coterie.privacy.events import composed
 from coterie.privacy.rdp import epsilon_from_rdp, rdp
@@ -86,49 +85,19 @@ class Total:
         }
 
 
-@dataclass(frozen=True)
-class BegunRun:
-    """A run that has released something, or may have."""
-
-    experiment: Experiment
-    plan: PrivacyPlan
-    guarantee: Guarantee
-    clients: object = None
-    """Names and sizes of its clients, where the folder tells."""
-
-    @classmethod
-    def read(cls, path: Path) -> "BegunRun | None":
-        """The run in a folder; None before its ledger was opened."""
-        files = RunFolder(path)
-        if not files.ledger.exists():
-            return None
-        return cls(
-            read_experiment(files.experiment),
-            PrivacyPlan.from_json(read_json(files.plan)),
-            Guarantee.from_json(read_json(files.guarantee)),
-            read_json(files.federation).get("clients") if files.federation.exists() else None,
-        )
-
-    @property
-    def source(self) -> str:
-        """Where its records come from; a record is whatever each run calls one.
-
-        Whatever else the settings say of it (a path, a split) may lead to the same records.
-        """
-        return self.experiment.data.name
-
-    @property
-    def dealt(self) -> str:
-        """What decides which of them each client has, trained on and held out."""
-        chosen = self.experiment
+def _dealt(run: RecordedRun) -> str:
+    """What decides which records each client has, trained on and held out."""
+    chosen, clients = run.experiment, None
+    if chosen.own_records and run.files.federation.exists():
         # The files of a folder may have changed between two runs.
-        clients = self.clients if chosen.own_records else None
-        return repr((chosen.data, chosen.federation, chosen.seeds.simulation, clients))
+        clients = read_json(run.files.federation).get("clients")
+    return repr((chosen.data, chosen.federation, chosen.seeds.simulation, clients))
 
 
 def total_of(paths: Iterable[Path]) -> Total | None:
     """What the runs in these folders spend together on any record; None where none has begun."""
-    begun = [run for run in map(BegunRun.read, paths) if run is not None]
+    runs = [RecordedRun(RunFolder(path)) for path in paths]
+    begun = [run for run in runs if run.files.ledger.exists()]
     if not begun:
         return None
     weak = tuple(dict.fromkeys(label for run in begun for label in weaknesses(run.guarantee.caveats)))
@@ -139,9 +108,10 @@ def total_of(paths: Iterable[Path]) -> Total | None:
     unit = min((run.plan.unit for run in begun), key=_SIZES.index)
     kinds = {(run.plan.unit, run.plan.adjacency) for run in begun}
     adjacency = begun[0].plan.adjacency if len(kinds) == 1 else Adjacency.REPLACE_ONE
-    by_data: dict[str, dict[str, list[BegunRun]]] = {}
+    by_data: dict[str, dict[str, list[RecordedRun]]] = {}
     for run in begun:
-        by_data.setdefault(run.source, {}).setdefault(run.dealt, []).append(run)
+        # Whatever else the settings say of data of this name (a path, a split) may lead to the same records.
+        by_data.setdefault(run.experiment.data.name, {}).setdefault(_dealt(run), []).append(run)
     curves = [
         np.sum([_largest(runs, adjacency) for runs in groups.values()], axis=0) for groups in by_data.values()
     ]
@@ -154,7 +124,7 @@ def total_of(paths: Iterable[Path]) -> Total | None:
     return Total(len(begun), epsilon, delta, unit, adjacency, weak, folders)
 
 
-def _largest(runs: Sequence[BegunRun], adjacency: Adjacency) -> Floats:
+def _largest(runs: Sequence[RecordedRun], adjacency: Adjacency) -> Floats:
     """Divergence of runs that deal records alike: at each order that of the client with the most."""
     releases: dict[str, list[tuple[PlannedRelease, ...]]] = {}
     everyone: list[tuple[PlannedRelease, ...]] = []

@@ -1,6 +1,6 @@
 """What evaluation on held-out records costs and what must be said about it, before anything runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from coterie.errors import InputError
 from coterie.experiment.schema import EvaluationKind, Experiment
@@ -17,26 +17,16 @@ REFERENCES = "fairness figures compare with central models trained without priva
 OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
 
 
-def caveats_of(experiment: Experiment, kind: EvaluationKind, references: bool) -> Iterator[str]:
-    """What a guarantee must add because of what is shown beside it."""
-    if kind is EvaluationKind.EXACT:
-        yield HELD_OUT
-        if references:
-            yield REFERENCES
-        if experiment.privacy.unit is Unit.CLIENT:
-            yield OWN_CHOICE
-
-
-def held_out_records(
-    experiment: Experiment, kind: EvaluationKind, test_records: Mapping[str, int]
-) -> dict[str, HeldOut]:
-    """What each client of a simulation reports about the records that it holds out."""
-    if kind is not EvaluationKind.PRIVATE:
-        return {}
-    reports = experiment.evaluation.times(kind, experiment.schedule.rounds)
+def reported_of(experiment: Experiment, allowed: Mapping[str, HeldOut]) -> dict[str, HeldOut]:
+    """What each client reports about the records that it holds out: as much as is wanted, and is allowed."""
+    reports = experiment.evaluation.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
     return {
-        client: HeldOut(count, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(client)), reports)
-        for client, count in test_records.items()
+        name: HeldOut(
+            own.units,
+            min(own.epsilon, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
+            min(own.reports, reports),
+        )
+        for name, own in allowed.items()
     }
 
 

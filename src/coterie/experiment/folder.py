@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.engines.secret import RunSecret as RunSecret
 from coterie.errors import InputError
 from coterie.files import Json as Json
 from coterie.files import append_line as append_line
@@ -20,75 +19,37 @@ from coterie.files import write_json as write_json
 from coterie.files import write_text as write_text
 
 
+class _Named:
+    """A path inside a folder, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder", kind: type) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths inside `runs/<name>/`."""
 
     path: Path
-
-    @property
-    def experiment(self) -> Path:
-        return self.path / "experiment.yaml"
-
-    @property
-    def federation(self) -> Path:
-        return self.path / "federation.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def public(self) -> Path:
-        """The report without any figure outside the guarantee."""
-        return self.path / "public.html"
-
-    @property
-    def guarantee(self) -> Path:
-        return self.path / "guarantee.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        """Wall-clock seconds of each round, apart from the metrics, which repeat exactly."""
-        return self.path / "timing.jsonl"
-
-    @property
-    def sites(self) -> Path:
-        """The public facts of the sites, where clients are sites."""
-        return self.path / "sites.json"
-
-    @property
-    def findings(self) -> Path:
-        return self.path / "findings.json"
-
-    @property
-    def leakage(self) -> Path:
-        """Who learns how much about whom, where workers watch each other."""
-        return self.path / "leakage.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def secret(self) -> Path:
-        return self.path / "noise.key"
+    experiment = _Named("experiment.yaml")
+    federation = _Named("federation.json")
+    sites = _Named("sites.json")  # public facts of the sites, where clients are sites
+    plan = _Named("plan.json")
+    guarantee = _Named("guarantee.json")
+    leakage = _Named("leakage.json")  # who learns how much about whom, where workers observe each other
+    ledger = _Named("ledger.jsonl")
+    metrics = _Named("metrics.jsonl")
+    timing = _Named("timing.jsonl")  # wall-clock seconds, apart from the metrics, which repeat exactly
+    participation = _Named("participation.jsonl")  # of sites, where that is no secret
+    findings = _Named("findings.json")
+    checkpoint = _Named("checkpoint")
+    result = _Named("result.json")
+    report = _Named("report.html")
+    public = _Named("public.html")  # the report without any figure outside the guarantee
+    secret = _Named("noise.key")
 
     @property
     def exists(self) -> bool:

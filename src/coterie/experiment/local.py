@@ -1,5 +1,6 @@
 """One run in this process: from an experiment to its records, its proof, its engine and its result."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from coterie.engines.driver import Work, answer_all
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, ModelError
-from coterie.experiment import evaluation, folder, integrity, references
+from coterie.experiment import folder, references
 from coterie.experiment.calibrated import (
     CalibratedRun,
     Population,
@@ -19,16 +20,18 @@ from coterie.experiment.calibrated import (
     count_caveats,
     delta_caveats,
 )
+from coterie.experiment.evaluation import HELD_OUT, OWN_CHOICE, REFERENCES, reported_of
 from coterie.experiment.evaluator import Evaluator, LocalScores
 from coterie.experiment.files import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import Run
 from coterie.experiment.opened import open_folder
+from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
 from coterie.models import code_caveats
-from coterie.privacy import Budget, Custody, Unit
+from coterie.privacy import Budget, Custody, HeldOut, Unit
 from coterie.training.learner import Learner
 
 PERSONAL = (
@@ -115,52 +118,40 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
     Args:
         federation: the experiment's own, when it is loaded already.
     """
-    known = load_federation(experiment) if federation is None else federation
-    population = population_of(experiment, known)
+    if federation is None:
+        federation = load_federation(experiment)
+    known, unit, kind = federation, experiment.privacy.unit, experiment.evaluation_kind
+    records = {client.name: len(client.train) for client in known.clients}
+    tests = {client.name: len(client.test) for client in known.clients}
+    all_of_them = {
+        name: HeldOut(count, math.inf, experiment.schedule.rounds) for name, count in tests.items()
+    }
+    reported = reported_of(experiment, all_of_them) if kind is EvaluationKind.PRIVATE else {}
+    population = Population(known.task, records, known.structure, truth_of(known), tests, reported)
 
     def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
-        return _caveats(experiment, known, population, learner, budgets)
+        if kind is EvaluationKind.EXACT:
+            yield HELD_OUT
+            if references.wanted(experiment, known, learner.layout.size):
+                yield REFERENCES
+            if unit is Unit.CLIENT:
+                yield OWN_CHOICE
+        if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
+            yield SHARED_RECORDS
+        yield from delta_caveats(experiment, population, budgets)
+        if experiment.seeds.noise is not None:
+            yield SEEDED
+        if find_algorithm(unit, experiment.algorithm.name).personal:
+            yield PERSONAL
+        yield from count_caveats(experiment)
+        yield from code_caveats(experiment.model)
+        windows = experiment.data.windows_per_character
+        if unit is Unit.RECORD and windows > 1:
+            yield f"a record is a window of text, and a character is in up to {windows} of them"
+        if unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
+            yield drawn
 
     return calibrate_run(experiment, population, _device(experiment), caveats, Custody.ONE_PROCESS, known)
-
-
-def population_of(experiment: Experiment, federation: Federation) -> Population:
-    """What is public about the clients of a simulated federation."""
-    tests = {client.name: len(client.test) for client in federation.clients}
-    return Population(
-        federation.task,
-        {client.name: len(client.train) for client in federation.clients},
-        federation.structure,
-        truth_of(federation),
-        tests,
-        evaluation.held_out_records(experiment, experiment.evaluation_kind, tests),
-    )
-
-
-def _caveats(
-    experiment: Experiment,
-    federation: Federation,
-    population: Population,
-    learner: Learner,
-    budgets: Mapping[str, Budget],
-) -> Iterator[str]:
-    """What the guarantee must add because of how this run is set up."""
-    compared = references.wanted(experiment, federation, learner.layout.size)
-    yield from evaluation.caveats_of(experiment, experiment.evaluation_kind, compared)
-    if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
-        yield SHARED_RECORDS
-    yield from delta_caveats(experiment, population, budgets)
-    if experiment.seeds.noise is not None:
-        yield SEEDED
-    if find_algorithm(experiment.privacy.unit, experiment.algorithm.name).personal:
-        yield PERSONAL
-    yield from count_caveats(experiment)
-    yield from code_caveats(experiment.model)
-    windows = experiment.data.windows_per_character
-    if experiment.privacy.unit is Unit.RECORD and windows > 1:
-        yield f"a record is a window of text, and a character is in up to {windows} of them"
-    if experiment.privacy.unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
-        yield drawn
 
 
 def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult | None:
@@ -174,7 +165,7 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
         Seal(files.path).check(files.experiment.name)
         check_same_experiment(files, experiment)
         if files.finished:
-            integrity.check_folder(files)
+            check_folder(files)
             files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
             return RunResult.load(target)
     elif target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -74,8 +74,3 @@ class RunMemory:
                 heads[run.name] = head.to_json()
         if heads:
             self._seal.lines.append({RUNS: heads})
-
-
-def run_checks(comparison: Path) -> Iterator[Check]:
-    """Checks that every run that a comparison has begun is still there."""
-    return RunMemory(Seal(comparison)).checks()

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from coterie.algorithms.protocol import State
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
-from coterie.experiment import checkpoint, folder, integrity
+from coterie.experiment import checkpoint, folder
 from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.checkpoint import Checkpoint, Personal
 from coterie.experiment.files import to_yaml
 from coterie.experiment.folder import Json, RunFolder
-from coterie.experiment.seal import ChainedLines, Seal
+from coterie.experiment.recorded import check_folder
+from coterie.experiment.seal import METRICS, ChainedLines, Seal
 from coterie.privacy import Guarantee, Ledger, SecretKey
 
 
@@ -44,12 +45,15 @@ class OpenRunFolder:
 
     def save(self, state: State, personal: Personal) -> None:
         """Keep what the rounds so far have led to."""
-        heads = {"metrics": self.metrics.head, "seal": self.seal.head}
-        checkpoint.save(self.files.checkpoint, Checkpoint(state, self.ledger.head, personal, **heads))
+        heads = {"ledger": self.ledger.head, "metrics": self.metrics.head, "seal": self.seal.head}
+        checkpoint.save(self.files.checkpoint, Checkpoint(state, heads, personal))
 
     def finish(self, result: Json) -> None:
         """Write the result, sealed with all that it tells of; then nobody needs the noise key any more."""
-        integrity.seal_result(self.files, self.seal, result, self.ledger.head, self.metrics.head)
+        heads = {"ledger": self.ledger.head.to_json(), "metrics": self.metrics.head.to_json()}
+        if (saved := checkpoint.stored(self.files.checkpoint)) is not None:
+            heads["checkpoint"] = {"digest": saved.digest}
+        self.seal.write_json(self.files.result, result, **heads)
         self.files.secret.unlink(missing_ok=True)
 
 
@@ -74,14 +78,14 @@ def open_folder(
         calibrated.plan,
         budget=calibrated.budgets,
         accountant=calibrated.accountant,
-        anchor=saved.ledger if saved else Seal(files.path).ledger(),
+        anchor=saved.heads["ledger"] if saved else Seal(files.path).ledger(),
     ) as ledger:
         # Only now: the ledger's lock says that no other process works in this folder.
         seal = Seal(files.path)
         seal.settle()
         seal.keep_ledger(ledger.head)
         said = _keep_caveats(files, seal, calibrated.guarantee)
-        metrics = integrity.keep_metrics(files, state.round)
+        metrics = _metrics_of(files, state.round)
         folder.keep_rounds(files.timing, state.round)
         personal = saved.personal if saved else {}
         yield OpenRunFolder(files, ledger, seal, metrics, state, personal, said, secret)
@@ -128,7 +132,7 @@ def _check(files: RunFolder, calibrated: CalibratedRun, data: str | None) -> Run
         seeded = calibrated.experiment.seeds.noise is not None
         if (secret.plan, secret.key.simulation) != (calibrated.plan.digest(), seeded):
             raise InputError(f"{files.path}: the plan changed since this run began; start a new run")
-    integrity.check_folder(files)
+    check_folder(files)
     return secret
 
 
@@ -139,3 +143,13 @@ def _keep_caveats(files: RunFolder, seal: Seal, promised: Guarantee) -> Guarante
     if both.caveats != stored:
         seal.write_json(files.guarantee, both.to_json())
     return both
+
+
+def _metrics_of(files: RunFolder, rounds: int) -> ChainedLines:
+    """The metrics of so many rounds, to be gone on with: later ones will run again."""
+    lines = ChainedLines(files.metrics, METRICS)
+    try:
+        lines.cut(sum(int(body["round"]) <= rounds for body in lines.bodies))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{files.metrics}: a line without the number of its round") from None
+    return lines

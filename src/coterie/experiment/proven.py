@@ -15,6 +15,7 @@ import numpy as np
 from coterie.errors import InputError
 from coterie.experiment.folder import Json
 from coterie.groups import Leakage, Observer
+from coterie.groups.answers import cells
 from coterie.privacy import (
     Adjacency,
     Budget,
@@ -105,8 +106,8 @@ class ProvenPlan:
             "structure": structure.summary,
             "threat_model": int(self.observer.threat),
             "delta": found.delta,
-            "counts": [[None if cell < 0 else int(cell) for cell in row] for row in found.counts],
-            "epsilon": [[None if np.isnan(cell) else float(cell) for cell in row] for row in found.epsilon],
+            "counts": cells(found.counts),
+            "epsilon": cells(found.epsilon),
             "per_worker": _by_name(found),
             "history": history,
         }
@@ -162,7 +163,4 @@ def one_delta(budgets: Mapping[str, Budget]) -> float:
 
 
 def _by_name(found: Leakage) -> dict[str, float | None]:
-    return {
-        found.structure.name(worker): None if np.isnan(value) else float(value)
-        for worker, value in enumerate(found.per_worker)
-    }
+    return {found.structure.name(worker): own for worker, own in enumerate(cells(found.per_worker))}

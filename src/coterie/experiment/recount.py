@@ -1,4 +1,4 @@
-"""The books of a run counted once more: does what the folder promises follow from what was charged?
+"""The ledger of a run counted once more: does what the folder promises follow from what was charged?
 
 A run folder states its epsilon several times: in the guarantee, in the result, in each round's line. All of
 them follow from the plan and from the ledger, so they are computed again from these two and compared.
@@ -6,36 +6,21 @@ them follow from the plan and from the ledger, so they are computed again from t
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import cast
 
-from coterie import __version__
-from coterie.algorithms.protocol import PublicFacts, Vector
 from coterie.engines.secret import SEEDED
-from coterie.errors import InputError, LedgerError, PlanError
-from coterie.experiment.calibrated import build_algorithm
+from coterie.errors import LedgerError
 from coterie.experiment.evaluation import HELD_OUT
-from coterie.experiment.files import read_experiment
-from coterie.experiment.folder import Json, RunFolder, read_json
-from coterie.experiment.integrity import Integrity
-from coterie.experiment.proven import ProvenPlan
-from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.folder import read_json
+from coterie.experiment.recorded import RecordedRun
+from coterie.experiment.schema import EvaluationKind
 from coterie.experiment.seal import Check
-from coterie.groups import Observer, Structure
 from coterie.models import code_caveats
-from coterie.privacy import (
-    ClientCost,
-    Custody,
-    Guarantee,
-    Meaning,
-    PlannedRelease,
-    PrivacyPlan,
-    ReleaseCost,
-    Unit,
-)
+from coterie.privacy import ClientCost, Meaning, ReleaseCost
 from coterie.privacy.guarantee import PerClient
 from coterie.privacy.plain import MalformedError, codec
 from coterie.privacy.units import number_from_json, round_up
@@ -46,7 +31,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Recount:
-    """What the books of a run say when they are counted again."""
+    """What the ledger of a run says when it is counted again."""
 
     releases: int
     lines: int
@@ -60,129 +45,32 @@ class Recount:
         )
 
 
-@dataclass(frozen=True)
-class Account:
-    """A run folder and what follows from its plan and its ledger, each part computed when it is asked for."""
-
-    files: RunFolder
-    integrity: Integrity
-
-    @classmethod
-    def of(cls, path: Path) -> "Account":
-        """The account of a folder; an InputError where another version wrote it, and nobody changed it since.
-
-        Sentences are made again from figures and compared, and other versions may have other words.
-        """
-        files = RunFolder(path)
-        found = cls(files, Integrity(files))
-        version = found.integrity.version
-        if version not in (None, __version__):
-            raise InputError(
-                f"{path}: written by coterie {version}, this is {__version__}; a run is counted again by the "
-                "version that wrote it"
-            )
-        return found
-
-    @cached_property
-    def stored(self) -> Guarantee:
-        """The guarantee that the folder states."""
-        content = read_json(self.files.guarantee)
-        try:
-            stored = Guarantee.from_json(content)
-        except PlanError as mistake:
-            raise LedgerError(f"{self.files.guarantee}: {mistake}") from None
-        for form in ("line", "text"):
-            if content.get(form) != getattr(stored, form):
-                raise LedgerError(
-                    f"{self.files.guarantee}: its {form} does not say what its figures do: {stored.line}"
-                )
-        return stored
-
-    @cached_property
-    def proven(self) -> ProvenPlan:
-        """The plan, with all that its epsilon follows from."""
-        plan, ledger, observer = self.integrity.plan, self.integrity.ledger, None
-        held_by = _held_by(self.files, plan, self.stored)
-        if self.files.leakage.exists():
-            observer = _observer_in(self.files, plan)
-        return ProvenPlan(plan, ledger.budgets, ledger.accountant, self.stored.mode, held_by, observer)
-
-    @cached_property
-    def spent(self) -> float:
-        """Epsilon of what was charged."""
-        return self.proven.spent(self.integrity.ledger)
-
-    def checks(self) -> Iterator[Check]:
-        """Whether every figure of the folder follows from its plan and its ledger."""
-        yield self.integrity.check_ledger
-        yield lambda: _check_guarantee(self.files.guarantee, self.stored, self.proven)
-        yield lambda: _check_leakage(self.files.leakage, self.proven)
-        yield lambda: _check_said(self.files, self.stored)
-        yield self._check_spent
-        yield lambda: _check_rounds(self.files, self.integrity.metrics.bodies, self.spent)
-        if self.files.finished:
-            yield lambda: _check_result(self.files.result, read_json(self.files.result), self.stored)
-
-    def _check_spent(self) -> None:
-        if not _within(self.spent, self.stored.epsilon):
-            raise LedgerError(
-                f"{self.files.ledger}: what was charged costs epsilon {self.spent}, "
-                f"{self.files.guarantee.name} promises {self.stored.epsilon}"
-            )
-
-
 def recount(path: Path) -> Recount | None:
-    """Count the books of a run folder again; None where its ledger was never opened.
+    """Count the ledger of a run folder again; None where it was never opened.
 
     Raises:
         LedgerError: the chain is broken, or a figure in the folder does not follow from plan and ledger.
     """
-    account = Account.of(path)
-    if not account.integrity.begun:
+    run = RecordedRun.of_this_version(path)
+    if not run.begun:
         return None
-    for check in account.checks():
+    for check in recount_checks(run):
         check()
-    ledger = account.integrity.ledger
-    releases = sum(sum(counts.values()) for counts in ledger.counts.values())
-    return Recount(releases, ledger.head.count, account.spent, account.stored.epsilon)
+    releases = sum(sum(counts.values()) for counts in run.ledger.counts.values())
+    return Recount(releases, run.ledger.head.count, run.spent, run.guarantee.epsilon)
 
 
-def _observer_in(files: RunFolder, plan: PrivacyPlan) -> Observer | None:
-    """Who sees what, where workers observe each other, from the groups that the folder names."""
-    content, federation = read_json(files.leakage), read_json(files.federation)
-    try:
-        names = tuple(str(name) for name in content["workers"])
-        groups = {str(name): tuple(members) for name, members in content["groups"].items()}
-        kind = str(content["structure"]).partition(":")[0]
-        structure = Structure(kind, tuple(groups.values()), len(names), names, tuple(groups))
-        records = {str(client["name"]): int(client["records"]) for client in federation["clients"]}
-        facts = PublicFacts(names, records, int(federation["parameters"]), _no_model, structure=structure)
-    except (KeyError, TypeError, ValueError, AttributeError, InputError) as mistake:
-        raise LedgerError(f"{files.leakage}: does not say who is in which group ({mistake!r})") from None
-    algorithm = build_algorithm(read_experiment(files.experiment), None)
-    drafted = {unit.subject: _times(unit.releases) for unit in algorithm.plan(facts).units}
-    if drafted != {unit.subject: _times(unit.releases) for unit in plan.units}:
-        raise LedgerError(f"{files.leakage}: its groups are not those of {files.plan.name}")
-    return algorithm.watched(facts, plan)
+def recount_checks(run: RecordedRun) -> Iterator[Check]:
+    """Whether every figure of the folder follows from its plan and its ledger."""
+    yield run.check_ledger
+    for check in (_check_guarantee, _check_leakage, _check_said, _check_spent, _check_rounds):
+        yield partial(check, run)
+    if run.files.finished:
+        yield partial(_check_result, run)
 
 
-def _times(releases: tuple[PlannedRelease, ...]) -> dict[str, int]:
-    return {release.name: release.times for release in releases}
-
-
-def _no_model(seed: int) -> Vector:
-    raise AssertionError("a recount starts no model")
-
-
-def _held_by(files: RunFolder, plan: PrivacyPlan, stored: Guarantee) -> Custody:
-    """Who held records and noise key; sites may have been simulated, which claims less than real ones do."""
-    if not files.sites.exists() or stored.held_by is Custody.ONE_PROCESS:
-        return Custody.ONE_PROCESS
-    return Custody.EACH_SITE if plan.unit is Unit.RECORD else Custody.TRUSTED_SERVER
-
-
-def _check_guarantee(path: Path, stored: Guarantee, basis: ProvenPlan) -> None:
-    proven = basis.prove(stored.caveats)
+def _check_guarantee(run: RecordedRun) -> None:
+    path, stored, proven = run.files.guarantee, run.guarantee, run.proven.prove(run.guarantee.caveats)
     figures = ("epsilon", "epsilon_replace_one", "published_epsilon", "delta")
     words = (
         "unit",
@@ -207,41 +95,45 @@ def _check_guarantee(path: Path, stored: Guarantee, basis: ProvenPlan) -> None:
             raise LedgerError(f"{path}: the caveat '{_shown(caveat)}' of the plan is missing")
 
 
-def _check_said(files: RunFolder, stored: Guarantee) -> None:
+def _check_said(run: RecordedRun) -> None:
     """What the experiment alone shows to weaken the guarantee, or to lie outside it, must be said in it."""
-    for caveat in _weaknesses(read_experiment(files.experiment), between_sites=files.sites.exists()):
-        if caveat not in stored.caveats:
+    experiment, said = run.experiment, list(code_caveats(run.experiment.model))
+    if not run.files.sites.exists():  # there noise keys are others', and no score is exact
+        said += [SEEDED] if experiment.seeds.noise is not None else []
+        said += [HELD_OUT] if experiment.evaluation_kind is EvaluationKind.EXACT else []
+    for caveat in said:
+        if caveat not in run.guarantee.caveats:
             raise LedgerError(
-                f"{files.guarantee}: the caveat '{_shown(caveat)}' of the experiment is missing"
+                f"{run.files.guarantee}: the caveat '{_shown(caveat)}' of the experiment is missing"
             )
 
 
-def _weaknesses(experiment: Experiment, *, between_sites: bool) -> Iterator[str]:
-    yield from code_caveats(experiment.model)
-    if between_sites:
-        return  # whose noise had a seed is theirs to say, and no score is exact
-    if experiment.seeds.noise is not None:
-        yield SEEDED
-    if experiment.evaluation_kind is EvaluationKind.EXACT:
-        yield HELD_OUT
-
-
-def _check_leakage(path: Path, proven: ProvenPlan) -> None:
+def _check_leakage(run: RecordedRun) -> None:
     """Each worker's epsilon, where workers observe each other."""
-    counted = proven.per_worker()
+    counted = run.proven.per_worker()
     if counted is None:
         return
-    stored = read_json(path).get("per_worker")
+    stored = read_json(run.files.leakage).get("per_worker")
     for worker, follows in counted.items():
         says = stored.get(worker) if isinstance(stored, dict) else None
         if not close_to(says, follows):
-            raise LedgerError(f"{path}: epsilon of {worker} is {says}; counted again it is {follows}")
+            raise LedgerError(
+                f"{run.files.leakage}: epsilon of {worker} is {says}; counted again it is {follows}"
+            )
 
 
-def _check_rounds(files: RunFolder, lines: Sequence[Json], spent: float) -> None:
+def _check_spent(run: RecordedRun) -> None:
+    if not _within(run.spent, run.guarantee.epsilon):
+        raise LedgerError(
+            f"{run.files.ledger}: what was charged costs epsilon {run.spent}, "
+            f"{run.files.guarantee.name} promises {run.guarantee.epsilon}"
+        )
+
+
+def _check_rounds(run: RecordedRun) -> None:
     """No round may state more than was charged by now, nor less than the one before it."""
-    before = 0.0
-    for line in lines:
+    files, spent, before = run.files, run.spent, 0.0
+    for line in run.metrics.bodies:
         stated = number_from_json(line["epsilon"])
         if not (_within(before, stated) and _within(stated, spent)):
             raise LedgerError(
@@ -255,7 +147,8 @@ def _check_rounds(files: RunFolder, lines: Sequence[Json], spent: float) -> None
         )
 
 
-def _check_result(path: Path, result: Json, stored: Guarantee) -> None:
+def _check_result(run: RecordedRun) -> None:
+    path, result, stored = run.files.result, read_json(run.files.result), run.guarantee
     for key, follows in (("guarantee", stored.line), ("guarantee_text", stored.text)):
         if result.get(key) != follows:
             raise LedgerError(f"{path}: its {key} is not the one of the run's plan: {stored.line}")

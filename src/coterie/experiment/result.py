@@ -44,22 +44,8 @@ class Callbacks:
 
 
 BETWEEN_SITES = (
-    "folder",
-    "algorithm",
-    "clusters",
-    "clusters_found",
-    "accuracy",
-    "loss",
-    "guarantee",
-    "guarantee_text",
-    "epsilon",
-    "delta",
-    "rounds",
-    "seconds",
-    "participation",
-    "asked",
-    "warnings",
-    "per_client",
+    *("folder", "algorithm", "clusters", "clusters_found", "accuracy", "loss", "guarantee", "guarantee_text"),
+    *("epsilon", "delta", "rounds", "seconds", "participation", "asked", "warnings", "per_client"),
 )
 """What the server of a run between sites knows, in the order of its file."""
 

@@ -17,8 +17,9 @@ from coterie.files import Json, digest_bytes, digest_file, finite, json_text, sy
 from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, follow, link
 
 NAME = "seal.jsonl"
+METRICS = "file of metrics"
 FORMAT = 1
-Check = Callable[[], None]
+Check = Callable[[], object]
 """Returns where something is as it was, raises an error that names the file where it is not."""
 
 

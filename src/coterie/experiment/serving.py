@@ -8,8 +8,8 @@ the run and the ledger of the whole population. Who was sampled is a secret that
 nothing that stays in the folder tells who answered.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from coterie.algorithms.protocol import Assignment, OwnChoice
@@ -23,11 +23,12 @@ from coterie.engines.flower.server import FlowerEngine, Participation
 from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.local import coin_key
 from coterie.errors import InputError
-from coterie.experiment import folder, integrity
+from coterie.experiment import folder
 from coterie.experiment.evaluator import Evaluator, Served, rows_of
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import Run
 from coterie.experiment.opened import OpenRunFolder, open_folder
+from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, trusts_server
@@ -54,7 +55,7 @@ class ServedRun:
         self.transport = transport
         self.callbacks = callbacks or Callbacks()
         if files.exists:
-            integrity.check_folder(files)
+            check_folder(files)
             self.sites = Sites.load(files.sites)
         else:
             self.sites = Sites.gather(transport)
@@ -70,8 +71,8 @@ class ServedRun:
         with open_folder(self.files, self.calibrated, key_is_for, self.sites.to_json()) as opened:
             # Nothing is charged before all have agreed.
             self._agree(resumed=opened.ledger.head.count > 1)
-            participation = Participants(self.files.path / "participation.jsonl", opened.state.round)
-            engine, scores = self._engine(opened, participation)
+            participation = Participants(self.files.participation, opened.state.round)
+            engine, scores = self._engine(opened, participation.note)
             evaluator = Evaluator(self.calibrated, scores, metrics=opened.metrics.bodies)
             run = Run(self.calibrated, opened, engine, evaluator)
 
@@ -105,37 +106,31 @@ class ServedRun:
         self.callbacks.agreed(promised)
 
     def _engine(
-        self, opened: OpenRunFolder, participation: "Participants"
+        self, opened: OpenRunFolder, note: Callable[[Participation], None]
     ) -> "tuple[FlowerEngine, SiteScores]":
         calibrated, lr = self.calibrated, self.calibrated.experiment.schedule.lr
-        context, parameters = calibrated.context(), calibrated.facts.parameters
+        plan, context, parameters = calibrated.plan, calibrated.context(), calibrated.facts.parameters
         cohorts = members = private = None
         if self._trusted:  # then coins, sums and noise are the server's
             seed, records = calibrated.experiment.seeds.simulation, calibrated.facts.records
-            facts = ClientFacts(
-                names=tuple(records),
-                sizes=tuple(records.values()),
-                lr=lr,
-                noise_key=opened.key,
-                coin_key=coin_key(opened.key, seed),
-                public_seed=seed,
-            )
+            coins = coin_key(opened.key, seed)
+            facts = ClientFacts(tuple(records), tuple(records.values()), lr, opened.key, coins, seed)
             members = RemoteMembers(self.transport, self.contracts, parameters, self._journal)
-            private = PrivateScores(facts, calibrated.plan, opened.ledger, context)
-            cohorts = Cohorts(facts, members, parameters, calibrated.plan, opened.ledger, context)
+            private = PrivateScores(facts, plan, opened.ledger, context)
+            cohorts = Cohorts(facts, members, parameters, plan, opened.ledger, context)
         engine = FlowerEngine(
             self.transport,
             self.contracts,
-            calibrated.plan,
+            plan,
             opened.ledger,
             lr,
             parameters,
             context,
             self._journal,
-            participation.note,
+            note,
             cohorts,
         )
-        return engine, SiteScores(engine, list(self.contracts), private, members)
+        return engine, SiteScores(engine, tuple(self.contracts), private, members)
 
     def _spent(self, ledger: Ledger) -> dict[str, float]:
         """Epsilon by client; of a population, or of workers who observe each other, the largest of all."""
@@ -155,6 +150,7 @@ class ServedRun:
         return {client: budgets[client] for client in self.contracts}
 
 
+@dataclass(frozen=True)
 class SiteScores:
     """Scores on held-out records that lie at sites.
 
@@ -162,31 +158,27 @@ class SiteScores:
         private, members: of a server that the sites trust.
     """
 
-    def __init__(
-        self,
-        engine: FlowerEngine,
-        names: list[str],
-        private: PrivateScores | None,
-        members: RemoteMembers | None,
-    ) -> None:
-        self._engine, self._names, self._private, self._members = engine, names, private, members
+    engine: FlowerEngine
+    names: tuple[str, ...]
+    private: PrivateScores | None
+    members: RemoteMembers | None
 
     def of_records(
         self, served: Assignment, clients: Collection[str], round: int
     ) -> Mapping[str, Released[float]]:
-        models = {client: served.model_of(client) for client in self._names if client in clients}
+        models = {client: served.model_of(client) for client in self.names if client in clients}
         try:
-            return self._engine.evaluate(models, round)
+            return self.engine.evaluate(models, round)
         except NobodyAnswered:
             return {}
 
     def of_clients(self, served: Served, round: int) -> Released[float]:
-        private, members = self._private, self._members
+        private, members = self.private, self.members
         assert private is not None
         assert members is not None
         rows = {
             client: served.models if isinstance(served, OwnChoice) else served.model_of(client)[None]
-            for client in self._names
+            for client in self.names
         }
         return private.of_clients(rows_of(served), round, lambda: members.shares(rows, round))
 

@@ -30,8 +30,8 @@ from coterie.experiment.calibrated import (
     count_caveats,
     delta_caveats,
 )
-from coterie.experiment.evaluation import evaluation_epsilon
-from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.evaluation import reported_of
+from coterie.experiment.schema import Experiment
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
@@ -147,15 +147,18 @@ def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, in
     """The run that is proposed to the sites, proven from what they told."""
     structure = structure_of(experiment, tuple(sites.records))
     names = sites.records if structure is None else structure.names
+    trusted, unit = trusts_server(experiment), experiment.privacy.unit
+    # At unit client a score is the mean over all sites: without all of them there is none.
+    everyone = unit is not Unit.CLIENT or sites.reported.keys() == sites.records.keys()
+    scored = experiment.evaluation.kind != "none" and unit is not Unit.WORKER and everyone
     population = Population(
         sites.task,
         {name: sites.records[name] for name in names},
         structure,
         truth,
         {name: sites.held_out[name] for name in names},
-        _reported(experiment, sites),
+        reported_of(experiment, sites.reported) if scored else {},
     )
-    trusted = trusts_server(experiment)
 
     def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
         yield from delta_caveats(experiment, population, budgets)
@@ -169,26 +172,6 @@ def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, in
 
     held_by = Custody.TRUSTED_SERVER if trusted else Custody.EACH_SITE
     return calibrate_run(experiment, population, torch.device("cpu"), caveats, held_by)
-
-
-def _reported(experiment: Experiment, sites: Sites) -> dict[str, HeldOut]:
-    """What is asked of held-out records: no more than each site's operator allows, nor than is wanted.
-
-    At unit client it is the mean over all sites: without all of them there is none.
-    """
-    wanted, unit = experiment.evaluation, experiment.privacy.unit
-    everyone = sites.reported.keys() == sites.records.keys()
-    if wanted.kind == "none" or unit is Unit.WORKER or (unit is Unit.CLIENT and not everyone):
-        return {}
-    reports = wanted.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
-    return {
-        name: HeldOut(
-            own.units,
-            min(own.epsilon, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
-            min(own.reports, reports),
-        )
-        for name, own in sites.reported.items()
-    }
 
 
 def contracts_of(calibrated: CalibratedRun, sites: Sites) -> dict[str, Contract]:

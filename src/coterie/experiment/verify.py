@@ -16,8 +16,9 @@ from coterie.experiment.claim import RunClaim, is_page, read_claim
 from coterie.experiment.comparison import check_tables
 from coterie.experiment.composition import Total, total_of
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.memory import run_checks
-from coterie.experiment.recount import Account
+from coterie.experiment.memory import RunMemory
+from coterie.experiment.recorded import RecordedRun
+from coterie.experiment.recount import recount_checks
 from coterie.experiment.seal import Check, Seal
 from coterie.experiment.sweep import Sweep
 from coterie.privacy import ChainHead
@@ -25,7 +26,6 @@ from coterie.privacy.units import number_to_json
 
 T = TypeVar("T")
 HOLDS, BROKEN = "holds", "broken"
-PAGES = ("report.html", "public.html")
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,18 @@ def _is_run(path: Path) -> bool:
 
 
 def _verify_run(path: Path) -> Verification:
-    account = Account.of(path)
-    integrity = account.integrity
-    problems = _problems(integrity.checks())
-    problems += _problems([integrity.check_models], known=bool(problems))
-    begun = _found(lambda: integrity.begun)
+    run = RecordedRun.of_this_version(path)
+    problems = _problems(run.checks())
+    problems += _problems([run.check_models], known=bool(problems))
+    begun = _found(lambda: run.begun)
     if begun is not False:
-        problems += _problems(account.checks(), known=bool(problems))
-    for name in PAGES:
-        if (path / name).exists():
-            problems += _problems(_page_checks(path / name, {None: account}))
+        problems += _problems(recount_checks(run), known=bool(problems))
+    problems += _problems_of_pages(path, run)
     return Verification(
-        finished=account.files.finished,
-        epsilon_claimed=_found(lambda: account.stored.epsilon),
-        epsilon_recounted=_found(lambda: account.spent) if begun else None,
-        ledger_head=_found(lambda: integrity.ledger.head) if begun else None,
+        finished=run.files.finished,
+        epsilon_claimed=_found(lambda: run.guarantee.epsilon),
+        epsilon_recounted=_found(lambda: run.spent) if begun else None,
+        ledger_head=_found(lambda: run.ledger.head) if begun else None,
         problems=_once(problems),
     )
 
@@ -121,14 +118,10 @@ def _verify_comparison(path: Path) -> Verification:
     problems = _problems(_comparison_checks(path))
     problems += _problems([partial(check_tables, path)], known=bool(problems))
     planned = _found(lambda: [cell.name for cell in Sweep.read(path / "sweep.yaml").cells()]) or []
-    there = sorted(cell.name for cell in path.glob("cells/*") if _is_run(cell))
-    runs = {name: _verify_run(path / "cells" / name) for name in there}
+    runs = {name: _verify_run(run.files.path) for name, run in _cells_of(path).items()}
     for run in runs.values():
         problems += run.problems
-    accounts: Mapping[str | None, Account] = {name: Account.of(path / "cells" / name) for name in runs}
-    for name in PAGES:
-        if (path / name).exists():
-            problems += _problems(_page_checks(path / name, accounts))
+    problems += _problems_of_pages(path, _cells_of(path))
     total: Total | None = None if problems else total_of(path / "cells" / name for name in runs)
     return Verification(
         finished=bool(planned) and all(name in runs and runs[name].finished for name in planned),
@@ -142,21 +135,24 @@ def _verify_comparison(path: Path) -> Verification:
 
 
 def _comparison_checks(path: Path) -> Iterator[Check]:
-    yield lambda: _ignore(Seal(path))
+    yield lambda: Seal(path)
     with suppress(CoterieError):  # said by the check before
         yield from Seal(path).checks()
-        yield from run_checks(path)
+        yield from RunMemory(Seal(path)).checks()
+
+
+def _cells_of(path: Path) -> dict[str, RecordedRun]:
+    """The runs of a comparison, by name."""
+    cells = sorted(path.glob("cells/*"))
+    return {cell.name: RecordedRun.of_this_version(cell) for cell in cells if _is_run(cell)}
 
 
 # --- a page -----------------------------------------------------------------------------------------
 
 
 def _verify_page(path: Path) -> Verification:
-    beside: Mapping[str | None, Account] = {}
-    if _is_run(path.parent):
-        beside = {None: Account.of(path.parent)}
-    elif (path.parent / "cells").is_dir():
-        beside = {cell.name: Account.of(cell) for cell in (path.parent / "cells").iterdir() if _is_run(cell)}
+    folder = path.parent
+    beside = RecordedRun.of_this_version(folder) if _is_run(folder) else _cells_of(folder)
     problems = _problems(_page_checks(path, beside))
     claims: Mapping[str, RunClaim] = _found(lambda: read_claim(path)) or {}
     heads = [claim.ledger for claim in claims.values()]
@@ -169,28 +165,26 @@ def _verify_page(path: Path) -> Verification:
     )
 
 
-def _page_checks(path: Path, beside: Mapping[str | None, Account]) -> Iterator[Check]:
-    """Checks of a page by itself and against the run folders beside it, by name; of one run without."""
-    try:
-        claims = read_claim(path)
-    except CoterieError:
-        yield lambda: _ignore(read_claim(path))
-        return
-    for name, claim in claims.items():
-        yield partial(claim.check, str(path))
-        account = beside.get(None, beside.get(name))
-        if account is not None:
-            yield partial(claim.check_against, str(path), account)
-        elif beside:
-            yield partial(_missing_run, path, name)
+def _problems_of_pages(folder: Path, beside: Mapping[str, RecordedRun] | RecordedRun) -> list[str]:
+    pages = (folder / name for name in ("report.html", "public.html"))
+    return [line for page in pages if page.exists() for line in _problems(_page_checks(page, beside))]
 
 
-def _ignore(read: object) -> None:
-    """A check that is passed by reading."""
+def _page_checks(path: Path, beside: Mapping[str, RecordedRun] | RecordedRun) -> Iterator[Check]:
+    """Checks of a page by itself and against the run, or the runs by name, beside it."""
+    yield lambda: read_claim(path)
+    with suppress(CoterieError):  # said by the check before
+        for name, claim in read_claim(path).items():
+            yield partial(claim.check, str(path))
+            if beside:
+                run = beside if isinstance(beside, RecordedRun) else beside.get(name)
+                yield partial(_check_beside, path, name, claim, run)
 
 
-def _missing_run(path: Path, name: str) -> None:
-    raise LedgerError(f"{path.parent / 'cells' / name}: missing; {path.name} tells of this run")
+def _check_beside(path: Path, name: str, claim: RunClaim, run: RecordedRun | None) -> None:
+    if run is None:
+        raise LedgerError(f"{path.parent / 'cells' / name}: missing; {path.name} tells of this run")
+    claim.check_against(str(path), run)
 
 
 # --- all of them ------------------------------------------------------------------------------------
