@@ -23,7 +23,7 @@ from rich.table import Table
 
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import PublicFacts
-from coterie.experiment.files import override
+from coterie.experiment.experiment_file import override
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment

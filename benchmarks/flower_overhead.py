@@ -39,7 +39,7 @@ from coterie.engines.flower.proxy import AllowlistProxy, OpenDoor, Upstream
 from coterie.engines.flower.runtime import Control
 from coterie.engines.flower.transport import Timeouts
 from coterie.experiment.deployment import APP, Serving, on_grid
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.result import Callbacks, RoundReport
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import load_federation
 from coterie.experiment.result import RunResult

@@ -8,7 +8,7 @@ import pytest
 from coterie.algorithms import algorithm_names
 from coterie.cli.main import app
 from coterie.data import dataset_names
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.local import calibrate
 from coterie.experiment.schema import Experiment
 from coterie.models import model_names

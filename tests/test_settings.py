@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from coterie.errors import InputError
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
 from coterie.settings import Settings

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from command import Printed, coterie
 
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.schema import Experiment
 from coterie.models import OWN_CODE
 

@@ -10,7 +10,7 @@ from command import invoke
 
 from coterie.cli.plan import plan_app
 from coterie.experiment import local
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 
 SAMPLE = ["sample", "--records", "8000", "--batch", "32", "--rounds", "200", "--delta", "1e-4"]
 CLIENT = ["client", "--clients", "1000", "--rate", "0.1", "--rounds", "100", "--delta", "1e-3"]

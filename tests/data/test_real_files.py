@@ -17,7 +17,7 @@ from coterie.data import (
     load_dataset,
 )
 from coterie.data.cifar10 import read_part
-from coterie.data.files import data_root
+from coterie.data.dataset_files import data_root
 
 
 @pytest.fixture(autouse=True)

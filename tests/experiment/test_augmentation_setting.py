@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from coterie.data import Task
 from coterie.errors import InputError
 from coterie.experiment import calibrated, local
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate
 from coterie.experiment.result import Callbacks, RoundReport

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.experiment import folder
 from coterie.experiment.composition import FOLDERS, Total, total_of
-from coterie.experiment.files import to_yaml
+from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
+from coterie.files import write_json, write_text
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -56,10 +56,10 @@ def begun(
     plan = PrivacyPlan(unit, adjacency, ThreatModel("the server", "all of it"), units)
     algorithm = {"name": "dp-fedavg" if unit is Unit.CLIENT else "global"}
     settings = {"algorithm": algorithm, "privacy": {"unit": unit.value, "epsilon": 99}, **experiment}
-    folder.write_text(files.experiment, to_yaml(Experiment.model_validate(settings)))
-    folder.write_json(files.plan, plan.to_json())
+    write_text(files.experiment, to_yaml(Experiment.model_validate(settings)))
+    write_json(files.plan, plan.to_json())
     promise = guarantee(plan, delta=DELTA, held_by=Custody.ONE_PROCESS)
-    folder.write_json(files.guarantee, promise.to_json())
+    write_json(files.guarantee, promise.to_json())
     if opened:
         with Ledger.open(files.ledger, plan, budget=Budget(1e6, DELTA), accountant="rdp"):
             pass
@@ -110,7 +110,7 @@ def test_a_folder_whose_clients_changed_deals_its_records_anew(tmp_path: Path) -
     own = {"data": {"name": "folder", "path": "/data/hospitals"}, "federation": {"kind": "natural"}}
     runs = [begun(tmp_path / "1", [1.0, 9.0], **own), begun(tmp_path / "2", [9.0, 2.0], **own)]
     for records, run in zip((10, 11), runs, strict=True):
-        folder.write_json(RunFolder(run).federation, {"clients": [{"name": "a", "records": records}]})
+        write_json(RunFolder(run).federation, {"clients": [{"name": "a", "records": records}]})
     both = composed([gaussian(1.0), gaussian(2.0)])
     assert total(*runs).epsilon == pytest.approx(epsilon_of(both, DELTA, "rdp", ZERO_OUT), rel=1e-12)
     assert FOLDERS not in total(*runs).text

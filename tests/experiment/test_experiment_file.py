@@ -7,7 +7,7 @@ import yaml
 
 from coterie.algorithms.record.r_dpcfl import RDPCFLSettings
 from coterie.errors import InputError
-from coterie.experiment.files import commented_default, override, read_experiment, to_yaml
+from coterie.experiment.experiment_file import commented_default, override, read_experiment, to_yaml
 from coterie.experiment.schema import Experiment
 from coterie.files import parse_yaml
 

@@ -10,10 +10,11 @@ from safetensors.numpy import load_file
 from coterie.errors import BudgetError, InputError
 from coterie.experiment import local
 from coterie.experiment.calibrated import CalibratedRun
-from coterie.experiment.folder import RunFolder, read_lines
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import training_noise
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
+from coterie.files import read_lines
 from coterie.groups import Schedule, leakage, ring
 from coterie.privacy import Guarantee
 from coterie.report.run import write_run_report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.local import calibrate
 from coterie.experiment.schema import Experiment
 from coterie.privacy import PoissonSteps, epsilon_of

@@ -19,12 +19,13 @@ from coterie.errors import BudgetError, InputError
 from coterie.experiment import local, references
 from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.evaluator import NORMAL_95, Evaluator, LocalScores, private_accuracy, private_mean
-from coterie.experiment.folder import RunFolder, read_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate
 from coterie.experiment.loop import Run
 from coterie.experiment.recount import recount
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.files import read_json
 from coterie.privacy import (
     EVALUATION,
     POPULATION,

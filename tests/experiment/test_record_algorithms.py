@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from coterie.algorithms import find_algorithm
 from coterie.errors import InputError
-from coterie.experiment import checkpoint, folder, local
+from coterie.experiment import checkpoint, local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.files import read_json
 from coterie.privacy import AccuracySelection, Budget, Ledger, PrivacyPlan, PrivateSelection, Unit
 
 BASE = {
@@ -54,7 +55,7 @@ def test_what_was_planned_is_what_was_charged(
 ) -> None:
     result = run(tmp_path / "run", algorithm, mode)
     files = RunFolder(tmp_path / "run")
-    plan = PrivacyPlan.from_json(folder.read_json(files.plan))
+    plan = PrivacyPlan.from_json(read_json(files.plan))
     with Ledger.open(files.ledger, plan, budget=Budget(8.0, 1e-3), accountant="rdp") as ledger:
         for unit in plan.units:
             planned = {release.name: release.times for release in unit.releases}
@@ -73,7 +74,7 @@ def test_paper_mode_plans_and_runs_the_published_selection(name: str, tmp_path: 
     kinds = {"sound": (PrivateSelection, 1.0), "paper": (AccuracySelection, 2.0)}
     for mode, (kind, numerator) in kinds.items():
         run(tmp_path / mode, {"name": name, "clusters": 2}, mode)
-        plan = PrivacyPlan.from_json(folder.read_json(RunFolder(tmp_path / mode).plan))
+        plan = PrivacyPlan.from_json(read_json(RunFolder(tmp_path / mode).plan))
         for unit in plan.units:
             mechanism = unit.release("selection").mechanism
             assert type(mechanism) is kind

@@ -13,11 +13,12 @@ from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import local
 from coterie.experiment.evaluation import HELD_OUT
-from coterie.experiment.folder import RunFolder, read_json, write_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.opened import create_folder
 from coterie.experiment.recount import recount
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import ChainedLines, Seal
+from coterie.files import read_json, write_json
 from coterie.privacy import Custody, Guarantee, Ledger, LedgerView, Meaning, PrivacyPlan
 
 RECORDS = {

@@ -10,13 +10,13 @@ import torch
 
 from coterie.errors import InputError
 from coterie.experiment import together
-from coterie.experiment.files import to_yaml
-from coterie.experiment.folder import RunFolder, read_lines
+from coterie.experiment.experiment_file import to_yaml
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import run
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.together import fit_together, run_together
-from coterie.files import beside
+from coterie.files import beside, read_lines
 from coterie.training.stacked import StackedTrainer
 
 BASE: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 
 from coterie.algorithms.record import r_dpcfl
 from coterie.clustering.mixture import Mixture
-from coterie.experiment import folder
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate, finish, load_federation
+from coterie.files import read_json
 from coterie.privacy import Budget, Ledger, PrivacyPlan, epsilon_of
 from coterie.privacy.mechanisms import NoisySum
 
@@ -54,7 +54,7 @@ def test_r_dpcfl_weighs_every_client_by_its_own_noise(
     monkeypatch.setattr(r_dpcfl, "choose_mixture", watched)
     result = finish(prepared, RunFolder(tmp_path / "run"))
 
-    plan = PrivacyPlan.from_json(folder.read_json(RunFolder(tmp_path / "run").plan))
+    plan = PrivacyPlan.from_json(read_json(RunFolder(tmp_path / "run").plan))
     noise = []
     for unit, size in zip(plan.units, RECORDS, strict=True):
         for name in ("first round", "training"):

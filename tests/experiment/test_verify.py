@@ -17,8 +17,8 @@ from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.claim import read_claim, with_claim
 from coterie.experiment.comparison import SweepResult
-from coterie.experiment.files import read_experiment
-from coterie.experiment.folder import RunFolder, read_json, write_json, write_text
+from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.memory import RunMemory
 from coterie.experiment.opened import create_folder
 from coterie.experiment.recorded import check_folder
@@ -27,6 +27,7 @@ from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.experiment.verify import Verification, verify
+from coterie.files import read_json, write_json, write_text
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
 

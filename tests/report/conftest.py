@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from coterie.algorithms.protocol import Findings
-from coterie.experiment import folder
 from coterie.experiment.comparison import Row, table_csv, table_markdown
-from coterie.experiment.files import to_yaml
+from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness, Spread
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
+from coterie.files import append_line, write_json, write_text
 from coterie.privacy import (
     Adjacency,
     Budget,
@@ -63,8 +63,8 @@ def write_run(path: Path, story: Story) -> Path:
     files = RunFolder(path)
     path.mkdir(parents=True)
     experiment = _experiment(story)
-    folder.write_text(files.experiment, to_yaml(experiment))
-    folder.write_json(files.federation, _federation(story))
+    write_text(files.experiment, to_yaml(experiment))
+    write_json(files.federation, _federation(story))
     plan = _plan(story, experiment.privacy.unit)
     budget = Budget(experiment.privacy.epsilon, DELTA)
     promise = guarantee(
@@ -73,17 +73,17 @@ def write_run(path: Path, story: Story) -> Path:
         caveats=("measured outside the guarantee",),
         held_by=Custody.ONE_PROCESS,
     )
-    folder.write_json(files.plan, plan.to_json())
-    folder.write_json(files.guarantee, promise.to_json())
+    write_json(files.plan, plan.to_json())
+    write_json(files.guarantee, promise.to_json())
     with Ledger.open(files.ledger, plan, budget=budget, accountant="rdp"):
         pass
     for number in range(1, story.done + 1):
-        folder.append_line(files.metrics, _metrics(story, number, promise))
-        folder.append_line(files.timing, {"round": number, "train": 0.2, "evaluate": 0.1})
+        append_line(files.metrics, _metrics(story, number, promise))
+        append_line(files.timing, {"round": number, "train": 0.2, "evaluate": 0.1})
     if story.findings:
-        folder.write_json(files.findings, dataclasses.asdict(_findings(story)))
+        write_json(files.findings, dataclasses.asdict(_findings(story)))
     if story.finished:
-        folder.write_json(files.result, _result(path, story, experiment, promise).to_json())
+        write_json(files.result, _result(path, story, experiment, promise).to_json())
     return path
 
 
@@ -186,7 +186,7 @@ def _result(path: Path, story: Story, experiment: Experiment, promise: Guarantee
 def write_comparison(path: Path, sweep: Sweep, failed: Mapping[str, str], **story: Any) -> Path:
     """Write a comparison in which the named cells broke with the given last words."""
     path.mkdir(parents=True)
-    folder.write_text(path / "sweep.yaml", sweep.to_yaml())
+    write_text(path / "sweep.yaml", sweep.to_yaml())
     (path / "cells").mkdir()
     groups: dict[str, list[tuple[Mapping[str, Any], RunResult]]] = {}
     for place, cell in enumerate(sweep.cells()):
@@ -201,8 +201,8 @@ def write_comparison(path: Path, sweep: Sweep, failed: Mapping[str, str], **stor
         values = {key: value for key, value in cell.values.items() if not key.startswith("seeds.")}
         groups.setdefault(repr(values), []).append((values, RunResult.load(target)))
     rows = [_row(members) for members in groups.values()]
-    folder.write_text(path / "table.csv", table_csv(rows))
-    folder.write_text(path / "table.md", table_markdown(rows, None))
+    write_text(path / "table.csv", table_csv(rows))
+    write_text(path / "table.md", table_markdown(rows, None))
     return path
 
 

@@ -11,8 +11,9 @@ import pytest
 from html_outline import outline
 
 from coterie.errors import InputError
-from coterie.experiment.folder import RunFolder, read_json, read_lines, write_json, write_text
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.sweep import Part, Sweep
+from coterie.files import read_json, read_lines, write_json, write_text
 from coterie.privacy import Budget, Custody, Ledger, PrivacyPlan, guarantee
 from coterie.privacy.plan import canonical_json
 from coterie.report.comparison import comparison_report, write_comparison_report

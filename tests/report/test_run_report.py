@@ -11,7 +11,8 @@ import pytest
 from html_outline import outline
 
 from coterie.errors import InputError
-from coterie.experiment.folder import RunFolder, read_json, write_json
+from coterie.experiment.folder import RunFolder
+from coterie.files import read_json, write_json
 from coterie.report.figures import FIGURES, accuracy_against_round, epsilon_against_round, separation_scores
 from coterie.report.record import read_run
 from coterie.report.run import run_figures, write_run_report

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import InputError
-from coterie.experiment.folder import RunFolder, read_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
+from coterie.files import read_json
 from coterie.privacy import LedgerError
 from coterie.reproduce import table
 from coterie.reproduce.declared import (

@@ -9,8 +9,9 @@ from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Resume, Workers
 from coterie.experiment.comparison import BRIEF, OUTSIDE, SweepResult, table_columns
-from coterie.experiment.folder import finite, newest_first, next_free
+from coterie.experiment.folder import newest_first, next_free
 from coterie.experiment.sweep import Sweep
+from coterie.files import finite
 
 
 def compare(

@@ -73,7 +73,7 @@ def experiment(
     json: Json = False,
 ) -> None:
     """What an experiment will cost, release by release; of its data, counts alone matter."""
-    from coterie.experiment.files import read_experiment
+    from coterie.experiment.experiment_file import read_experiment
     from coterie.experiment.local import calibrate as calibrate_experiment
     from coterie.experiment.loop import training_noise
 

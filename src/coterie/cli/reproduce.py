@@ -10,7 +10,7 @@ from coterie.cli.console import ProgressBar, complain, print_json, print_table, 
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
-from coterie.experiment.folder import finite
+from coterie.files import finite
 from coterie.reproduce.declared import ScaleName, Selection, find, names, sweep_of
 from coterie.reproduce.markdown import write_into
 from coterie.reproduce.table import Line, Reproduction, setting_text

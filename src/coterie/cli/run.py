@@ -10,10 +10,11 @@ from coterie.cli.console import ProgressBar, complain, print_json, print_table, 
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.errors import InputError
 from coterie.experiment.comparison import OUTSIDE
-from coterie.experiment.files import commented_default, read_experiment
-from coterie.experiment.folder import RunFolder, finite
+from coterie.experiment.experiment_file import commented_default, read_experiment
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
+from coterie.files import finite
 from coterie.privacy.units import round_up
 
 

@@ -17,9 +17,10 @@ from coterie.engines.flower.transport import Timeouts
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving
 from coterie.experiment.deployment import serve as serve_experiment
-from coterie.experiment.files import read_experiment
-from coterie.experiment.folder import finite, next_free
+from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.folder import next_free
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
+from coterie.files import finite
 from coterie.privacy.units import round_up
 from coterie.report.run import write_run_report
 

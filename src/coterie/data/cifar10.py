@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, unreadable
 from coterie.data.images import PixelScale, decoded, scaled_pixels
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError

@@ -46,7 +46,7 @@ from coterie.data.columns import (
     refuse_private_scaling,
     unit_interval,
 )
-from coterie.data.files import unreadable
+from coterie.data.dataset_files import unreadable
 from coterie.data.records import Array, Dataset, Owners, Records, Task
 from coterie.data.tables import Table, read_csv, read_parquet
 from coterie.errors import DataError

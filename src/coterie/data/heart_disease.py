@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.data.columns import Column, category_index, encode
-from coterie.data.files import dataset_files
+from coterie.data.dataset_files import dataset_files
 from coterie.data.records import Dataset, Owners, Records, Task
 from coterie.data.tables import read_csv
 from coterie.errors import DataError

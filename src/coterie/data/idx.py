@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from coterie.data.files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, unreadable
 from coterie.data.images import PixelScale, scaled_pixels
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.data.files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, unreadable
 from coterie.data.records import Dataset, Owners, Records, Task
 from coterie.errors import DataError
 

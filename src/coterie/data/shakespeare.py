@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, unreadable
 from coterie.data.records import Array, Dataset, Owners, Records, Task
 from coterie.errors import DataError
 

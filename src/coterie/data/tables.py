@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie.data.files import unreadable
+from coterie.data.dataset_files import unreadable
 from coterie.data.records import Array
 from coterie.errors import DataError
 

@@ -19,9 +19,9 @@ from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
 from coterie.errors import BudgetError, InputError
 from coterie.experiment.evaluation import with_evaluation
-from coterie.experiment.folder import Json
 from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import Experiment
+from coterie.files import Json
 from coterie.groups import Structure
 from coterie.models import build_model
 from coterie.privacy import Adjacency, Budget, Custody, Guarantee, HeldOut, Mode, PrivacyPlan, Unit

@@ -22,7 +22,7 @@ from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.cluster import RayCluster
 from coterie.experiment.comparison import CSV, MARKDOWN, SweepResult, table_csv, table_markdown
-from coterie.experiment.files import to_yaml
+from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.keeper import settle
 from coterie.experiment.memory import RunMemory
@@ -31,7 +31,7 @@ from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.experiment.together import fit_together
-from coterie.files import beside
+from coterie.files import beside, read_lines, write_text
 from coterie.privacy import Unit
 
 POLL_SECONDS = 0.2
@@ -171,7 +171,7 @@ def _opened(sweep: Sweep, out: Path, *, new: bool) -> Iterator[Seal]:
     stored = out / "sweep.yaml"
     if new:
         with folder.new_folder(out) as scratch:
-            folder.write_text(scratch / stored.name, sweep.to_yaml())
+            write_text(scratch / stored.name, sweep.to_yaml())
             Seal.create(scratch)
     with Seal(out).lines.path.open("rb") as handle:
         try:
@@ -207,7 +207,7 @@ def run_cells(
             runs = {cell.folder(out): cell.experiment for cell in share}
             for path, experiment in runs.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                folder.write_text(beside(path, ".yaml"), to_yaml(experiment))
+                write_text(beside(path, ".yaml"), to_yaml(experiment))
             running.append((share, executor.start(runs)))
         for share, ended in list(running):
             if ended():
@@ -240,4 +240,4 @@ def _finished(cell: Cell, out: Path) -> bool:
 
 
 def _rounds_done(cell: Cell, out: Path) -> int:
-    return sum(1 for _ in folder.read_lines(RunFolder(cell.folder(out)).metrics))
+    return sum(1 for _ in read_lines(RunFolder(cell.folder(out)).metrics))

@@ -26,7 +26,7 @@ import yaml
 
 from coterie import __version__
 from coterie.errors import InputError
-from coterie.experiment.files import to_yaml
+from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.keeper import Keeper, pack, unpack
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Cell

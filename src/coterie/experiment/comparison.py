@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.errors import InputError, LedgerError
 from coterie.experiment.composition import Total, total_of
-from coterie.experiment.files import SELECTORS
+from coterie.experiment.experiment_file import SELECTORS
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness
 from coterie.experiment.result import RunResult

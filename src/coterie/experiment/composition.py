@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.experiment.folder import Json, RunFolder, read_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.recorded import RecordedRun
+from coterie.files import Json, read_json
 from coterie.privacy import Adjacency, PlannedRelease, Unit
 from coterie.privacy.divergences import ORDERS, Floats
 from coterie.privacy.events import composed

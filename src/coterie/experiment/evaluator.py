@@ -20,9 +20,9 @@ from coterie.engines.evaluation import PrivateScores
 from coterie.engines.local import LocalEngine
 from coterie.experiment import references
 from coterie.experiment.calibrated import CalibratedRun
-from coterie.experiment.folder import Json
 from coterie.experiment.metrics import Scores, Spread, accuracy, cluster_means, fairness, groups, loss
 from coterie.experiment.schema import EvaluationKind
+from coterie.files import Json
 from coterie.privacy import Released, Unit
 from coterie.training.learner import Batch
 from coterie.training.scoring import Score, client_sums, evaluate

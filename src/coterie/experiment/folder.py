@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import InputError
-from coterie.files import Json as Json
-from coterie.files import append_line as append_line
-from coterie.files import finite as finite
-from coterie.files import read_json as read_json
-from coterie.files import read_lines as read_lines
-from coterie.files import write_json as write_json
-from coterie.files import write_text as write_text
+from coterie.files import read_lines, write_text
 
 
 class _Named:

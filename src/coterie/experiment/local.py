@@ -22,7 +22,7 @@ from coterie.experiment.calibrated import (
 )
 from coterie.experiment.evaluation import HELD_OUT, OWN_CHOICE, REFERENCES, reported_of
 from coterie.experiment.evaluator import Evaluator, LocalScores
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import Run
 from coterie.experiment.opened import open_folder

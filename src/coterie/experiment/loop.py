@@ -7,7 +7,6 @@ from typing import Protocol
 
 from coterie.algorithms.protocol import Assignment, State
 from coterie.engines.driver import Engine, Work, addressed
-from coterie.experiment import folder
 from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.checkpoint import Personal
 from coterie.experiment.evaluator import Evaluation, Evaluator, exact_figures
@@ -20,6 +19,7 @@ from coterie.experiment.metrics import (
 )
 from coterie.experiment.opened import OpenRunFolder
 from coterie.experiment.result import RoundReport, RunResult
+from coterie.files import append_line, read_lines
 from coterie.privacy import POPULATION, Ledger, PrivacyPlan
 
 
@@ -56,7 +56,7 @@ class Run:
             judged = self.evaluator.after(state)
             self._log(state, judged)
             seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
-            folder.append_line(opened.files.timing, {"round": state.round, **seconds})
+            append_line(opened.files.timing, {"round": state.round, **seconds})
             opened.save(state, engine.personal)
             tell(
                 RoundReport(
@@ -88,7 +88,7 @@ class Run:
         calibrated, opened, judged = self.calibrated, self.opened, self.evaluator.after(state)
         clusters, truth = self._clusters(state, judged), calibrated.population.truth
         findings = calibrated.algorithm.findings(state)
-        timing = list(folder.read_lines(opened.files.timing))
+        timing = list(read_lines(opened.files.timing))
         trained = sum(line["train"] for line in timing)
         gradients = sample_gradients(calibrated, opened.ledger)
         known = truth if truth and clusters else None

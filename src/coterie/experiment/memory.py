@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from coterie.errors import LedgerError
-from coterie.experiment.folder import Json, RunFolder
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.seal import Check, Seal
+from coterie.files import Json
 from coterie.privacy import ChainHead
 
 RUNS = "runs"

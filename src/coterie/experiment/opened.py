@@ -10,10 +10,11 @@ from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.checkpoint import Checkpoint, Personal
-from coterie.experiment.files import to_yaml
-from coterie.experiment.folder import Json, RunFolder
+from coterie.experiment.experiment_file import to_yaml
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.seal import METRICS, ChainedLines, Seal
+from coterie.files import Json, read_json, write_json, write_text
 from coterie.privacy import Guarantee, Ledger, SecretKey
 
 
@@ -114,8 +115,8 @@ def create_folder(
         }
         for path, content in contents.items():
             if content is not None:
-                folder.write_json(path, content)
-        folder.write_text(new.experiment, to_yaml(calibrated.experiment))
+                write_json(path, content)
+        write_text(new.experiment, to_yaml(calibrated.experiment))
         Seal.create(scratch, key=None if key is None else key.fingerprint)
     return secret
 
@@ -138,7 +139,7 @@ def _check(files: RunFolder, calibrated: CalibratedRun, data: str | None) -> Run
 
 def _keep_caveats(files: RunFolder, seal: Seal, promised: Guarantee) -> Guarantee:
     """What was true of the rounds so far (noise of a GPU, say) stays said, wherever the run goes on."""
-    stored = Guarantee.from_json(folder.read_json(files.guarantee)).caveats
+    stored = Guarantee.from_json(read_json(files.guarantee)).caveats
     both = replace(promised, caveats=tuple(dict.fromkeys((*stored, *promised.caveats))))
     if both.caveats != stored:
         seal.write_json(files.guarantee, both.to_json())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.experiment.folder import Json
+from coterie.files import Json
 from coterie.groups import Leakage, Observer
 from coterie.groups.answers import cells
 from coterie.privacy import (

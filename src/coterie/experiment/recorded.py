@@ -17,11 +17,12 @@ from coterie.errors import CoterieError, InputError, LedgerError, PlanError
 from coterie.experiment import checkpoint
 from coterie.experiment.calibrated import build_algorithm
 from coterie.experiment.checkpoint import SavedRound
-from coterie.experiment.files import read_experiment
-from coterie.experiment.folder import RunFolder, read_json
+from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.proven import ProvenPlan
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import METRICS, NAME, ChainedLines, Check, Seal
+from coterie.files import read_json
 from coterie.groups import Observer, Structure
 from coterie.privacy import Custody, Guarantee, LedgerView, PrivacyPlan, Unit
 

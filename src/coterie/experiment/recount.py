@@ -15,10 +15,10 @@ from typing import cast
 from coterie.engines.secret import SEEDED
 from coterie.errors import LedgerError
 from coterie.experiment.evaluation import HELD_OUT
-from coterie.experiment.folder import read_json
 from coterie.experiment.recorded import RecordedRun
 from coterie.experiment.schema import EvaluationKind
 from coterie.experiment.seal import Check
+from coterie.files import read_json
 from coterie.models import code_caveats
 from coterie.privacy import ClientCost, Meaning, ReleaseCost
 from coterie.privacy.guarantee import PerClient

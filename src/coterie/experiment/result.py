@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import InputError
-from coterie.experiment.folder import RunFolder, read_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness, Groups, Spread
+from coterie.files import read_json
 from coterie.privacy.units import number_from_json, number_to_json
 
 

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.engines.flower.transport import Timeouts
 from coterie.errors import InputError
 from coterie.experiment.deployment import Serving, discover, on_grid
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Callbacks, RoundReport
 

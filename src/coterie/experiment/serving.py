@@ -32,6 +32,7 @@ from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, trusts_server
+from coterie.files import append_line, read_lines
 from coterie.privacy import Ledger, Released
 
 EVERYONE = "everyone"
@@ -192,12 +193,12 @@ class Participants:
         self._latest: list[Participation] = []
         self.tally: dict[str, dict[str, int]] = {}
         folder.keep_rounds(path, rounds)
-        for line in folder.read_lines(path):
+        for line in read_lines(path):
             self._count(line["answered"], line["missing"])
 
     def note(self, participation: Participation) -> None:
         """Keep who answered a request, and why the others did not."""
-        folder.append_line(self._path, asdict(participation))
+        append_line(self._path, asdict(participation))
         self._latest.append(participation)
         self._count(participation.answered, participation.missing)
 

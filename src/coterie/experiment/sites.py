@@ -22,7 +22,6 @@ from coterie.engines.flower.messages import task_from_json
 from coterie.engines.flower.transport import Transport
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError
-from coterie.experiment import folder
 from coterie.experiment.calibrated import (
     CalibratedRun,
     Population,
@@ -32,6 +31,7 @@ from coterie.experiment.calibrated import (
 )
 from coterie.experiment.evaluation import reported_of
 from coterie.experiment.schema import Experiment
+from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
@@ -84,7 +84,7 @@ class Sites:
 
     @classmethod
     def load(cls, path: Path) -> "Sites":
-        content = folder.read_json(path)
+        content = read_json(path)
         try:
             return cls(
                 str(content["experiment"]),

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from coterie.errors import InputError
-from coterie.experiment.files import override, read_yaml
+from coterie.experiment.experiment_file import override, read_yaml
 from coterie.experiment.schema import Experiment
 
 LABEL = "label"

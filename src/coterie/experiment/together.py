@@ -16,7 +16,7 @@ from typing import TypeVar
 from coterie.data import Federation
 from coterie.engines.driver import Outcomes, Work, answer_together
 from coterie.errors import CoterieError
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate, finished, load_federation, work
 from coterie.experiment.result import RunResult

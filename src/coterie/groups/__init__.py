@@ -5,7 +5,11 @@ train in groups are in `algorithms/worker`.
 """
 
 from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
-from coterie.groups.files import (
+from coterie.groups.leakage import Leakage, history, leakage
+from coterie.groups.observer import Observer
+from coterie.groups.pairs import coalition_leakage, pair_epsilon, pair_guarantee
+from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
+from coterie.groups.structure_files import (
     Shape,
     is_file,
     named_structure,
@@ -13,10 +17,6 @@ from coterie.groups.files import (
     read_requirements,
     read_structure,
 )
-from coterie.groups.leakage import Leakage, history, leakage
-from coterie.groups.observer import Observer
-from coterie.groups.pairs import coalition_leakage, pair_epsilon, pair_guarantee
-from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
 from coterie.groups.structures import (
     Structure,
     clustered,

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from coterie import __version__
 from coterie.experiment.claim import RunClaim, with_claim
-from coterie.experiment.folder import write_text
+from coterie.files import write_text
 from coterie.report import grid_figures, words
 from coterie.report.drawing import Figure, chip
 from coterie.report.grid import CellRun, Comparison, Failure, Setting, is_exact, read_comparison

@@ -9,9 +9,10 @@ from typing import Any
 from coterie.algorithms import find_algorithm
 from coterie.experiment.comparison import Row, SweepResult
 from coterie.experiment.composition import Total
-from coterie.experiment.folder import RunFolder, read_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell, Sweep
+from coterie.files import read_json
 from coterie.privacy import Guarantee, Unit
 from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run
 

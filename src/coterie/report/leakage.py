@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import InputError
-from coterie.experiment.folder import read_json
+from coterie.files import read_json
 from coterie.report.drawing import (
     WIDTH,
     Figure,

@@ -9,11 +9,12 @@ from typing import Any
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Findings
 from coterie.errors import InputError
-from coterie.experiment.files import read_experiment
-from coterie.experiment.folder import RunFolder, read_json, read_lines
+from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
+from coterie.files import read_json, read_lines
 from coterie.privacy import Budget, Guarantee, PrivacyPlan
 from coterie.privacy.units import number_from_json
 from coterie.report.leakage import LeakageRecord, read_leakage

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.experiment.claim import RunClaim, with_claim
-from coterie.experiment.folder import RunFolder, write_text
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Spread
+from coterie.files import write_text
 from coterie.privacy import Mode, Unit
 from coterie.report import words
 from coterie.report.clusters import Clusters

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from coterie.experiment import folder
 from coterie.experiment.local import calibrate, load_federation, truth_of
 from coterie.experiment.metrics import Scores
 from coterie.experiment.references import train_references
 from coterie.experiment.schema import Experiment
+from coterie.files import read_json, write_json
 from coterie.privacy.plan import canonical_json
 from coterie.training.scoring import Score
 
@@ -35,8 +35,8 @@ def central_scores(out: Path, experiment: Experiment, epochs: int = 0) -> Scores
         path.parent.mkdir(parents=True, exist_ok=True)
         scores = {client: asdict(score) for client, score in _train(experiment, epochs).items()}
         note = "trained centrally without privacy, for evaluation only"
-        folder.write_json(path, {"note": note, "epochs": epochs, "clients": scores})
-    return {client: Score(**score) for client, score in folder.read_json(path)["clients"].items()}
+        write_json(path, {"note": note, "epochs": epochs, "clients": scores})
+    return {client: Score(**score) for client, score in read_json(path)["clients"].items()}
 
 
 def _train(experiment: Experiment, epochs: int) -> Scores:

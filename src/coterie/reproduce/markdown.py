@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
-from coterie.experiment.folder import write_text
+from coterie.files import write_text
 from coterie.reproduce.table import Line, Reproduction, setting_text
 from coterie.table import Table
 

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from coterie import __version__
 from coterie.experiment.composition import ALONE
-from coterie.experiment.folder import write_text
+from coterie.files import write_text
 from coterie.report import words
 from coterie.report.drawing import Figure, write_figures
 from coterie.report.grid import Comparison as RunsSideBySide

@@ -16,9 +16,9 @@ from pathlib import Path
 import yaml
 
 from coterie.errors import InputError
-from coterie.experiment import folder
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.sweep import Sweep
+from coterie.files import write_text
 from coterie.reproduce.central import central_scores
 from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Selection, sweep_of
 from coterie.reproduce.markdown import markdown
@@ -58,8 +58,8 @@ def render(out: Path) -> Reproduction:
     """Write the tables from the runs that are there, running nothing."""
     result = Reproduction.load(out)
     if result.sweep is not None:
-        folder.write_text(out / "table.md", markdown(result))
-        folder.write_text(out / "table.csv", to_csv(result))
+        write_text(out / "table.md", markdown(result))
+        write_text(out / "table.csv", to_csv(result))
     return result
 
 
@@ -70,7 +70,7 @@ def _claim(
     if not out.exists() or not any(out.iterdir()):
         out.mkdir(parents=True, exist_ok=True)
         content = {"name": published.name, "scale": scale.value, "set": list(overrides)}
-        folder.write_text(out / RECORD, yaml.safe_dump(content, sort_keys=False))
+        write_text(out / RECORD, yaml.safe_dump(content, sort_keys=False))
         return Reproduction(out, published, scale, overrides)
     if not resume:
         raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.errors import InputError
-from coterie.experiment.folder import RunFolder, read_json, read_lines
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness, Spread, fairness
 from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell
+from coterie.files import read_json, read_lines
 from coterie.privacy import LedgerView, PrivacyPlan, Unit
 from coterie.privacy.units import number_from_json
 from coterie.reproduce.central import central_scores

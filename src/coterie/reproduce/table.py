@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.experiment.files import read_yaml
+from coterie.experiment.experiment_file import read_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import LABEL, Cell, Sweep

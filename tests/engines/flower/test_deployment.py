@@ -26,7 +26,7 @@ from coterie.engines.flower.messages import Asked, TrainMessage
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment import checkpoint, local
 from coterie.experiment.deployment import APP, wait_for
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.serving import ServedRun
 from coterie.privacy import Unit

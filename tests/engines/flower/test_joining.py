@@ -19,7 +19,7 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.joining import Joining, open_site, parse_split
 from coterie.engines.flower.messages import SiteFacts
 from coterie.errors import InputError
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.local import load_federation
 from coterie.experiment.sites import check_servable
 from coterie.privacy import Adjacency, HeldOut

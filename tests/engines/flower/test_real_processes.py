@@ -29,7 +29,7 @@ from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import make_site_key
 from coterie.engines.flower.processes import environment, free_port
 from coterie.experiment import checkpoint, local
-from coterie.experiment.files import read_experiment
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 
 ROUNDS = 5

@@ -14,8 +14,9 @@ from coterie.cli.report import report
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
 from coterie.errors import LedgerError
-from coterie.experiment.folder import RunFolder, read_json, write_json
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.recount import recount
+from coterie.files import read_json, write_json
 from coterie.privacy import Budget, HeldOut
 
 QUICK: dict[str, Any] = {"schedule": {"rounds": 2, "batch": 15, "lr": 0.1}}

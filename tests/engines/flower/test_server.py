@@ -20,11 +20,11 @@ from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.server import largest_release
 from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
-from coterie.experiment import folder
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Callbacks
 from coterie.experiment.serving import ServedRun
 from coterie.experiment.sites import check_servable
+from coterie.files import read_lines
 from coterie.privacy import (
     EVALUATION,
     Adjacency,
@@ -334,7 +334,7 @@ def test_accuracy_is_reported_as_often_as_operators_allow_and_charged(tmp_path: 
     assert set(result.accuracy.per_client) == set(made.nodes)
     assert result.accuracy.is_private
     assert result.loss is None
-    lines = list(folder.read_lines(RunFolder(tmp_path / "run").metrics))
+    lines = list(read_lines(RunFolder(tmp_path / "run").metrics))
     assert [line["accuracy"] is not None for line in lines] == [False, True], "one report, of the last round"
     for name, site in made.sites.items():
         charged = [json.loads(line) for line in site.files.ledger.read_text().splitlines()[1:]]
