@@ -361,7 +361,7 @@ def our_client_level_round(bench: Bench) -> dict[str, Any]:
     from coterie.bench.rounds import our_round
 
     work = round_work(bench)
-    with our_round(work, work.federation(), bench.device) as run:
+    with our_round(work, bench.device) as run:
         first = bench.timed(run)
         speeds = [round_speed(bench, run) for _ in range(5)]
         result = {"samples_per_second": round(sorted(speeds)[2]), "first_round_seconds": round(first, 1)}
@@ -374,8 +374,8 @@ def plain_client_level_round(bench: Bench) -> dict[str, Any]:
     from coterie.bench.peers import plain_round
 
     work = round_work(bench)
-    model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(bench.device)
-    records = {c.name: (c.train.features, c.train.targets) for c in work.federation().clients}
+    model = work.random.build().to(bench.device)
+    records = {c.name: (c.train.features, c.train.targets) for c in work.random.federation().clients}
     loop_over_clients = plain_round(model, records, work.sampled, work.lr, work.epochs, work.batch)
 
     def run() -> int:

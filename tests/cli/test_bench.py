@@ -36,7 +36,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_installed_peer_is_compared() -> None:
-    rows = measuring._compare(TINY, CPU, repeats=1, watch=lambda text: None)
+    rows = measuring.compare_records(TINY, CPU, repeats=1, watch=lambda text: None)
     assert [row.way for row in rows] == ["ours", *installed_peers()]
     assert all(row.samples_per_second > 0 for row in rows)
     ours = rows[0].samples_per_second
@@ -53,7 +53,7 @@ def test_a_client_level_round_is_compared_by_the_records_that_went_through() -> 
 
 
 def test_growth_is_measured_along_an_axis() -> None:
-    found = measuring._grow(
+    found = measuring.grow(
         "clients", (1, 2), lambda size: Work("softmax", size, 1, 4, (1, 4, 4)), CPU, lambda text: None
     )
     assert found.sizes == (1, 2)

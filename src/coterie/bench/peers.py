@@ -23,16 +23,20 @@ Peer = Callable[[nn.Module, float, float, float], Step]
 """From a client's model, step size, clip and noise multiplier to its step."""
 
 
-def plain_sgd(model: nn.Module, lr: float, clip: float, noise: float) -> Step:
-    """No privacy at all."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
-
+def _step(optimiser: Any, loss: Callable[[Tensor, Tensor], Any]) -> Step:
     def step(features: Tensor, targets: Tensor) -> None:
+        optimiser.expected_batch_size = len(targets)  # what Opacus divides by; others do not look
         optimiser.zero_grad()
-        functional.cross_entropy(model(features), targets).backward()  # type: ignore[no-untyped-call]
+        loss(features, targets).backward()
         optimiser.step()
 
     return step
+
+
+def plain_sgd(model: nn.Module, lr: float, clip: float, noise: float) -> Step:
+    """No privacy at all."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    return _step(optimiser, lambda features, targets: functional.cross_entropy(model(features), targets))
 
 
 def torch_func(model: nn.Module, lr: float, clip: float, noise: float) -> Step:
@@ -66,13 +70,7 @@ def opacus_hooks(model: nn.Module, lr: float, clip: float, noise: float) -> Step
         expected_batch_size=1,
     )
 
-    def step(features: Tensor, targets: Tensor) -> None:
-        optimiser.expected_batch_size = len(targets)
-        optimiser.zero_grad()
-        functional.cross_entropy(wrapped(features), targets).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-
-    return step
+    return _step(optimiser, lambda features, targets: functional.cross_entropy(wrapped(features), targets))
 
 
 def opacus_ghost(model: nn.Module, lr: float, clip: float, noise: float) -> Step:
@@ -88,14 +86,7 @@ def opacus_ghost(model: nn.Module, lr: float, clip: float, noise: float) -> Step
         expected_batch_size=1,
     )
     criterion = losses.DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss(reduction="mean"))
-
-    def step(features: Tensor, targets: Tensor) -> None:
-        optimiser.expected_batch_size = len(targets)
-        optimiser.zero_grad()
-        criterion(wrapped(features), targets).backward()
-        optimiser.step()
-
-    return step
+    return _step(optimiser, lambda features, targets: criterion(wrapped(features), targets))
 
 
 def installed_peers() -> dict[str, Peer]:

@@ -7,12 +7,10 @@ ratio in one run does.
 
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,26 +18,13 @@ import torch
 
 from coterie.algorithms.protocol import Select, Train, TrainJob
 from coterie.bench.peers import Peer, installed_peers
-from coterie.bench.rounds import ROUNDS, RoundWork, compare_rounds
+from coterie.bench.rounds import RoundWork, compare_rounds
 from coterie.bench.timing import OURS, WARM_UP, Timing, Watch, Way, machine_name, take_turns, timed
-from coterie.data import Client, Federation, Records, Task
-from coterie.engines.local import LocalEngine, coin_key
-from coterie.models import ModelSettings, build_model
-from coterie.privacy import (
-    Adjacency,
-    Budget,
-    Ledger,
-    PlannedRelease,
-    PoissonSteps,
-    PrivacyPlan,
-    PrivateSelection,
-    SecretKey,
-    ThreatModel,
-    Unit,
-    UnitPlan,
-)
-from coterie.training.learner import Batch, Learner
-from coterie.training.parameters import flatten
+from coterie.bench.work import ROUNDS, RandomClients
+from coterie.engines.local import LocalEngine
+from coterie.privacy import Adjacency, PrivacyPlan, Unit
+from coterie.privacy.plans import SELECTION, TRAINING, RecordReleases, plan_of
+from coterie.training.learner import Batch
 
 LR, CLIP, NOISE = 0.1, 1.0, 1.0
 
@@ -55,17 +40,27 @@ class Work:
     shape: tuple[int, ...] = (1, 28, 28)
 
     @property
-    def task(self) -> Task:
-        return Task(kind="classification", shape=self.shape, classes=10)
-
-    @property
-    def records(self) -> int:
-        """Records of a client: an epoch of so many steps."""
-        return self.steps * self.batch
+    def random(self) -> RandomClients:
+        """Clients for whom an epoch has so many steps."""
+        return RandomClients(self.model, self.clients, self.steps * self.batch, self.shape)
 
     @property
     def samples(self) -> int:
         return self.clients * self.steps * self.batch
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        own = RecordReleases(self.steps * self.batch, clip=CLIP)
+        releases = [own.steps(TRAINING, ROUNDS, self.batch, NOISE), *own.selections(1.0, ROUNDS)]
+        return plan_of(Unit.RECORD, Adjacency.ZERO_OUT, dict.fromkeys(self.random.names, releases))
+
+    def engine(self, device: torch.device) -> AbstractContextManager[LocalEngine]:
+        return self.random.engine(self.plan, LR, device)
+
+    def request(self) -> Train:
+        """Every client trains once, from the same start."""
+        start = self.random.start()
+        return Train(TRAINING, tuple(TrainJob(name, start) for name in self.random.names))
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ def run_bench(
         if work.model in parts:
             large = work.model == "resnet18"
             repeats, warm_up = 5 if quick or large else 9, 1 if large else WARM_UP
-            rows += _compare(work, device, repeats, watch, warm_up)
+            rows += compare_records(work, device, repeats, watch, warm_up)
     if "rounds" in parts:
         work_of_rounds = RoundWork(200, 20) if quick else RoundWork(1000, 100)
         rows += compare_rounds(work_of_rounds, device, repeats=3, warm_up=1, watch=watch)
@@ -148,13 +143,12 @@ def run_bench(
 # --- ours and theirs --------------------------------------------------------------------------------
 
 
-def _compare(
+def compare_records(
     work: Work, device: torch.device, repeats: int, watch: Watch, warm_up: int = WARM_UP
 ) -> list[Timing]:
-    with _our_engine(work, device) as engine:
-        start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
-        request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))
-        rounds = iter(range(1, ROUNDS))
+    """Ours and every installed peer on the same steps."""
+    with work.engine(device) as engine:
+        request, rounds = work.request(), iter(range(1, ROUNDS))
 
         def ours() -> int:
             engine.answer(request, next(rounds))
@@ -168,11 +162,9 @@ def _compare(
 
 def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
     """A peer's round: one client after the other, torch's threads inside."""
-    steps, batches = [], []
-    for client in _federation(work).clients:
-        model = build_model(ModelSettings(name=work.model), work.task, seed=0).to(device)
-        steps.append(peer(model, LR, CLIP, NOISE))
-        batches.append(Batch.of(client.train, device))
+    clients = work.random.federation().clients
+    steps = [peer(work.random.build().to(device), LR, CLIP, NOISE) for _ in clients]
+    batches = [Batch.of(client.train, device) for client in clients]
 
     def run() -> int:
         for step, records in zip(steps, batches, strict=True):
@@ -183,75 +175,21 @@ def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
     return run
 
 
-@contextmanager
-def _our_engine(work: Work, device: torch.device) -> Iterator[LocalEngine]:
-    """The engine of a run, with ledger and everything."""
-    model = build_model(ModelSettings(name=work.model), work.task, seed=0)
-    plan = _plan(work)
-    key = SecretKey.from_os()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.jsonl"
-        with Ledger.open(path, plan, budget=Budget(math.inf, 1e-5), accountant="rdp") as ledger:
-            learner = Learner(model, work.task, device)
-            engine = LocalEngine(
-                _federation(work), learner, LR, plan, ledger, key, coin_key(key, 0), public_seed=0
-            )
-            try:
-                yield engine
-            finally:
-                engine.close()
-
-
-def _names(work: Work) -> list[str]:
-    return [f"client-{index}" for index in range(work.clients)]
-
-
-def _federation(work: Work) -> Federation:
-    rng = np.random.default_rng(0)
-    clients = []
-    for name in _names(work):
-        features = rng.normal(size=(work.records, *work.shape)).astype(np.float32)
-        records = Records(features, rng.integers(10, size=work.records))
-        clients.append(Client(name, records, records.take(slice(0, 0)), records.take(slice(0, 1))))
-    return Federation(tuple(clients), work.task)
-
-
-def _plan(work: Work) -> PrivacyPlan:
-    steps = PoissonSteps(
-        clip=CLIP,
-        noise_multiplier=NOISE,
-        records=work.records,
-        batch=work.batch,
-        epochs=1,
-        adjacency=Adjacency.ZERO_OUT,
-    )
-    releases = (
-        PlannedRelease("training", steps, ROUNDS),
-        PlannedRelease("selection", PrivateSelection(1.0, Adjacency.ZERO_OUT), ROUNDS),
-    )
-    return PrivacyPlan(
-        unit=Unit.RECORD,
-        adjacency=Adjacency.ZERO_OUT,
-        threat=ThreatModel("nobody", "timings of random records"),
-        units=tuple(UnitPlan(name, releases) for name in _names(work)),
-    )
-
-
 # --- growth -----------------------------------------------------------------------------------------
 
 
 def _scale(device: torch.device, watch: Watch) -> Iterator[Scaling]:
     """A decade along each axis; the rest stays as it is."""
     sizes = (2, 5, 10, 20)
-    yield _grow("clients", sizes, lambda size: Work("cnn", clients=size, steps=2), device, watch)
-    yield _grow(
+    yield grow("clients", sizes, lambda size: Work("cnn", clients=size, steps=2), device, watch)
+    yield grow(
         "records of a client",
         [32 * size for size in sizes],
         lambda size: Work("cnn", clients=2, steps=size // 32),
         device,
         watch,
     )
-    yield _grow(
+    yield grow(
         "parameters",
         [10 * (width + 1) for width in (4000, 10_000, 20_000, 40_000)],
         lambda size: Work("softmax", clients=2, steps=10, shape=(size // 10 - 1,)),
@@ -261,21 +199,20 @@ def _scale(device: torch.device, watch: Watch) -> Iterator[Scaling]:
     yield _grow_models(sizes, device, watch)
 
 
-def _grow(
+def grow(
     axis: str,
     sizes: Sequence[int],
     work_of: Callable[[int], Work],
     device: torch.device,
     watch: Watch,
 ) -> Scaling:
+    """Our time for works of growing size."""
     seconds = []
     for size in sizes:
         watch(f"growth with {axis}: {size}")
         work = work_of(size)
-        with _our_engine(work, device) as engine:
-            start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
-            request = Train("training", tuple(TrainJob(name, start) for name in _names(work)))
-            seconds.append(_median_answer(engine, request, device))
+        with work.engine(device) as engine:
+            seconds.append(_median_answer(engine, work.request(), device))
     return Scaling(axis, tuple(sizes), tuple(seconds))
 
 
@@ -291,11 +228,11 @@ def _median_answer(engine: LocalEngine, request: Train | Select, device: torch.d
 def _grow_models(sizes: Sequence[int], device: torch.device, watch: Watch) -> Scaling:
     """Choosing between more and more models: what a larger number of clusters costs."""
     work = Work("cnn", clients=4, steps=8)
-    start = flatten(build_model(ModelSettings(name=work.model), work.task, seed=0))
+    start, names = work.random.start(), work.random.names
     seconds = []
-    with _our_engine(work, device) as engine:
+    with work.engine(device) as engine:
         for size in sizes:
             watch(f"growth with clusters: {size}")
-            request = Select("selection", tuple(_names(work)), np.stack([start] * size))
+            request = Select(SELECTION, names, np.stack([start] * size))
             seconds.append(_median_answer(engine, request, device))
     return Scaling("clusters", tuple(sizes), tuple(seconds))
