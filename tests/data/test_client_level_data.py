@@ -112,7 +112,7 @@ def test_cifar100_is_read_from_its_binary_version(root: Path) -> None:
 
 def test_damaged_cifar100_files_are_refused(root: Path) -> None:
     write_cifar100(root, 3, last_label=200)
-    refused("fine label 200; allowed: 0 to 99", "cifar100")
+    refused("fine labels: row 1 has label 100; allowed: 0 to 99", "cifar100")
     path = root / "cifar100" / "train.bin"
     path.write_bytes(path.read_bytes()[:-1])
     refused("9221 bytes; allowed: rows of 3074", "cifar100")

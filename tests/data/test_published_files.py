@@ -160,7 +160,7 @@ def test_encoded_images_arrive_channels_first(root: Path) -> None:
         (encoded()[:60], 0, r"train\.parquet: row 1: not an image"),
         (b"nothing", 0, r"train\.parquet: row 1: not an image"),
         (encoded(side=16), 0, r"row 1: an image of \(16, 16\) pixels"),
-        (encoded(), 10, "row 1: label 10; allowed: 0 to 9"),
+        (encoded(), 10, "row 1 has label 10; allowed: 0 to 9"),
     ],
 )
 def test_images_that_cannot_be_used_are_named_by_row(root: Path, image: bytes, label: int, line: str) -> None:

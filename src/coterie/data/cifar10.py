@@ -8,36 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.dataset_files import dataset_files, unreadable
-from coterie.data.images import PixelScale, decoded, scaled_pixels
-from coterie.data.records import Array, Dataset, Records, Task
+from coterie.data.images import ImageFormat, LabelledImages, PixelScale, decoded
+from coterie.data.records import Array, Dataset
 from coterie.errors import DataError
 
-# Published per-channel statistics of the 50,000 original training images.
-_MEAN = (0.4914, 0.4822, 0.4465)
-_STD = (0.2470, 0.2435, 0.2616)
+# Statistics of the 50,000 original training images.
+_FORMAT = ImageFormat(10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
 
 def read_cifar10(pixels: PixelScale = "unit") -> Dataset:
     """50,000 + 10,000 colour images, of shape (3, 32, 32)."""
-    train_path, test_path = dataset_files("cifar10", ("train.parquet", "test.parquet"))
-    train, scaling = read_part(train_path, pixels)
-    test, _ = read_part(test_path, pixels)
-    task = Task("classification", (3, 32, 32), 10)
+    parts = map(_part, dataset_files("cifar10", ("train.parquet", "test.parquet")))
     # Re-encoded pixels: accuracies are not those of the original files.
-    return Dataset("cifar10", train, test, task, note=f"CIFAR-10 (JPEG); {scaling}")
+    return _FORMAT.dataset("cifar10", parts, pixels, "CIFAR-10 (JPEG)")
 
 
-def read_part(path: Path, pixels: PixelScale) -> tuple[Records, str]:
-    """One file: column `img.bytes` holds an encoded image, column `label` its class; and the scaling."""
-    encoded, targets = _columns(path)
-    images = np.empty((len(encoded), 32, 32, 3), dtype=np.uint8)
-    for row, content in enumerate(encoded):
-        images[row] = decoded(io.BytesIO(content), 32, f"{path}: row {row}")
-    wrong = np.flatnonzero((targets < 0) | (targets > 9))
-    if len(wrong):
-        raise DataError(f"{path}: row {wrong[0]}: label {targets[wrong[0]]}; allowed: 0 to 9")
-    features, scaling = scaled_pixels(np.moveaxis(images, 3, 1), pixels, _MEAN, _STD)
-    return Records(np.ascontiguousarray(features), targets), scaling
+def _part(path: Path) -> LabelledImages:
+    """One file: column `img.bytes` holds an encoded image, column `label` its class."""
+    encoded, labels = _columns(path)
+    sources = ((io.BytesIO(content), f"{path}: row {row}") for row, content in enumerate(encoded))
+    return decoded(sources, len(encoded), side=32), _FORMAT.classified(labels, path)
 
 
 def _columns(path: Path) -> tuple[list[bytes], Array]:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from coterie.data.records import Array
-from coterie.data.tables import EXACT, Table
+from coterie.data.tables import EXACT, ClientTable
 from coterie.errors import DataError
 from coterie.settings import Settings
 
@@ -96,12 +96,12 @@ class Column(Settings):
         return (1 if self.categories is None else len(self.categories)) + (self.missing == "indicator")
 
 
-def encode(table: Table, columns: tuple[Column, ...]) -> Array:
+def encode(table: ClientTable, columns: tuple[Column, ...]) -> Array:
     """The declared columns side by side, float32."""
     return np.concatenate([_encode(table, column) for column in columns], axis=1, dtype=np.float32)
 
 
-def _encode(table: Table, column: Column) -> Array:
+def _encode(table: ClientTable, column: Column) -> Array:
     if column.range is not None:
         numbers = finite_numbers(table, column.column)
         missing = np.isnan(numbers) | np.isin(numbers, column.missing_values)
@@ -118,7 +118,7 @@ def _encode(table: Table, column: Column) -> Array:
     return encoded
 
 
-def finite_numbers(table: Table, name: str) -> Array:
+def finite_numbers(table: ClientTable, name: str) -> Array:
     """The column's numbers, NaN where missing; infinity is a mistake."""
     numbers = table.numbers(name)
     infinite = np.isinf(numbers)
@@ -135,7 +135,10 @@ def unit_interval(numbers: Array, limits: tuple[float, float]) -> Array:
 
 
 def category_index(
-    table: Table, name: str, categories: tuple[str | int | float, ...], missing_values: tuple[float, ...] = ()
+    table: ClientTable,
+    name: str,
+    categories: tuple[str | int | float, ...],
+    missing_values: tuple[float, ...] = (),
 ) -> Array:
     """For every row the position of its value among the categories, -1 where it is missing."""
     values: Array

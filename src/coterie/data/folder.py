@@ -47,8 +47,8 @@ from coterie.data.columns import (
     unit_interval,
 )
 from coterie.data.dataset_files import unreadable
-from coterie.data.records import Array, Dataset, Owners, Records, Task
-from coterie.data.tables import Table, read_csv, read_parquet
+from coterie.data.records import Array, Dataset, Records, Task
+from coterie.data.tables import ClientTable, read_csv, read_parquet
 from coterie.errors import DataError
 from coterie.files import parse_yaml
 from coterie.settings import Settings
@@ -147,20 +147,11 @@ def read_folder(path: Path) -> Dataset:
     files = _client_files(
         path, ".npz" if isinstance(declaration.features, ArrayFeatures) else ".csv or .parquet"
     )
-    parts = [_read_client(file, declaration) for file in files]
-    return Dataset(
-        name=path.resolve().name,
-        train=Records(
-            np.concatenate([part.features for part in parts]),
-            np.concatenate([part.targets for part in parts]),
-        ),
-        test=None,
-        task=declaration.as_task(),
-        note=f"the files of {path}; scaled by the ranges that {DECLARATION} declares",
-        owners=Owners(
-            tuple(file.stem for file in files),
-            np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-        ),
+    return Dataset.of_owners(
+        path.resolve().name,
+        {file.stem: _read_client(file, declaration) for file in files},
+        declaration.as_task(),
+        f"the files of {path}; scaled by the ranges that {DECLARATION} declares",
     )
 
 
@@ -206,7 +197,7 @@ def _read_client(path: Path, declaration: Declaration) -> Records:
     return Records(encode(table, declaration.features), targets)
 
 
-def _table_targets(table: Table, column: str, label: Label) -> Array:
+def _table_targets(table: ClientTable, column: str, label: Label) -> Array:
     if isinstance(label.classes, tuple):
         targets = category_index(table, column, label.classes)
         missing = targets < 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie.data.columns import Column, category_index, encode
 from coterie.data.dataset_files import dataset_files
-from coterie.data.records import Dataset, Owners, Records, Task
+from coterie.data.records import Dataset, Records, Task
 from coterie.data.tables import read_csv
 from coterie.errors import DataError
 
@@ -38,19 +38,16 @@ def read_heart_disease() -> Dataset:
     """920 patients of four hospitals; the target is any narrowing of a vessel above 50 %."""
     paths = dataset_files("heart-disease", tuple(f"processed.{name}.data" for name in _HOSPITALS))
     header = (*(column.column for column in _COLUMNS), "num")
-    features, targets = [], []
-    for path in paths:
+    hospitals = {}
+    for name, path in zip(_HOSPITALS, paths, strict=True):
         table = read_csv(path, header)
         narrowing = category_index(table, "num", (0, 1, 2, 3, 4))
         if (narrowing < 0).any():
             raise DataError(f"{table.where(int((narrowing < 0).argmax()), 'num')}: no label")
-        features.append(encode(table, _COLUMNS))
-        targets.append((narrowing > 0).astype(np.int64))
-    return Dataset(
-        name="heart-disease",
-        train=Records(np.concatenate(features), np.concatenate(targets)),
-        test=None,
-        task=Task("classification", (sum(column.width for column in _COLUMNS),), 2),
-        note="UCI Heart Disease; clinical ranges mapped to [-1, 1], missing values by indicator",
-        owners=Owners(_HOSPITALS, np.repeat(np.arange(4), [len(part) for part in targets])),
+        hospitals[name] = Records(encode(table, _COLUMNS), (narrowing > 0).astype(np.int64))
+    return Dataset.of_owners(
+        "heart-disease",
+        hospitals,
+        Task("classification", (sum(column.width for column in _COLUMNS),), 2),
+        "UCI Heart Disease; clinical ranges mapped to [-1, 1], missing values by indicator",
     )

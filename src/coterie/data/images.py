@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
 
-from coterie.data.records import Array
+from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
 
 PixelScale = Literal["unit", "standard"]
+LabelledImages = tuple[Array, Array]
+"""Bytes (n, channels, height, width), and a class for each."""
 
 
-def scaled_pixels(
-    images: Array, pixels: PixelScale, mean: tuple[float, ...], std: tuple[float, ...]
-) -> tuple[Array, str]:
-    """Images (n, channels, height, width) of bytes as float32, and how they were scaled.
-
-    Args:
-        pixels: `unit` divides by 255; `standard` then takes the published mean and deviation of each channel.
-    """
-    features = images.astype(np.float32)
-    features /= 255.0
-    if pixels == "unit":
-        return features, "pixels / 255"
-    features -= np.asarray(mean, dtype=np.float32)[:, None, None]
-    features /= np.asarray(std, dtype=np.float32)[:, None, None]
-    return features, f"pixels / 255, less the published mean {mean}, by the published deviation {std}"
-
-
-def decoded(source: Path | IO[bytes], side: int, where: str) -> Array:
-    """An encoded image as bytes (side, side, 3).
+@dataclass(frozen=True)
+class ImageFormat:
+    """What all images of a published dataset have in common.
 
     Args:
-        where: names it in the line by which anything else is refused.
+        mean, std: of each channel of the training images, as published.
+        first: the label of class 0.
     """
+
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    first: int = 0
+
+    def scaled(self, images: Array, pixels: PixelScale) -> Array:
+        """Images (n, channels, height, width) of bytes as float32.
+
+        `unit` divides by 255; `standard` then takes the published mean and deviation of each channel.
+        """
+        features = np.ascontiguousarray(images).astype(np.float32)
+        features /= 255.0
+        if pixels == "standard":
+            features -= np.asarray(self.mean, dtype=np.float32)[:, None, None]
+            features /= np.asarray(self.std, dtype=np.float32)[:, None, None]
+        return features
+
+    def classified(self, labels: Array, where: object) -> Array:
+        """Labels as classes, counted from 0; `where` begins the line by which others are refused."""
+        last = self.first + self.classes - 1
+        wrong = np.flatnonzero((labels < self.first) | (labels > last))
+        if len(wrong):
+            row = wrong[0]
+            raise DataError(f"{where}: row {row} has label {labels[row]}; allowed: {self.first} to {last}")
+        return labels.astype(np.int64) - self.first
+
+    def dataset(self, name: str, parts: Iterable[LabelledImages], pixels: PixelScale, source: str) -> Dataset:
+        """Training and test images, scaled; the note says from which source, and by which constants."""
+        scaling = "pixels / 255"
+        if pixels == "standard":
+            scaling += f", less the published mean {self.mean}, by the published deviation {self.std}"
+        train, test = (Records(self.scaled(images, pixels), labels) for images, labels in parts)
+        task = Task("classification", train.features.shape[1:], self.classes)
+        return Dataset(name, train, test, task, note=f"{source}; {scaling}")
+
+
+def decoded(sources: Iterable[tuple[Path | IO[bytes], str]], count: int, side: int) -> Array:
+    """Encoded images as bytes (count, 3, side, side), each with what names it in the line that refuses it."""
     from PIL import Image
 
-    try:
-        with Image.open(source) as image:
-            picture = np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # on broken files
-        raise DataError(f"{where}: not an image ({type(error).__name__})") from error
-    if picture.shape != (side, side, 3):
-        raise DataError(f"{where}: an image of {picture.shape[:2]} pixels; allowed: ({side}, {side})")
-    return picture
+    images = np.empty((count, side, side, 3), dtype=np.uint8)
+    for row, (source, where) in enumerate(sources):
+        try:
+            with Image.open(source) as image:
+                picture = np.asarray(image.convert("RGB"))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # on broken files
+            raise DataError(f"{where}: not an image ({type(error).__name__})") from error
+        if picture.shape != (side, side, 3):
+            raise DataError(f"{where}: an image of {picture.shape[:2]} pixels; allowed: ({side}, {side})")
+        images[row] = picture
+    return np.moveaxis(images, 3, 1)

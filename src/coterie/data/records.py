@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -30,6 +32,12 @@ class Records:
     def take(self, indices: Array | slice) -> Records:
         """The records at these positions, in this order."""
         return Records(self.features[indices], self.targets[indices])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Records]) -> Records:
+        """The records of all parts, one part after the other."""
+        features, targets = zip(*((part.features, part.targets) for part in parts), strict=True)
+        return cls(np.concatenate(features), np.concatenate(targets))
 
 
 @dataclass(frozen=True)
@@ -93,3 +101,22 @@ class Dataset:
         held_out = "none" if self.test is None else len(self.test)
         clients = "none" if self.owners is None else len(self.owners.names)
         return f"Dataset({self.name}: train {len(self.train)}, test {held_out}, natural clients {clients})"
+
+    @classmethod
+    def of_owners(
+        cls,
+        name: str,
+        train: Mapping[str, Records],
+        task: Task,
+        note: str,
+        test: Mapping[str, Records] | None = None,
+    ) -> Dataset:
+        """From the records of each natural client; `test` has the same clients."""
+        held_out = None if test is None else Records.joined(test.values())
+        owners = Owners(tuple(train), _owner(train), None if test is None else _owner(test))
+        return cls(name, Records.joined(train.values()), held_out, task, note, owners)
+
+
+def _owner(parts: Mapping[str, Records]) -> Array:
+    """The place of the owner of each record, where the owners' records follow one another."""
+    return np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])

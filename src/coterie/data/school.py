@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.data.dataset_files import dataset_files, unreadable
-from coterie.data.records import Dataset, Owners, Records, Task
+from coterie.data.records import Dataset, Records, Task
 from coterie.errors import DataError
 
 _FEATURES = 28
@@ -36,17 +36,11 @@ def read_school() -> Dataset:
             )
     if not features or len(features) != len(targets):
         raise DataError(f"{path}: {len(features)} schools in X, {len(targets)} in Y")
-    return Dataset(
-        name="school",
-        train=Records(
-            np.clip(np.concatenate(features) / _LARGEST, 0.0, 1.0),
-            np.clip(np.concatenate(targets) / np.float32(_LARGEST_SCORE), 0.0, 1.0),
-        ),
-        test=None,
-        task=Task("regression", (_FEATURES,), 0, error_cap=_ERROR_CAP),
-        note="School (ILEA); percentages / 100, exam score / 70",
-        owners=Owners(
-            tuple(f"school-{index:03d}" for index in range(len(features))),
-            np.repeat(np.arange(len(features)), [len(part) for part in features]),
-        ),
-    )
+    schools = {
+        f"school-{index:03d}": Records(
+            np.clip(pupils / _LARGEST, 0.0, 1.0), np.clip(scores / np.float32(_LARGEST_SCORE), 0.0, 1.0)
+        )
+        for index, (pupils, scores) in enumerate(zip(features, targets, strict=True))
+    }
+    task = Task("regression", (_FEATURES,), 0, error_cap=_ERROR_CAP)
+    return Dataset.of_owners("school", schools, task, "School (ILEA); percentages / 100, exam score / 70")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.dataset_files import dataset_files, unreadable
-from coterie.data.records import Array, Dataset, Owners, Records, Task
+from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
 
 # Fixed before anyone's text is read; the last token stands for every other character.
@@ -34,21 +34,19 @@ def read_shakespeare(length: int = WINDOW, stride: int | None = None) -> Dataset
     stride = stride or length + 1
     codes = np.full(256, len(_ALPHABET), dtype=np.int64)
     codes[np.frombuffer(_ALPHABET.encode(), np.uint8)] = np.arange(len(_ALPHABET))
-    texts = _texts(path)
-    train: list[Array] = []
-    test: list[Array] = []
-    for text in texts.values():
+    train: dict[str, Records] = {}
+    test: dict[str, Records] = {}
+    for role, text in _texts(path).items():
         tokens = codes[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
         start = len(tokens) - round(_TEST_SHARE * len(tokens))
-        train.append(_windows(tokens[:start], length + 1, stride))
-        test.append(_windows(tokens[start:], length + 1, stride))
-    return Dataset(
-        name="shakespeare",
-        train=_records(train),
-        test=_records(test),
-        task=Task("classification", (length,), len(_ALPHABET) + 1, vocabulary=len(_ALPHABET) + 1),
-        note=f"Moby Shakespeare by play and role; windows of {length} characters, every {stride}",
-        owners=Owners(tuple(texts), _owner(train), _owner(test)),
+        train[role] = _windows(tokens[:start], length, stride)
+        test[role] = _windows(tokens[start:], length, stride)
+    return Dataset.of_owners(
+        "shakespeare",
+        train,
+        Task("classification", (length,), len(_ALPHABET) + 1, vocabulary=len(_ALPHABET) + 1),
+        f"Moby Shakespeare by play and role; windows of {length} characters, every {stride}",
+        test,
     )
 
 
@@ -79,16 +77,9 @@ def _string(value: object) -> str:
     return value
 
 
-def _windows(tokens: Array, width: int, stride: int) -> Array:
-    if len(tokens) < width:
-        return np.empty((0, width), dtype=np.int64)
-    return np.lib.stride_tricks.sliding_window_view(tokens, width)[::stride]
-
-
-def _records(parts: list[Array]) -> Records:
-    windows = np.concatenate(parts)
-    return Records(np.ascontiguousarray(windows[:, :-1]), windows[:, -1].copy())
-
-
-def _owner(parts: list[Array]) -> Array:
-    return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+def _windows(tokens: Array, length: int, stride: int) -> Records:
+    """Windows of so many characters, and the character after each."""
+    if len(tokens) <= length:
+        return Records(np.empty((0, length), dtype=np.int64), np.empty(0, dtype=np.int64))
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::stride]
+    return Records(windows[:, :-1], windows[:, -1])

@@ -24,7 +24,7 @@ _MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
 
 @dataclass(frozen=True)
-class Table:
+class ClientTable:
     """Columns by name; a column is text as found in the file, or numbers with NaN for missing values.
 
     Args:
@@ -82,7 +82,7 @@ def is_missing(value: str) -> bool:
     return value.lower() in _MISSING
 
 
-def read_csv(path: Path, header: tuple[str, ...] | None = None) -> Table:
+def read_csv(path: Path, header: tuple[str, ...] | None = None) -> ClientTable:
     """A comma-separated table; its first line names the columns unless `header` does."""
     rows: list[list[str]] = []
     places: list[int] = []
@@ -109,7 +109,9 @@ def read_csv(path: Path, header: tuple[str, ...] | None = None) -> Table:
         raise DataError(f"{path}: no records")
     if len(set(names)) < len(names):
         raise DataError(f"{path}: column {max(names, key=names.count)!r} occurs twice")
-    return Table(path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), "line", places)
+    return ClientTable(
+        path, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), "line", places
+    )
 
 
 def _fits(integers: pa.ChunkedArray) -> bool:
@@ -120,7 +122,7 @@ def _fits(integers: pa.ChunkedArray) -> bool:
     return all(value is None or abs(value) <= EXACT for value in limits.values())
 
 
-def read_parquet(path: Path) -> Table:
+def read_parquet(path: Path) -> ClientTable:
     """A parquet table of numbers, truth values and text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -145,4 +147,4 @@ def read_parquet(path: Path) -> Table:
             columns[field.name] = [
                 "" if value is None else str(value).strip() for value in values.to_pylist()
             ]
-    return Table(path, columns, "row", range(1, content.num_rows + 1))
+    return ClientTable(path, columns, "row", range(1, content.num_rows + 1))

@@ -8,13 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.dataset_files import data_root, unreadable
-from coterie.data.images import PixelScale, decoded, scaled_pixels
-from coterie.data.records import Dataset, Records, Task
+from coterie.data.images import ImageFormat, LabelledImages, PixelScale, decoded
+from coterie.data.records import Dataset
 from coterie.errors import DataError
 
-# Published per-channel statistics of the training images.
-_MEAN = (0.4802, 0.4481, 0.3975)
-_STD = (0.2770, 0.2691, 0.2821)
 _SIDE = 64
 
 
@@ -29,9 +26,9 @@ def read_tiny_imagenet(pixels: PixelScale = "unit") -> Dataset:
     test = _validation(root / "val", classes)
     if not train or not test:
         raise DataError(f"{root}: no training images under train/ or no images under val/")
-    task = Task("classification", (3, _SIDE, _SIDE), len(classes))
-    records, scaling = _records(train, pixels)
-    return Dataset("tiny-imagenet", records, _records(test, pixels)[0], task, f"TinyImageNet; {scaling}")
+    # Statistics of the training images.
+    common = ImageFormat(len(classes), mean=(0.4802, 0.4481, 0.3975), std=(0.2770, 0.2691, 0.2821))
+    return common.dataset("tiny-imagenet", map(_part, (train, test)), pixels, "TinyImageNet")
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -70,10 +67,6 @@ def _validation(folder: Path, classes: dict[str, int]) -> list[tuple[Path, int]]
     return found
 
 
-def _records(labelled: Sequence[tuple[Path, int]], pixels: PixelScale) -> tuple[Records, str]:
-    images = np.empty((len(labelled), _SIDE, _SIDE, 3), dtype=np.uint8)
-    for row, (path, _) in enumerate(labelled):
-        images[row] = decoded(path, _SIDE, str(path))
-    features, scaling = scaled_pixels(np.moveaxis(images, 3, 1), pixels, _MEAN, _STD)
-    targets = np.array([label for _, label in labelled], dtype=np.int64)
-    return Records(np.ascontiguousarray(features), targets), scaling
+def _part(labelled: Sequence[tuple[Path, int]]) -> LabelledImages:
+    images = decoded(((path, str(path)) for path, _ in labelled), len(labelled), _SIDE)
+    return images, np.array([label for _, label in labelled], dtype=np.int64)
