@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from coterie.groups import Schedule, Structure, drawn_labels, history, label, leakage, ring, string
+from coterie.groups import GroupSchedule, Structure, drawn_labels, history, label, leakage, ring, string
 
 MOST_CLASSES = 250
 
@@ -44,7 +44,7 @@ def main() -> None:
     print(f"{workers} workers, {asked.epochs} epochs, merges every 10 epochs, rate 0.7, noise 2, delta 1e-5")
     print("structure     groups  classes  last epoch  all epochs  largest epsilon: by counts, best")
     for structure in structures:
-        schedule = Schedule.of(len(structure.groups), period=10, rate=0.7, noise=2.0)
+        schedule = GroupSchedule.of(len(structure.groups), period=10, rate=0.7, noise=2.0)
         start = time.process_time()
         found = leakage(structure, schedule, epoch=asked.epochs, delta=1e-5)
         worst = np.nanmax(found.epsilon_counts), np.nanmax(found.epsilon)

@@ -18,7 +18,7 @@ from coterie.experiment.composition import Total
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
-from coterie.groups import Schedule, leakage, ring
+from coterie.groups import GroupSchedule, leakage, ring
 from coterie.privacy import Adjacency, Budget, BudgetError, Unit, calibrate, guarantee
 from coterie.privacy.plan import UnitPlan
 from coterie.report import numbers
@@ -172,7 +172,7 @@ def test_the_page_of_a_comparison(record: RunRecord, tmp_path: Path) -> None:
 
 def test_numbers_of_reports_and_reprs() -> None:
     check(numbers.epsilon(EPSILON))
-    found = leakage(ring(8, 2), Schedule.of(2, period=2, rate=0.7, noise=1.0), epoch=20, delta=1e-5)
+    found = leakage(ring(8, 2), GroupSchedule.of(2, period=2, rate=0.7, noise=1.0), epoch=20, delta=1e-5)
     largest = max(value for row in found.epsilon.tolist() for value in row if value == value)
     told = re.search(r"largest epsilon ([\d.]+)", repr(found))
     assert told is not None

@@ -6,7 +6,7 @@ from group_training import Training, build, workers
 
 from coterie.groups import (
     GroupAlgorithm,
-    Schedule,
+    GroupSchedule,
     Structure,
     Threat,
     clustered,
@@ -50,7 +50,7 @@ def test_models_are_bit_identical_until_the_predicted_epoch_and_differ_after_it(
     structure, period, name, options
 ):
     algorithm = build(name, EPOCHS, period=period, **options)
-    schedule = Schedule.of(
+    schedule = GroupSchedule.of(
         len(structure.groups), period=period, rate=1.0, noise=1.0, algorithm=GroupAlgorithm(name)
     )
     first = leakage(structure, schedule, epoch=2, delta=1e-5, threat=Threat.ANYONE).first_epoch

@@ -15,7 +15,7 @@ from coterie.experiment.loop import training_noise
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.files import read_lines
-from coterie.groups import Schedule, leakage, ring
+from coterie.groups import GroupSchedule, leakage, ring
 from coterie.privacy import Guarantee
 from coterie.report.run import write_run_report
 
@@ -49,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 
 def test_a_run_promises_what_the_leakage_of_its_structure_says(whole: RunResult) -> None:
-    schedule = Schedule.of(4, period=2, rate=0.7, noise=2.0)
+    schedule = GroupSchedule.of(4, period=2, rate=0.7, noise=2.0)
     found = leakage(ring(8, 4), schedule, epoch=ROUNDS + 1, delta=1e-3)
     assert whole.per_worker is not None
     assert list(whole.per_worker.values()) == pytest.approx(found.per_worker.tolist())
@@ -67,7 +67,7 @@ def test_what_is_spent_grows_with_the_epochs_to_what_was_promised(whole: RunResu
     assert len(spent) == ROUNDS
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(whole.epsilon)
-    expected = leakage(ring(8, 4), Schedule.of(4, period=2, rate=0.7, noise=2.0), epoch=2, delta=1e-3)
+    expected = leakage(ring(8, 4), GroupSchedule.of(4, period=2, rate=0.7, noise=2.0), epoch=2, delta=1e-3)
     assert spent[0] == pytest.approx(np.nanmax(expected.epsilon))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.errors import InputError
 from coterie.groups.propagation import contained_at
-from coterie.groups.schedule import GroupAlgorithm, Schedule
+from coterie.groups.schedule import GroupAlgorithm, GroupSchedule
 from coterie.groups.structures import Floats, Structure
 
 CAVEAT = "an illustration for convex losses on a string: not proven, and exceeded by exact divergences"
@@ -29,7 +29,7 @@ class ConvexTraining:
 
 
 def degradation_factors(
-    structure: Structure, schedule: Schedule, training: ConvexTraining, epochs: int, order: float
+    structure: Structure, schedule: GroupSchedule, training: ConvexTraining, epochs: int, order: float
 ) -> Floats:
     """[epoch - 1, group]: the published factor of a noisy sum, between 0 (nothing passes) and 1."""
     _check(structure, schedule)
@@ -56,7 +56,7 @@ def degradation_factors(
 
 def illustrated_share(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     training: ConvexTraining,
     target: int,
     observer: int,
@@ -91,7 +91,7 @@ def illustrated_share(
     return left / counted if counted else 0.0
 
 
-def _check(structure: Structure, schedule: Schedule) -> None:
+def _check(structure: Structure, schedule: GroupSchedule) -> None:
     overlap = structure.overlap
     links = (int(overlap.sum()) - len(overlap)) // 2
     is_string = np.isfinite(structure.distances).all() and links == len(overlap) - 1

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from group_oracles import hidden_bound, random_structure
 
-from coterie.groups import GroupAlgorithm, Schedule, Structure, leakage, pair_epsilon, ring, string
-from coterie.groups.cuts import Observers, Shift, Views, cheaper
+from coterie.groups import GroupAlgorithm, GroupSchedule, Structure, leakage, pair_epsilon, ring, string
+from coterie.groups.cuts import Observers, ObserverViews, Shift, cheaper
 from coterie.privacy.divergences import ORDERS
 from coterie.privacy.shifts import shift_rdp
 from divergence_oracles import binomial, normal, renyi
@@ -82,7 +82,7 @@ def hockey_stick(p, q, cell, epsilon):
 def charged(structure, schedule, target, observer, epoch):
     """What each cut charges for one pair."""
     watching = Observers(structure, [np.array(sorted(structure.groups_of(observer)))])
-    views = Views.of_all(watching, epoch)
+    views = ObserverViews.of_all(watching, epoch)
     offers = cheaper(structure.groups_of(target), views, schedule, 1e-5, np.array([1e9]))
     return {
         tuple(sorted(cut.hidden)): {kind: int(times[0]) for kind, times in charges.items() if times[0]}
@@ -98,7 +98,7 @@ def test_an_outsider_never_learns_more_than_the_bound(bridges, steps, rate, nois
     merges = 2
     members = tuple(range(1, bridges + 1))
     structure = Structure("two groups", ((0, *members), (*members, bridges + 1)), bridges + 2)
-    schedule = Schedule.of(2, period=steps, rate=rate, noise=noise)
+    schedule = GroupSchedule.of(2, period=steps, rate=rate, noise=noise)
     epoch = merges * steps + 2
     turning = Shift(schedule.noises[0], bridges, bridges)
     assert charged(structure, schedule, 0, bridges + 1, epoch) == {(0,): {turning: merges}}
@@ -130,7 +130,7 @@ def test_a_target_that_bridges_the_cut_itself_is_charged_once(rate, noise):
     """Target in both groups, merges in every epoch: what it sends may follow the hidden model."""
     releases = 3
     structure = Structure("two groups", ((0, 1), (0, 2)), 3)
-    schedule = Schedule.of(2, period=1, rate=rate, noise=noise)
+    schedule = GroupSchedule.of(2, period=1, rate=rate, noise=noise)
     plain = Shift(schedule.noises[0], 1, 0)
     assert charged(structure, schedule, 0, 2, releases + 1) == {(0,): {plain: releases}}
 
@@ -149,7 +149,7 @@ def test_a_target_that_bridges_the_cut_itself_is_charged_once(rate, noise):
 def test_target_and_bridge_in_one_sum_are_charged_together(steps, rate, noise):
     """Target and bridge are both in both groups; at merges one shifts the sum and the other turns round."""
     structure = Structure("two groups", ((0, 1), (0, 1, 2)), 3)
-    schedule = Schedule.of(2, period=steps, rate=rate, noise=noise)
+    schedule = GroupSchedule.of(2, period=steps, rate=rate, noise=noise)
     epoch = steps + 2
     plain, both = Shift(schedule.noises[0], 1, 0), Shift(schedule.noises[0], 2, 1)
     assert charged(structure, schedule, 0, 2, epoch)[(0,)] == {plain: steps, both: 1}
@@ -174,7 +174,7 @@ def test_target_and_bridge_in_one_sum_are_charged_together(steps, rate, noise):
 def test_each_side_of_a_ring_is_charged_for_the_merges_that_reach_the_observer():
     """Ten groups in a ring, merges every 25 epochs, target alone in group 0, observer in group 3."""
     structure = ring(100, 10)
-    schedule = Schedule.of(10, period=25, rate=0.7, noise=2.0)
+    schedule = GroupSchedule.of(10, period=25, rate=0.7, noise=2.0)
     turning = Shift(schedule.noises[0], 1, 1)
     # Eight merges have begun; group 1 is two hops from the observer, group 9 six (not through group 0).
     assert charged(structure, schedule, 5, 35, 200) == {(0,): {turning: (8 - 3) + (8 - 7)}}
@@ -183,7 +183,7 @@ def test_each_side_of_a_ring_is_charged_for_the_merges_that_reach_the_observer()
 
 def test_a_string_returns_nothing_around_the_cut():
     structure = string(12, 4)
-    schedule = Schedule.of(4, period=2, rate=0.7, noise=2.0)
+    schedule = GroupSchedule.of(4, period=2, rate=0.7, noise=2.0)
     target, observer = 3, 1
     assert structure.groups_of(target) == {0, 1}
     assert structure.groups_of(observer) == {0}
@@ -196,7 +196,7 @@ def test_bound_never_exceeds_the_counts_and_is_the_least_of_all_cuts():
         structure = random_structure(rng, most_workers=12, most_groups=6)
         groups = len(structure.groups)
         period, epoch = int(rng.integers(1, 6)), int(rng.integers(2, 40))
-        schedule = Schedule.of(
+        schedule = GroupSchedule.of(
             groups,
             period=period,
             rate=rng.uniform(0.2, 1.0, groups).tolist(),
@@ -224,7 +224,7 @@ def test_bound_is_never_below_the_best_cut_of_all_and_mostly_equal(algorithm):
     for _ in range(150):
         structure = random_structure(rng, most_workers=8, most_groups=5)
         groups = len(structure.groups)
-        schedule = Schedule.of(
+        schedule = GroupSchedule.of(
             groups,
             period=int(rng.integers(1, 15)),
             rate=float(rng.choice([0.3, 0.7, 1.0])),
@@ -254,7 +254,7 @@ def test_a_narrow_passage_further_out_is_found():
     """A dense core around the target, and one worker between it and the observer's group."""
     core = tuple(range(6))
     structure = Structure("core", (core, core[1:], (5, 6), (6, 7)), 8)
-    schedule = Schedule.of(4, period=30, rate=0.7, noise=2.0)
+    schedule = GroupSchedule.of(4, period=30, rate=0.7, noise=2.0)
     target, observer = 0, 7
     turning = Shift(schedule.noises[0], 1, 1)
     assert charged(structure, schedule, target, observer, 300)[(0, 1, 2)] == {turning: 9}

@@ -8,9 +8,9 @@ import pytest
 from coterie.errors import BudgetError, InputError
 from coterie.groups import (
     GroupAlgorithm,
+    GroupSchedule,
     Relation,
     Requirement,
-    Schedule,
     Threat,
     check,
     leakage,
@@ -22,7 +22,7 @@ from coterie.groups import (
 )
 
 RING = ring(24, 4)
-SCHEDULE = Schedule.of(4, period=4, rate=0.5, noise=2.0)
+SCHEDULE = GroupSchedule.of(4, period=4, rate=0.5, noise=2.0)
 RUN = {"epoch": 30, "delta": 1e-5}
 
 

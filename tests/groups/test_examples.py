@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.groups import GroupAlgorithm, Schedule, Structure, Threat, global_structure, leakage
+from coterie.groups import GroupAlgorithm, GroupSchedule, Structure, Threat, global_structure, leakage
 from coterie.privacy import Mode
 
 STRING = Structure("three workers", ((0, 1), (1, 2)), 3)
@@ -12,7 +12,7 @@ NONE = -1
 
 
 def found(structure, algorithm=OGL, mode=Mode.SOUND, threat=None):
-    schedule = Schedule.of(
+    schedule = GroupSchedule.of(
         len(structure.groups), period=2, rate=1.0, noise=2.0, algorithm=algorithm, mode=mode
     )
     return leakage(structure, schedule, epoch=4, delta=1e-5, threat=threat)

@@ -5,13 +5,13 @@ import pytest
 from illustration import ConvexTraining, degradation_factors, illustrated_share
 
 from coterie.errors import InputError
-from coterie.groups import Schedule, Structure, ring, string
+from coterie.groups import GroupSchedule, Structure, ring, string
 
 CALM = ConvexTraining(clip=1.0, smoothness=1.0, learning_rate=0.2, iterations=1)
 
 
 def schedule_of(groups, period=2, noise=1.0):
-    return Schedule.of(groups, period=period, rate=1.0, noise=noise)
+    return GroupSchedule.of(groups, period=period, rate=1.0, noise=noise)
 
 
 def test_published_example_passes_one_noisy_sum():
@@ -77,4 +77,4 @@ def test_other_structures_and_rates_are_refused():
     with pytest.raises(InputError, match="a string"):
         degradation_factors(ring(8, 4), schedule_of(4), CALM, 3, 2.0)
     with pytest.raises(InputError, match="rate 1"):
-        degradation_factors(string(3, 2), Schedule.of(2, period=2, rate=0.7, noise=1.0), CALM, 3, 2.0)
+        degradation_factors(string(3, 2), GroupSchedule.of(2, period=2, rate=0.7, noise=1.0), CALM, 3, 2.0)

@@ -7,7 +7,7 @@ from group_simulation import DIMENSION, dp_ogl, dp_ogl_plus
 
 from coterie.groups import (
     GroupAlgorithm,
-    Schedule,
+    GroupSchedule,
     Threat,
     clustered,
     drawn_labels,
@@ -44,7 +44,9 @@ def views(history, structure, observer):
 @pytest.mark.parametrize("period", [1, 2, 3])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda s: f"{s.kind}-{s.workers}-{len(s.groups)}")
 def test_influence_arrives_exactly_when_the_counts_say(structure, period, algorithm, simulate):
-    schedule = Schedule.of(len(structure.groups), period=period, rate=1.0, noise=1.0, algorithm=algorithm)
+    schedule = GroupSchedule.of(
+        len(structure.groups), period=period, rate=1.0, noise=1.0, algorithm=algorithm
+    )
     predicted = {
         epoch: leakage(structure, schedule, epoch=epoch, delta=1e-5, threat=Threat.ANYONE).counts
         for epoch in range(1, EPOCHS + 1)

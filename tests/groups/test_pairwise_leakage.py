@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from coterie.errors import CoterieError
 from coterie.groups import (
     GroupAlgorithm,
+    GroupSchedule,
     Noise,
-    Schedule,
     Structure,
     Threat,
     clustered,
@@ -35,7 +35,7 @@ PAPER_RUN = {"epoch": 200, "delta": 1e-5}
 
 
 def schedule_of(groups, period=10, **more):
-    return Schedule.of(groups, **{"period": period, "rate": 0.7, "noise": 2.0} | more)
+    return GroupSchedule.of(groups, **{"period": period, "rate": 0.7, "noise": 2.0} | more)
 
 
 def test_one_group_of_100_workers():
@@ -114,7 +114,7 @@ def test_counts_bound_exact_divergences_of_linear_workers():
     for _ in range(12):
         structure = random_structure(rng, most_workers=6, most_groups=4)
         period, epoch = int(rng.integers(1, 4)), int(rng.integers(2, 8))
-        schedule = Schedule.of(len(structure.groups), period=period, rate=1.0, noise=1.0)
+        schedule = GroupSchedule.of(len(structure.groups), period=period, rate=1.0, noise=1.0)
         counts = leakage(structure, schedule, epoch=epoch, delta=1e-5).counts
         reactions = rng.uniform(-1, 1, structure.workers)
         for target, observer in itertools.permutations(range(structure.workers), 2):
@@ -240,7 +240,7 @@ def test_more_noise_lower_rate_and_fewer_epochs_leak_less(noise, rate, period, e
     structure = ring(12, 4)
 
     def worst(noise=noise, rate=rate, epoch=epoch):
-        schedule = Schedule.of(4, period=period, rate=rate, noise=noise)
+        schedule = GroupSchedule.of(4, period=period, rate=rate, noise=noise)
         return leakage(structure, schedule, epoch=epoch, delta=1e-5).epsilon
 
     base = worst()
@@ -250,10 +250,10 @@ def test_more_noise_lower_rate_and_fewer_epochs_leak_less(noise, rate, period, e
 
 def test_groups_may_differ_in_rate_and_noise():
     structure = Structure("pair", ((0, 1), (1, 2)), 3)
-    loud = Schedule.of(2, period=1, rate=[0.5, 1.0], noise=[4.0, 1.0])
+    loud = GroupSchedule.of(2, period=1, rate=[0.5, 1.0], noise=[4.0, 1.0])
     found = leakage(structure, loud, epoch=10, delta=1e-5)
     assert found.epsilon[0, 1] < found.epsilon[2, 1]
-    alike = Schedule.of(2, period=1, rate=0.5, noise=4.0)
+    alike = GroupSchedule.of(2, period=1, rate=0.5, noise=4.0)
     assert found.epsilon[0, 1] == pytest.approx(leakage(structure, alike, epoch=10, delta=1e-5).epsilon[0, 1])
 
 
@@ -319,7 +319,7 @@ def test_impossible_questions_are_refused():
 @pytest.mark.parametrize("mode", Mode)
 def test_all_epochs_together_are_each_epoch_alone(algorithm, mode):
     for structure in (ring(20, 5), string(16, 4), Structure("mine", ((0, 1, 2), (2, 3), (3, 4, 0)), 5)):
-        schedule = Schedule.of(
+        schedule = GroupSchedule.of(
             len(structure.groups),
             period=3,
             rate=0.7,
@@ -347,7 +347,7 @@ def test_whoever_is_in_no_group_of_the_target_is_kept_out_by_all_of_them_at_once
     """Hiding one of two groups charges the other in full; hiding both charges the few that leave them."""
     groups = (tuple(range(20)), tuple(range(15, 40)), (0, *range(39, 60)))
     structure = Structure("mine", groups, 60)
-    schedule = Schedule.of(3, period=25, rate=0.7, noise=2.0)
+    schedule = GroupSchedule.of(3, period=25, rate=0.7, noise=2.0)
     found = leakage(structure, schedule, epoch=201, delta=1e-5)
     assert str(found.guarantee(17, 50)).count("cut at groups 0, 1") == 1
     assert found.epsilon[17, 50] < 0.5 * found.epsilon_counts[17, 50]

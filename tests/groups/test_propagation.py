@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from group_oracles import random_structure, tainted_counts
 
-from coterie.groups import GroupAlgorithm, Schedule, clustered, drawn_labels, label, leakage, ring, string
+from coterie.groups import (
+    GroupAlgorithm,
+    GroupSchedule,
+    clustered,
+    drawn_labels,
+    label,
+    leakage,
+    ring,
+    string,
+)
 from coterie.groups.propagation import contained, contained_at, published_contained_at
 from coterie.privacy import Mode
 
@@ -15,7 +24,7 @@ PLUS = GroupAlgorithm.DP_OGL_PLUS
 
 def schedule_for(structure, period, algorithm=GroupAlgorithm.DP_OGL, mode=Mode.SOUND):
     groups = len(structure.groups)
-    return Schedule.of(groups, period=period, rate=0.5, noise=1.0, algorithm=algorithm, mode=mode)
+    return GroupSchedule.of(groups, period=period, rate=0.5, noise=1.0, algorithm=algorithm, mode=mode)
 
 
 def out_of_group(structure):
@@ -93,7 +102,7 @@ def test_published_plus_formula_ignores_the_models_inside_a_block():
 
 def test_effect_of_the_correction_at_200_epochs():
     for period, distance, releases, claimed in ((10, 1, 190, 180), (25, 1, 175, 150), (25, 2, 150, 125)):
-        schedule = Schedule.of(1, period=period, rate=0.7, noise=2.0)
+        schedule = GroupSchedule.of(1, period=period, rate=0.7, noise=2.0)
         hops = np.array([float(distance)])
         assert contained_at(hops, schedule, 200) == [releases]
         assert published_contained_at(hops, schedule, 200) == [claimed]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from group_simulation import clipped
 
-from coterie.groups import GroupAlgorithm, Schedule, Structure, leakage
+from coterie.groups import GroupAlgorithm, GroupSchedule, Structure, leakage
 from coterie.privacy import Mode
 
 WORKERS, PERIOD, CLIP = 26, 2, 0.05
@@ -65,7 +65,7 @@ def test_sound_version_stays_within_its_sensitivity():
 
 def test_what_is_proven_of_the_published_version_charges_every_member():
     structure = Structure("two groups", (tuple(range(26)), (25, 26)), 27)
-    schedule = Schedule.of(
+    schedule = GroupSchedule.of(
         2,
         period=2,
         rate=0.7,
@@ -85,7 +85,9 @@ def test_without_epochs_inside_a_block_the_published_version_is_sound():
     values = [
         leakage(
             structure,
-            Schedule.of(2, period=1, rate=0.7, noise=2.0, algorithm=GroupAlgorithm.DP_OGL_PLUS, mode=mode),
+            GroupSchedule.of(
+                2, period=1, rate=0.7, noise=2.0, algorithm=GroupAlgorithm.DP_OGL_PLUS, mode=mode
+            ),
             epoch=20,
             delta=1e-5,
         ).epsilon[0, 2]

@@ -8,8 +8,8 @@ import pytest
 from coterie.errors import InputError
 from coterie.groups import (
     GroupAlgorithm,
+    GroupSchedule,
     Observer,
-    Schedule,
     Structure,
     Threat,
     clustered,
@@ -26,7 +26,7 @@ DELTA = 1e-5
 
 
 def watched(structure, epochs=199, threat=Threat.ANYONE, **more):
-    schedule = Schedule.of(len(structure.groups), **{"period": 10, "rate": 0.7, "noise": 2.0} | more)
+    schedule = GroupSchedule.of(len(structure.groups), **{"period": 10, "rate": 0.7, "noise": 2.0} | more)
     return Observer(structure, schedule, threat, epochs)
 
 

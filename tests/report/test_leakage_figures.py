@@ -10,7 +10,7 @@ from matplotlib.patches import PathPatch
 
 from coterie.errors import InputError
 from coterie.experiment.sweep import LABEL
-from coterie.groups import Schedule, Structure, Threat, clustered, leakage, ring
+from coterie.groups import GroupSchedule, Structure, Threat, clustered, leakage, ring
 from coterie.privacy.units import round_up
 from coterie.report.drawing import Figure
 from coterie.report.leakage import LEVELS, LeakageRecord, growth, growths, matrix, read_leakage
@@ -20,7 +20,7 @@ from painting import painted
 
 def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE, *, noise: float = 2.0) -> Path:
     """`leakage.json` as a run writes it."""
-    schedule = Schedule.of(len(structure.groups), period=3, rate=0.7, noise=noise)
+    schedule = GroupSchedule.of(len(structure.groups), period=3, rate=0.7, noise=noise)
     tables = [leakage(structure, schedule, epoch=t, delta=1e-5, threat=threat) for t in (1, 7, 13)]
     found = tables[-1]
     names = [f"worker-{number}" for number in range(structure.workers)]

@@ -4,7 +4,7 @@ import pytest
 
 from coterie.groups import (
     GroupAlgorithm,
-    Schedule,
+    GroupSchedule,
     clustered,
     drawn_labels,
     global_structure,
@@ -28,7 +28,7 @@ from coterie.report.structures import draw
     ids=str,
 )
 def test_figure_shows_structure_matrix_and_growth(tmp_path, structure, algorithm, mode):
-    schedule = Schedule.of(
+    schedule = GroupSchedule.of(
         len(structure.groups), period=3, rate=0.5, noise=2.0, algorithm=algorithm, mode=mode
     )
     found = leakage(structure, schedule, epoch=10, delta=1e-5)

@@ -83,7 +83,7 @@ class Schedule(Settings):
     )
 
 
-class ClientBudget(Settings):
+class ClientBudgetSettings(Settings):
     """A budget of one client's own."""
 
     epsilon: float = Field(gt=0, description="epsilon of this client's records")
@@ -103,7 +103,7 @@ class PrivacySettings(Settings):
     )
     accountant: Literal["rdp", "pld"] = Field("rdp", description="rdp | pld (tighter, slower)")
     mode: Mode = Field(Mode.SOUND, description="sound | paper (a publication's own arithmetic, labelled)")
-    budgets: Mapping[str, ClientBudget] = Field(
+    budgets: Mapping[str, ClientBudgetSettings] = Field(
         default_factory=dict, description="budgets of single clients, by name: {name: {epsilon: 2}}"
     )
     clip: Clip = Field(1.0, description="largest norm of one unit's contribution")

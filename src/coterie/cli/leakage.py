@@ -12,8 +12,8 @@ from coterie.cli.options import Json, check_plot
 from coterie.errors import InputError
 from coterie.groups import (
     GroupAlgorithm,
+    GroupSchedule,
     Leakage,
-    Schedule,
     Shape,
     Structure,
     Threat,
@@ -86,7 +86,7 @@ def leakage(
     if plot is not None:
         check_plot(plot)
     who = _structure(structure, workers, groups, labels, seed)
-    schedule = Schedule.of(
+    schedule = GroupSchedule.of(
         len(who.groups),
         period=period,
         rate=_numbers("--rate", rate),

@@ -8,7 +8,7 @@ from coterie.groups.design import Design, Relation, Requirement, check, search, 
 from coterie.groups.leakage import Leakage, history, leakage
 from coterie.groups.observer import Observer
 from coterie.groups.pairs import coalition_leakage, pair_epsilon, pair_guarantee
-from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
+from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Noise, Threat
 from coterie.groups.structure_files import (
     Shape,
     is_file,
@@ -30,12 +30,12 @@ from coterie.groups.structures import (
 __all__ = [
     "Design",
     "GroupAlgorithm",
+    "GroupSchedule",
     "Leakage",
     "Noise",
     "Observer",
     "Relation",
     "Requirement",
-    "Schedule",
     "Shape",
     "Structure",
     "Threat",

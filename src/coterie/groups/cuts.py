@@ -20,7 +20,7 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from coterie.groups.propagation import contained_at
-from coterie.groups.schedule import Noise, Schedule
+from coterie.groups.schedule import GroupSchedule, Noise
 from coterie.groups.structures import Bools, Floats, Ints, Structure, hops
 from coterie.privacy import Adjacency
 from coterie.privacy.divergences import ORDERS
@@ -79,13 +79,13 @@ class Cut:
     bridges: tuple[int, ...]
     """How many others in the charged group are in a hidden group too."""
 
-    def least_price(self, schedule: Schedule) -> float:
+    def least_price(self, schedule: GroupSchedule) -> float:
         """Roughly what a single merge adds at the cheapest charged group."""
         groups = zip(self.groups, self.own, self.bridges, strict=True)
         shifts = (Shift(schedule.noises[group], bridges + own, bridges) for group, own, bridges in groups)
         return min((shift.rough_divergence() for shift in shifts), default=0.0)
 
-    def charges(self, schedule: Schedule, views: "Views") -> Charges:
+    def charges(self, schedule: GroupSchedule, views: "ObserverViews") -> Charges:
         """What is charged to each view."""
         found: Charges = {}
         seen = contained_at(views.distance(self), schedule, views.epoch)
@@ -145,7 +145,7 @@ class Observers:
 
 
 @dataclass(frozen=True)
-class Views:
+class ObserverViews:
     """What is asked about: some observers (by their places), each at the index of the newest model it saw."""
 
     observers: Observers
@@ -153,7 +153,7 @@ class Views:
     epoch: Ints
 
     @classmethod
-    def of_all(cls, observers: Observers, epoch: int) -> "Views":
+    def of_all(cls, observers: Observers, epoch: int) -> "ObserverViews":
         """Every observer at one index."""
         everyone = np.arange(len(observers.member))
         return cls(observers, everyone, np.full(len(everyone), epoch))
@@ -198,7 +198,7 @@ def _distinct(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def cheaper(
-    target: frozenset[int], views: Views, schedule: Schedule, delta: float, known: Floats
+    target: frozenset[int], views: ObserverViews, schedule: GroupSchedule, delta: float, known: Floats
 ) -> list[tuple[Cut, Ints, Charges]]:
     """Cuts that promise less than the epsilon known for each view: which they concern, what they charge.
 

@@ -9,7 +9,7 @@ import numpy as np
 from coterie.errors import BudgetError, InputError
 from coterie.groups.leakage import Leakage, leakage
 from coterie.groups.pairs import pair_epsilon
-from coterie.groups.schedule import Schedule, Threat
+from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Bools, Structure
 from coterie.privacy.calibration import smallest_noise
 from coterie.privacy.units import short_number
@@ -90,7 +90,7 @@ class Design:
 
     period: int
     factor: float
-    schedule: Schedule
+    schedule: GroupSchedule
     any_noise: bool = False
     """Does nothing at all arrive where a requirement looks, so that the noise does not matter?"""
 
@@ -139,7 +139,7 @@ def _verdict(found: Leakage, requirement: Requirement, looked_at: tuple[Bools, i
 
 def search(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     requirements: Sequence[Requirement],
     *,
     epoch: int,
@@ -159,7 +159,7 @@ def search(
     tried = _PERIODS if periods is None else periods
     allowed = sorted({min(period, max(1, epoch - 1)) for period in tried} | {schedule.period})
 
-    def leaked(candidate: Schedule) -> Leakage:
+    def leaked(candidate: GroupSchedule) -> Leakage:
         return leakage(structure, candidate, epoch=epoch, delta=delta, threat=threat)
 
     # Whom they are about is the same for every schedule.
@@ -169,7 +169,7 @@ def search(
     for period in allowed:
         candidate = replace(schedule, period=period)
 
-        def excess(factor: float, candidate: Schedule = candidate) -> float:
+        def excess(factor: float, candidate: GroupSchedule = candidate) -> float:
             louder = leaked(candidate.louder(factor))
             verdicts = (_verdict(louder, *both) for both in concerned)
             return max(_ratio(verdict.epsilon, verdict.requirement.epsilon) for verdict in verdicts)
@@ -189,7 +189,7 @@ def search(
 
 def solve_pair(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     target: int,
     observer: int,
     *,
@@ -205,7 +205,7 @@ def solve_pair(
     if not epsilon > 0:
         raise InputError(f"epsilon: {epsilon:g} is not allowed, a number above 0 is")
 
-    def cost(candidate: Schedule) -> float:
+    def cost(candidate: GroupSchedule) -> float:
         return pair_epsilon(structure, candidate, target, [observer], epoch, delta)
 
     factor = smallest_noise(lambda factor: cost(schedule.louder(factor)), epsilon, _TOLERANCE)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import InputError
-from coterie.groups.cuts import Charges, Observers, Shift, Views, cheaper, epsilons
+from coterie.groups.cuts import Charges, Observers, ObserverViews, Shift, cheaper, epsilons
 from coterie.groups.pairs import MOST_WORKERS, checked, pair_guarantee
 from coterie.groups.propagation import contained, first_epoch_at, published_contained_at
-from coterie.groups.schedule import Schedule, Threat
+from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Bools, Floats, Ints, Structure
 from coterie.privacy import Adjacency, Guarantee, Mode
 from coterie.privacy.units import round_up
@@ -31,7 +31,7 @@ class Leakage:
     """
 
     structure: Structure
-    schedule: Schedule
+    schedule: GroupSchedule
     epoch: int
     delta: float
     threat: Threat
@@ -142,7 +142,7 @@ class Leakage:
 
 def leakage(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     *,
     epoch: int,
     delta: float,
@@ -161,7 +161,7 @@ def leakage(
 
     Example:
         >>> from coterie.groups import ring
-        >>> leakage(ring(100, 4), Schedule.of(4, period=10, rate=0.7, noise=2.0), epoch=200, delta=1e-5)
+        >>> leakage(ring(100, 4), GroupSchedule.of(4, period=10, rate=0.7, noise=2.0), epoch=200, delta=1e-5)
         Leakage(100 workers at epoch 200, largest epsilon 43.43 at delta 1e-05)
     """
     return history(structure, schedule, [epoch], delta, threat, adjacency)[0]
@@ -169,7 +169,7 @@ def leakage(
 
 def history(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     epochs: Iterable[int],
     delta: float,
     threat: Threat | None = None,
@@ -190,7 +190,7 @@ def history(
 
 
 def _tables(
-    structure: Structure, schedule: Schedule, epochs: Sequence[int], delta: float, adjacency: Adjacency
+    structure: Structure, schedule: GroupSchedule, epochs: Sequence[int], delta: float, adjacency: Adjacency
 ) -> tuple[Ints, Floats, Floats, Sequence[Ints | None], Sequence[Floats | None]]:
     """By [epoch, target class, observer class]: counts, epsilon from them, the best epsilon, and what the
     publication claims for the first two; all epochs are worked out together.
@@ -220,7 +220,7 @@ def _class_defined(structure: Structure, threat: Threat) -> Bools:
 
 
 def _counted(
-    structure: Structure, schedule: Schedule, seen: Ints, delta: float, adjacency: Adjacency
+    structure: Structure, schedule: GroupSchedule, seen: Ints, delta: float, adjacency: Adjacency
 ) -> tuple[Ints, Floats]:
     """[..., target class, observer class]: releases seen, and what they cost."""
     member = structure.classes.astype(np.float64)
@@ -238,7 +238,7 @@ def _counted(
 
 def _with_cuts(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     epochs: Sequence[int],
     delta: float,
     epsilon: Floats,
@@ -254,7 +254,7 @@ def _with_cuts(
         when, who = np.nonzero(epsilon[:, number] > 0)
         if not len(when):
             continue
-        views, known = Views(observers, who, indices[when]), epsilon[when, number, who]
+        views, known = ObserverViews(observers, who, indices[when]), epsilon[when, number, who]
         for _, concerned, charges in cheaper(frozenset(groups.tolist()), views, schedule, delta, known):
             cells = when[concerned], number, who[concerned]
             pending.setdefault(frozenset(charges), []).append((cells, charges))

@@ -9,7 +9,7 @@ import numpy as np
 from coterie.errors import InputError
 from coterie.groups.leakage import Leakage, leakage
 from coterie.groups.pairs import caveats_of, pair_epsilon
-from coterie.groups.schedule import GroupAlgorithm, Noise, Schedule, Threat
+from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Noise, Threat
 from coterie.groups.structures import Structure
 from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
 from coterie.privacy.meaning import from_bound
@@ -26,7 +26,7 @@ class Observer:
     """
 
     structure: Structure
-    schedule: Schedule
+    schedule: GroupSchedule
     threat: Threat
     epochs: int
 
@@ -53,7 +53,9 @@ class Observer:
             noises = tuple(Noise(float(rate), float(multiplier)) for rate, multiplier in data["noises"])
             return cls(
                 Structure(str(data["kind"]), groups, len(names), names),
-                Schedule(GroupAlgorithm(data["algorithm"]), int(data["period"]), noises, Mode(data["mode"])),
+                GroupSchedule(
+                    GroupAlgorithm(data["algorithm"]), int(data["period"]), noises, Mode(data["mode"])
+                ),
                 Threat(data["threat"]),
                 int(data["epochs"]),
             )

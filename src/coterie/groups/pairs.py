@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.groups.cuts import Charges, Cut, Observers, Shift, Views, cheaper, epsilons, no_cut
+from coterie.groups.cuts import Charges, Cut, Observers, ObserverViews, Shift, cheaper, epsilons, no_cut
 from coterie.groups.propagation import contained, published_contained_at
-from coterie.groups.schedule import Schedule, Threat
+from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Floats, Ints, Structure
 from coterie.privacy import Adjacency, ClientCost, Guarantee, Mode, ReleaseCost, ThreatModel, Unit, rdp
 from coterie.privacy.events import composed, repeated
@@ -26,7 +26,7 @@ DRAFT_CAVEAT = (
 
 def pair_epsilon(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     target: int,
     observers: Collection[int],
     epoch: int,
@@ -39,7 +39,7 @@ def pair_epsilon(
 
 def pair_guarantee(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     target: int,
     observers: Collection[int],
     epoch: int,
@@ -103,7 +103,7 @@ def _releases(charges: Charges, delta: float, adjacency: Adjacency) -> tuple[Rel
     return tuple(rows)
 
 
-def caveats_of(structure: Structure, schedule: Schedule) -> tuple[str, ...]:
+def caveats_of(structure: Structure, schedule: GroupSchedule) -> tuple[str, ...]:
     """What every guarantee about this structure and schedule has to add."""
     if schedule.mode is not Mode.PAPER:
         return structure.caveats
@@ -112,7 +112,7 @@ def caveats_of(structure: Structure, schedule: Schedule) -> tuple[str, ...]:
 
 def published_pair_epsilon(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     target: int,
     observers: Collection[int],
     epoch: int,
@@ -131,7 +131,7 @@ def published_pair_epsilon(
 
 def coalition_leakage(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     coalition: Collection[int],
     *,
     epoch: int,
@@ -168,7 +168,7 @@ def coalition_leakage(
     return counts, from_counts, best
 
 
-def checked(structure: Structure, schedule: Schedule, delta: float, threat: Threat | None) -> Threat:
+def checked(structure: Structure, schedule: GroupSchedule, delta: float, threat: Threat | None) -> Threat:
     """The threat model that is meant, where structure and schedule fit each other and it."""
     check_delta(delta)
     if len(structure.groups) > MOST_WORKERS:
@@ -208,7 +208,7 @@ def _listed(structure: Structure, groups: Sequence[int]) -> str:
 
 def _best(
     structure: Structure,
-    schedule: Schedule,
+    schedule: GroupSchedule,
     target: int,
     observers: Collection[int],
     epoch: int,
@@ -229,7 +229,7 @@ def _best(
             "group of the published dp-ogl-plus"
         )
     watching = Observers(structure, [np.array(sorted(seen))])
-    views = Views.of_all(watching, epoch)
+    views = ObserverViews.of_all(watching, epoch)
     cut = no_cut(own)
     charges = cut.charges(schedule.accounted(structure.groups), views)
     from_counts = best = float(epsilons(charges, delta, adjacency)[0])

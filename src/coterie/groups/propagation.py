@@ -12,11 +12,11 @@ disagree).
 
 import numpy as np
 
-from coterie.groups.schedule import GroupAlgorithm, Index, Schedule
+from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Index
 from coterie.groups.structures import Bools, Floats, Ints
 
 
-def contained(overlap: Bools, schedule: Schedule, epoch: int) -> Ints:
+def contained(overlap: Bools, schedule: GroupSchedule, epoch: int) -> Ints:
     """[holder, source]: how many releases of group `source` the model of group `holder` contains.
 
     For the published DP-OGL+ a holder inside a block has merged its neighbours' block ends already.
@@ -39,7 +39,7 @@ def contained(overlap: Bools, schedule: Schedule, epoch: int) -> Ints:
     return merged(known) if schedule.shows_draft(epoch) else known
 
 
-def contained_at(distance: Floats, schedule: Schedule, epoch: Index) -> Ints:
+def contained_at(distance: Floats, schedule: GroupSchedule, epoch: Index) -> Ints:
     """Releases of a group inside the model of this index of a group at this distance.
 
     A merge whose output is visible carries what was released before it, one hop further per merge.
@@ -51,14 +51,14 @@ def contained_at(distance: Floats, schedule: Schedule, epoch: Index) -> Ints:
     return np.where(distance == 0, released, far).astype(np.int64)
 
 
-def published_contained_at(distance: Floats, schedule: Schedule, epoch: int) -> Ints:
+def published_contained_at(distance: Floats, schedule: GroupSchedule, epoch: int) -> Ints:
     """The same by the publication's Theorem 1: a floor in place of the ceiling, drafts ignored."""
     finished = (epoch - 1) // schedule.period
     far = schedule.merge_period * np.maximum(0.0, finished - distance)
     return np.where(distance == 0, float(schedule.releases(epoch)), far).astype(np.int64)
 
 
-def first_epoch_at(distance: Floats, schedule: Schedule) -> Floats:
+def first_epoch_at(distance: Floats, schedule: GroupSchedule) -> Floats:
     """Index of the first model at this distance that contains anything; infinite where none ever does."""
     if schedule.algorithm is GroupAlgorithm.DP_OGL:
         return schedule.period * distance + 2.0

@@ -55,7 +55,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class GroupSchedule:
     """Overlapping grouped learning in public numbers.
 
     Epoch e turns the models of index e into those of index e + 1; workers start from the mean of their
@@ -82,7 +82,7 @@ class Schedule:
         noise: float | Sequence[float],
         algorithm: GroupAlgorithm = GroupAlgorithm.DP_OGL,
         mode: Mode = Mode.SOUND,
-    ) -> "Schedule":
+    ) -> "GroupSchedule":
         """The schedule for so many groups, with one rate and noise for all or one for each."""
         rates, multipliers = one_each("rate", rate, groups), one_each("noise", noise, groups)
         for multiplier in multipliers:
@@ -102,7 +102,7 @@ class Schedule:
         """The threat model each algorithm was designed for."""
         return Threat.ANYONE if self.algorithm is GroupAlgorithm.DP_OGL else Threat.OUTSIDERS
 
-    def accounted(self, groups: Sequence[Sequence[int]]) -> "Schedule":
+    def accounted(self, groups: Sequence[Sequence[int]]) -> "GroupSchedule":
         """The schedule with the noise that releases really have, in units of how far one worker moves them.
 
         The published DP-OGL+ lets members react to each other inside a block before anything is clipped: one
@@ -116,7 +116,7 @@ class Schedule:
         )
         return replace(self, noises=noises)
 
-    def louder(self, factor: float) -> "Schedule":
+    def louder(self, factor: float) -> "GroupSchedule":
         """The schedule with so many times the noise in every group."""
         return replace(self, noises=tuple(Noise(one.rate, factor * one.multiplier) for one in self.noises))
 

@@ -18,7 +18,7 @@ from coterie.engines.flower.approval import MOST_EPOCHS_PRICED, MOST_WATCHED
 from coterie.engines.flower.contract import Contract, Limits, TrustedWork, cost, promised, ranges_of
 from coterie.engines.flower.messages import Asked, ContributeMessage
 from coterie.engines.flower.site import Site
-from coterie.groups import Noise, Observer, Schedule, Structure, Threat
+from coterie.groups import GroupSchedule, Noise, Observer, Structure, Threat
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -62,7 +62,7 @@ def in_groups(watched: dict[str, Any] | None = None, noise: float = 1.0, times: 
     structure = Structure("mine", ((0, 1), (0, 2)), 3, names=("a", "b", "c"))
     seen = {
         "structure": structure,
-        "schedule": Schedule.of(2, period=2, rate=0.5, noise=1.0),
+        "schedule": GroupSchedule.of(2, period=2, rate=0.5, noise=1.0),
         "threat": Threat.ANYONE,
         "epochs": 3,
     }
@@ -109,7 +109,7 @@ OFFERS: dict[str, tuple[Contract, str]] = {
         "garbage",
     ),
     "groups with more noise than is planned": (
-        in_groups({"schedule": Schedule.of(2, period=2, rate=0.5, noise=9.0)}),
+        in_groups({"schedule": GroupSchedule.of(2, period=2, rate=0.5, noise=9.0)}),
         "garbage",
     ),
     "groups that are asked less often than is planned": (in_groups({"epochs": 2}), "garbage"),
@@ -122,7 +122,7 @@ OFFERS: dict[str, tuple[Contract, str]] = {
         "garbage",
     ),
     "groups that leak too much": (
-        in_groups({"schedule": Schedule.of(2, period=2, rate=0.5, noise=0.1)}, noise=0.1),
+        in_groups({"schedule": GroupSchedule.of(2, period=2, rate=0.5, noise=0.1)}, noise=0.1),
         "too much",
     ),
 }
@@ -153,7 +153,7 @@ def ring(workers: int, kinds: int, epochs: int) -> Contract:
         made = (PlannedRelease(f"group {group}", each, 1) for group, each in zip(own, sums, strict=True))
         units.append(UnitPlan(name, tuple(made)))
     plan = PrivacyPlan(Unit.WORKER, Adjacency.ZERO_OUT, THREAT, tuple(units))
-    schedule = dataclasses.replace(Schedule.of(workers, period=2, rate=0.5, noise=1.0), noises=noises)
+    schedule = dataclasses.replace(GroupSchedule.of(workers, period=2, rate=0.5, noise=1.0), noises=noises)
     return trusting(plan=plan, work={"watched": Observer(structure, schedule, Threat.ANYONE, epochs)})
 
 

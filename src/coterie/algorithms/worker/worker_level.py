@@ -43,8 +43,7 @@ from coterie.algorithms.settings import (
 )
 from coterie.algorithms.worker.masters import MasterSettings, Models
 from coterie.errors import InputError
-from coterie.groups import GroupAlgorithm, Noise, Observer, Structure, Threat
-from coterie.groups import Schedule as GroupSchedule
+from coterie.groups import GroupAlgorithm, GroupSchedule, Noise, Observer, Structure, Threat
 from coterie.groups.schedule import one_each
 from coterie.privacy import Adjacency, CohortSums, NoiseRule, PlannedRelease, PrivacyPlan, Unit
 from coterie.privacy.plans import CohortReleases, group_release, plan_of
