@@ -27,12 +27,9 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.keys import KeyFolder, make_keys, public_key_bytes
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import (
-    Asked,
-    ContributeMessage,
-    EvaluateMessage,
-    SelectMessage,
+    RequestId,
     SiteFacts,
-    TrainMessage,
+    SiteRequest,
 )
 from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import AllowlistProxy, OpenDoor, Upstream
@@ -177,21 +174,22 @@ def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
     """Bytes of the content of every message for a model of so many parameters."""
     model = np.zeros(parameters, np.float32)
     several = np.tile(model, (clusters, 1))
-    asked = Asked("0" * 64, 10, "training")
+    wanted = RequestId("0" * 64, 10, "training")
+    one, k = SiteRequest(wanted, model[None], order=1), SiteRequest(wanted, several, order=1)
     task = Task("classification", (1, 8, 8), 10)
     facts = SiteFacts("hospital", 240, 60, HeldOut(60, 1.0, 1), task, False)
     contents = [
         ("query.facts", "to a site", messages.pack({})),
         ("query.facts", "back", facts.to_content()),
-        ("train", "to a site", TrainMessage(asked, model, None, 0.0).to_content()),
-        ("train", "back", messages.answer_with_vector(asked, model)),
-        ("query.select", "to a site", SelectMessage(asked, several).to_content()),
-        ("query.select", "back", messages.answer_with_index(asked, 1)),
-        ("train.contribute", "one model", ContributeMessage(asked, 1, model[None]).to_content()),
-        ("train.contribute", "k models", ContributeMessage(asked, 1, several).to_content()),
-        ("train.contribute", "back", messages.answer_with_contribution(asked, 1, model.astype(np.float64))),
-        ("evaluate", "one model", EvaluateMessage(asked, model[None]).to_content()),
-        ("evaluate", "back", messages.answer_with_score(asked, 57.3)),
+        ("train", "to a site", one.to_content(messages.TRAIN)),
+        ("train", "back", messages.answer(wanted, value=model)),
+        ("query.select", "to a site", k.to_content(messages.SELECT)),
+        ("query.select", "back", messages.answer(wanted, {"value": 1})),
+        ("train.contribute", "one model", one.to_content(messages.CONTRIBUTE)),
+        ("train.contribute", "k models", k.to_content(messages.CONTRIBUTE)),
+        ("train.contribute", "back", messages.answer(wanted, {"choice": 1}, model, "float64")),
+        ("evaluate", "one model", one.to_content(messages.EVALUATE)),
+        ("evaluate", "back", messages.answer(wanted, {"value": 57.3})),
         ("query.finished", "both ways", messages.pack({"contract": "0" * 64})),
         ("refusal", "back", messages.refusal("over budget")),
     ]

@@ -20,7 +20,8 @@ from flwr.app import Message, RecordDict
 from coterie.cli.main import main
 from coterie.engines import clients
 from coterie.engines.flower import messages
-from coterie.engines.flower.site import Site, SiteSession
+from coterie.engines.flower.session import SiteSession
+from coterie.engines.flower.site import Site
 
 SECONDS = 600.0
 
@@ -29,9 +30,9 @@ def make_odd(oddities: dict[str, int]) -> None:
     train, handle, once = clients.train_privately, Site.handle, SiteSession._once
     current: list[int] = [0]
 
-    def noted_once(self: SiteSession, asked: Any, *rest: Any) -> Any:
-        current[0] = asked.round
-        return once(self, asked, *rest)
+    def noted_once(self: SiteSession, wanted: Any, *rest: Any) -> Any:
+        current[0] = wanted.round
+        return once(self, wanted, *rest)
 
     def slow_train(*arguments: Any, **options: Any) -> Any:
         marker = Path("training-" + str(current[0]))
@@ -45,13 +46,13 @@ def make_odd(oddities: dict[str, int]) -> None:
         plain = dict(answer.config_records["coterie"])
         if message.metadata.message_type != messages.TRAIN or "refused" in plain:
             return answer
-        asked = messages.Asked(plain["contract"], plain["round"], plain["release"])
+        wanted = messages.RequestId(plain["contract"], plain["round"], plain["release"])
         value = answer.array_records["arrays"]["value"].numpy()
-        if asked.round == oddities.get("nan"):
-            return messages.answer_with_vector(asked, value * np.float32("nan"))
-        if asked.round == oddities.get("huge"):
-            return messages.answer_with_vector(asked, value * np.float32(1e6))
-        if asked.round == oddities.get("garbage"):
+        if wanted.round == oddities.get("nan"):
+            return messages.answer(wanted, value=value * np.float32("nan"))
+        if wanted.round == oddities.get("huge"):
+            return messages.answer(wanted, value=value * np.float32(1e6))
+        if wanted.round == oddities.get("garbage"):
             return RecordDict({})
         return answer
 

@@ -187,8 +187,8 @@ def test_a_sketch_asked_again_is_not_answered_with_the_update_of_its_round(tmp_p
         second = [value(deliver(again, messages.TRAIN, content)) for content in (sketch, update)]
         for one, other in zip(first, second, strict=True):
             np.testing.assert_array_equal(one, other)
-        assert again.books is not None
-        assert dict(again.books.ledger.executed("a")) == {"sketch": 1, "training": 1, "selection": 0}
+        assert again.session is not None
+        assert dict(again.session.ledger.executed("a")) == {"sketch": 1, "training": 1, "selection": 0}
         again.close()
 
 

@@ -22,7 +22,7 @@ from coterie.algorithms import find_algorithm
 from coterie.engines.flower import messages, server
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.link import open_link
-from coterie.engines.flower.messages import Asked, TrainMessage
+from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment import checkpoint, local
 from coterie.experiment.deployment import APP, wait_for
@@ -187,12 +187,15 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             start = run.calibrated.facts.initialise(0)
 
             def ask(round: int, model: np.ndarray, digest: str = contract.digest()) -> Any:
-                asked = Asked(digest, round, "training")
-                content = {"amber": TrainMessage(asked, model, None, 0.0).to_content()}
+                wanted = RequestId(digest, round, "training")
+                content = {"amber": SiteRequest(wanted, model[None]).to_content(messages.TRAIN)}
                 length = run.calibrated.facts.parameters
-                return transport.ask(
-                    messages.TRAIN, content, lambda name, found: messages.vector_in(found, asked, length)
-                )
+
+                def read(name: str, found: Any) -> np.ndarray:
+                    messages.read_answer(found, wanted, {})
+                    return messages.read_vector(found, length)
+
+                return transport.ask(messages.TRAIN, content, read)
 
             def reason(answers: Any) -> str:
                 return str(answers.missing["amber"])

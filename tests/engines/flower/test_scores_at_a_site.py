@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from tiny_site import (
 from coterie.data import Client, Federation, Records
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits
-from coterie.engines.flower.messages import Asked, EvaluateMessage, SelectMessage, TrainMessage
+from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
 from coterie.privacy import (
@@ -59,8 +58,8 @@ def count_in(answer: RecordDict) -> float:
 
 
 def charged(found: Site) -> dict[str, int]:
-    assert found.books is not None
-    return dict(found.books.ledger.executed(held_out("a")))
+    assert found.session is not None
+    return dict(found.session.ledger.executed(held_out("a")))
 
 
 # --- what is signed ---------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ def test_reports_beyond_what_the_operator_said_are_not_signed(
 ) -> None:
     made = site(tmp_path, REPORTING)
     assert refused(deliver(made, messages.OFFER, contract(plan=plan).to_content())) == reason
-    assert made.books is None
+    assert made.session is None
 
 
 def test_a_site_that_holds_nothing_out_signs_no_report(tmp_path: Path) -> None:
@@ -217,8 +216,8 @@ def test_ten_thousand_hostile_messages_learn_nothing_that_is_not_charged(tmp_pat
     """Every answer is one that was given before, or was charged; what is charged stays within the limits."""
     rng = np.random.default_rng(2)
     made = joined(tmp_path, REPORTED, limits=REPORTING)
-    assert made.books is not None
-    ledger = made.books.ledger
+    assert made.session is not None
+    ledger = made.session.ledger
     given: dict[tuple[str, bytes], set[bytes]] = {}
     models = [START * np.float32(scale) for scale in (0.5, 1.0, 2.0, -1.0)]
     answered = 0
@@ -252,20 +251,19 @@ def random_message(rng: np.random.Generator, models: list[np.ndarray]) -> tuple[
     names = ["training", "sketch", "selection", EVALUATION, "other"]
     weights = [0.3, 0.15, 0.2, 0.3, 0.05]
     digest = REPORTED.digest() if rng.random() < 0.97 else "0" * 64
-    asked = Asked(digest, int(rng.integers(1, 12)), str(rng.choice(names, p=weights)))
+    wanted = RequestId(digest, int(rng.integers(1, 12)), str(rng.choice(names, p=weights)))
     model = models[int(rng.integers(len(models)))].copy()
     if rng.random() < 0.2:
         model[int(rng.integers(len(model)))] = rng.choice([np.nan, 1e30, -1e30, 0.0])
     kind = str(rng.choice([messages.TRAIN, messages.SELECT, messages.EVALUATE, messages.EVALUATE]))
     if rng.random() < 0.6:  # the message that belongs to the release
         kind = {"selection": messages.SELECT, EVALUATION: messages.EVALUATE}.get(
-            asked.release, messages.TRAIN
+            wanted.release, messages.TRAIN
         )
     if kind == messages.TRAIN:
-        return kind, TrainMessage(asked, model, None, 0.0).to_content()
+        return kind, SiteRequest(wanted, model[None]).to_content(kind)
     stacked = np.stack([model] * (1 if rng.random() < 0.7 else 2))
-    message: Any = SelectMessage if kind == messages.SELECT else EvaluateMessage
-    return kind, message(asked, stacked).to_content()
+    return kind, SiteRequest(wanted, stacked).to_content(kind)
 
 
 def fingerprint(content: RecordDict) -> bytes:

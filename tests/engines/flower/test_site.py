@@ -40,8 +40,8 @@ def refused(answer: RecordDict) -> str | None:
 
 
 def executed(found: Site) -> dict[str, int]:
-    assert found.books is not None
-    return dict(found.books.ledger.executed("a"))
+    assert found.session is not None
+    return dict(found.session.ledger.executed("a"))
 
 
 def value(answer: RecordDict) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_what_the_operator_did_not_allow_is_not_signed(
 ) -> None:
     made = site(tmp_path / "books")
     assert refused(deliver(made, messages.OFFER, contract(**changes).to_content())) == reason
-    assert made.books is None
+    assert made.session is None
     assert not made.files.contract.exists()
     assert not made.files.ledger.exists()
 

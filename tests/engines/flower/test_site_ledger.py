@@ -11,8 +11,10 @@ import pytest
 from tiny_site import contract, deliver, joined, selection, site, training
 
 from coterie.engines.flower import messages
+from coterie.engines.flower import session as session_module
 from coterie.engines.flower import site as site_module
-from coterie.engines.flower.site import Site, SiteFolder
+from coterie.engines.flower.session import SiteFolder
+from coterie.engines.flower.site import Site
 from coterie.errors import InputError, LedgerError
 from coterie.files import read_json, write_json
 
@@ -27,8 +29,8 @@ def spent_something(folder: Path) -> SiteFolder:
 
 
 def executed(found: Site) -> dict[str, int]:
-    assert found.books is not None
-    return dict(found.books.ledger.executed("a"))
+    assert found.session is not None
+    return dict(found.session.ledger.executed("a"))
 
 
 def cut(files: SiteFolder, lines: int) -> None:
@@ -57,15 +59,15 @@ DAMAGE: dict[str, tuple[Callable[[SiteFolder], None], str]] = {
     ),
     "the contract is deleted": (
         lambda files: files.contract.unlink(),
-        r"contract\.json: missing beside books",
+        r"contract\.json: missing, though something was spent",
     ),
     "contract and ledger are deleted": (
         lambda files: (files.contract.unlink(), files.ledger.unlink())[0],
-        r"contract\.json: missing beside books",
+        r"contract\.json: missing, though something was spent",
     ),
     "contract and answers are deleted": (
         lambda files: (files.contract.unlink(), shutil.rmtree(files.answers))[0],
-        r"contract\.json: missing beside books",
+        r"contract\.json: missing, though something was spent",
     ),
     "the contract has no head": (
         lambda files: write_json(
@@ -117,11 +119,11 @@ def test_killed_between_charge_answer_and_head_it_goes_on_and_is_charged_once(
     made = joined(tmp_path / "site", noise_seed=1)
     with monkeypatch.context() as patch:
         if moment == "before the answer":
-            patch.setattr(site_module, "write_arrays", killed)
+            patch.setattr(session_module, "write_arrays", killed)
         elif moment == "before the head":
-            patch.setattr(site_module.SiteSession, "_keep_head", killed)
+            patch.setattr(session_module.SiteSession, "_keep_head", killed)
         else:
-            patch.setattr(site_module, "write_json", killed)
+            patch.setattr(session_module, "write_json", killed)
         with pytest.raises(Killed):
             deliver(made, messages.TRAIN, training())
     made.close()
@@ -154,8 +156,8 @@ def test_an_approval_cut_short_may_be_given_again(
     again = site(tmp_path)
     other = contract(lr=0.2)
     assert messages.is_refusal(deliver(again, messages.OFFER, other.to_content())) is None
-    assert again.books is not None
-    assert again.books.contract == other
+    assert again.session is not None
+    assert again.session.contract == other
     again.close()
 
 
@@ -173,7 +175,7 @@ def test_closed_books_stay_closed_when_their_mark_is_deleted(tmp_path: Path) -> 
     with pytest.raises(InputError, match="noise key is gone"):
         site(tmp_path)
     files.contract.unlink()
-    with pytest.raises(InputError, match=r"contract\.json: missing beside books"):
+    with pytest.raises(InputError, match=r"contract\.json: missing, though something was spent"):
         site(tmp_path)
 
 

@@ -21,6 +21,7 @@ from trusting import CLIP, TRUSTING, sites_of, trusting
 
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
+from coterie.engines.flower.members import read_contribution
 from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
@@ -151,7 +152,7 @@ def test_a_spoiled_answer_adds_nothing_and_its_sender_is_named(
 
 
 HONEST = np.full(9, CLIP / 3 * 0.9999)
-ASKED = messages.Asked("0" * 64, 1, "sums")
+WANTED = messages.RequestId("0" * 64, 1, "sums")
 WRONG: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
     "infinity": (HONEST + np.inf, {}),
     "too long": (HONEST * 1.001, {}),
@@ -170,14 +171,14 @@ WRONG: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("value", "plain"), WRONG.values(), ids=WRONG.keys())
 def test_only_a_clipped_answer_to_the_question_is_read(value: np.ndarray, plain: dict[str, Any]) -> None:
-    content = messages.answer_with_contribution(ASKED, 2, HONEST)
-    choice, found = messages.contribution_in(content, ASKED, 3, 9, CLIP)
+    content = messages.answer(WANTED, {"choice": 2}, HONEST, "float64")
+    choice, found = read_contribution(content, WANTED, 3, 9, CLIP)
     assert choice == 2
     np.testing.assert_array_equal(found, HONEST)
     content["arrays"] = ArrayRecord({"value": Array(value)})
     content["coterie"] = ConfigRecord({**content.config_records["coterie"], **plain})
     with pytest.raises(messages.GarbageError):
-        messages.contribution_in(content, ASKED, 3, 9, CLIP)
+        read_contribution(content, WANTED, 3, 9, CLIP)
 
 
 DIRECTION = np.random.default_rng(0).normal(size=650)
@@ -204,7 +205,7 @@ def test_whatever_a_client_sends_the_sum_moves_by_at_most_the_clip(
         def believing(content: RecordDict, *_: Any) -> tuple[int, np.ndarray]:
             return 0, content.array_records["arrays"]["value"].numpy()
 
-        monkeypatch.setattr(members.messages, "contribution_in", believing)
+        monkeypatch.setattr(members, "read_contribution", believing)
     models = {}
     for name, lie in LIES.items():
         folder = tmp_path / name

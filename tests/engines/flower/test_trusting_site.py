@@ -16,7 +16,7 @@ from coterie.algorithms.protocol import Choice, LocalTraining
 from coterie.engines.flower import messages
 from coterie.engines.flower.approval import MOST_EPOCHS_PRICED, MOST_WATCHED
 from coterie.engines.flower.contract import Contract, Limits, TrustedWork, cost, promised, ranges_of
-from coterie.engines.flower.messages import Asked, ContributeMessage
+from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.site import Site
 from coterie.groups import GroupSchedule, Noise, Observer, Structure, Threat
 from coterie.privacy import (
@@ -74,9 +74,9 @@ def refused(answer: RecordDict) -> str | None:
 
 
 def ask(to: Site, agreed: Contract, round: int = 1, **changes: Any) -> RecordDict:
-    asked = Asked(agreed.digest(), round, changes.pop("release", "sums"))
-    values = {"order": 7, "models": START[None], **changes}
-    return deliver(to, messages.CONTRIBUTE, ContributeMessage(asked, **values).to_content())
+    wanted = RequestId(agreed.digest(), round, changes.pop("release", "sums"))
+    request = SiteRequest(wanted, **{"order": 7, "models": START[None], **changes})
+    return deliver(to, messages.CONTRIBUTE, request.to_content(messages.CONTRIBUTE))
 
 
 def update(answer: RecordDict) -> np.ndarray:
@@ -214,8 +214,8 @@ def test_trust_is_said_by_the_operator_and_by_nobody_else(offered: Contract, tmp
     careful = site(tmp_path / "careful", dataclasses.replace(LIMITS, trust_server=False))
     assert refused(deliver(careful, messages.OFFER, offered.to_content())) == "not trusted"
     made = joined(tmp_path / "trusting", offered, limits=LIMITS)
-    assert made.books is not None
-    promised = made.books.guarantee
+    assert made.session is not None
+    promised = made.session.guarantee
     assert "trusting the" in promised.line
     assert "is trusted with both" in promised.text
     assert "in the clear" in promised.text
@@ -242,13 +242,13 @@ def test_an_update_is_clipped_before_it_leaves_and_charged_before_it_is_computed
     assert update(answer).dtype == np.float64
     assert np.linalg.norm(update(answer)) == pytest.approx(CLIP, rel=1e-4)
     assert np.linalg.norm(update(answer)) <= CLIP
-    assert made.books is not None
-    assert made.books.ledger.executed("a") == {"sums": 1}
+    assert made.session is not None
+    assert made.session.ledger.executed("a") == {"sums": 1}
     again = ask(made, trusting())
     np.testing.assert_array_equal(update(answer), update(again))
-    assert made.books.ledger.executed("a") == {"sums": 1}
+    assert made.session.ledger.executed("a") == {"sums": 1}
     # Rounds in which it is not asked tell something, too: what it spends is the whole plan.
-    assert made.books.spent == cost(trusting(), trusting().delta) > made.books.ledger.spent("a")
+    assert made.session.spent == cost(trusting(), trusting().delta) > made.session.ledger.spent("a")
     made.close()
 
 
@@ -294,8 +294,8 @@ def test_a_message_that_is_none_of_ours_is_garbage_and_costs_nothing(
 def test_a_site_that_trusts_nobody_sends_nothing_in_the_clear(tmp_path: Path) -> None:
     made = joined(tmp_path)
     assert refused(ask(made, contract(), release="training")) == "not trusted"
-    assert made.books is not None
-    assert not any(made.books.ledger.executed("a").values())
+    assert made.session is not None
+    assert not any(made.session.ledger.executed("a").values())
     made.close()
 
 

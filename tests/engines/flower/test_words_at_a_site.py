@@ -91,13 +91,13 @@ def test_a_guarantee_at_a_site_says_who_sees_what_in_its_own_words(
 ) -> None:
     with caplog.at_level(logging.INFO, "coterie"):
         made = joined(tmp_path, contract(plan=lying(threat=LIE)))
-    assert made.books is not None
-    assert made.books.guarantee.threat == THREATS[Unit.RECORD]
+    assert made.session is not None
+    assert made.session.guarantee.threat == THREATS[Unit.RECORD]
     assert "This holds against the server and all other clients" in caplog.text
     for word in ("nobody", "nothing at all", "colluding"):
-        assert word not in made.books.guarantee.text + made.books.guarantee.line
+        assert word not in made.session.guarantee.text + made.session.guarantee.line
     # Noise and messages are bound to the plan as the server knows it.
-    assert made.books.contract.plan.threat == LIE
+    assert made.session.contract.plan.threat == LIE
     made.close()
 
 

@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits
-from coterie.engines.flower.messages import Asked, EvaluateMessage, SelectMessage, TrainMessage
+from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.site import Site
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
@@ -119,19 +119,20 @@ def joined(folder: Path, agreed: Contract | None = None, **options: Any) -> Site
 
 
 def training(round: int = 1, *, agreed: Contract | None = None, **changes: Any) -> RecordDict:
-    asked = Asked((agreed or contract()).digest(), round, changes.pop("release", "training"))
-    values = {"start": START, "anchor": None, "anchor_weight": 0.0, **changes}
-    return TrainMessage(asked, **values).to_content()
+    wanted = RequestId((agreed or contract()).digest(), round, changes.pop("release", "training"))
+    start = changes.pop("start", START)
+    return SiteRequest(wanted, start[None], **changes).to_content(messages.TRAIN)
 
 
 def selection(round: int = 1, models: np.ndarray | None = None) -> RecordDict:
-    asked = Asked(contract().digest(), round, "selection")
-    return SelectMessage(asked, np.stack([START, START + 1]) if models is None else models).to_content()
+    wanted = RequestId(contract().digest(), round, "selection")
+    stacked = np.stack([START, START + 1]) if models is None else models
+    return SiteRequest(wanted, stacked).to_content(messages.SELECT)
 
 
 def evaluation(round: int = 1, *, agreed: Contract, model: np.ndarray = START, **changes: Any) -> RecordDict:
-    asked = Asked(agreed.digest(), round, changes.pop("release", EVALUATION))
-    return EvaluateMessage(asked, model[None]).to_content()
+    wanted = RequestId(agreed.digest(), round, changes.pop("release", EVALUATION))
+    return SiteRequest(wanted, model[None]).to_content(messages.EVALUATE)
 
 
 def expired() -> float:

@@ -22,7 +22,8 @@ from torch import Tensor
 from coterie.algorithms.protocol import CohortJob
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, TrustedWork, ranges_of
-from coterie.engines.flower.messages import Asked, ContributeMessage, EvaluateMessage
+from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
+from coterie.engines.flower.server import read_score
 from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.members import NO_ANSWER, OpenCohort
 from coterie.errors import PlanError
@@ -36,7 +37,7 @@ Contribution: TypeAlias = tuple[int, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _Sampled:
     """One sampled member of one of several cohorts."""
 
     member: str
@@ -83,11 +84,12 @@ class RemoteMembers:
         known = None if path is None else read_arrays(path)
         if known is None:
             there = self._transport.present(list(models))
-            asked = {name: Asked(self._digests[name], round, EVALUATION) for name in there}
+            wanted = {name: RequestId(self._digests[name], round, EVALUATION) for name in there}
+            kind = messages.EVALUATE
             answers = self._transport.ask(
-                messages.EVALUATE,
-                {name: EvaluateMessage(asked[name], models[name]).to_content() for name in there},
-                lambda name, content: np.array([messages.score_in(content, asked[name], 0.0, 1.0)]),
+                kind,
+                {name: SiteRequest(wanted[name], models[name]).to_content(kind) for name in there},
+                lambda name, content: read_score(content, wanted[name], 0.0, 1.0),
                 group=str(round),
                 apart=True,
             )
@@ -111,14 +113,14 @@ class RemoteMembers:
                 found[number] = _from_arrays(known)
         unknown = [number for number in range(len(cohorts)) if number not in found]
         found.update({number: {} for number in unknown})
-        askings = [
-            _Asking(member, cohorts[number], number)
+        everyone = [
+            _Sampled(member, cohorts[number], number)
             for number in unknown
             for member in cohorts[number].sampled
         ]
-        for wave in _waves(askings):
-            for asking, contribution in self._ask(wave):
-                found[asking.number][asking.member] = contribution
+        for wave in _waves(everyone):
+            for sampled, contribution in self._ask(wave):
+                found[sampled.number][sampled.member] = contribution
         for number in unknown:
             # Before anything is released: if this process dies, the round is repeated with the same answers,
             # or the same noise would be added to another sum.
@@ -137,13 +139,13 @@ class RemoteMembers:
         if any(work is None or not _same_work(cohort.job, work) for work in signed):
             raise PlanError(f"release '{cohort.release}': not the training that the sites signed")
 
-    def _ask(self, wave: Sequence[_Asking]) -> list[tuple[_Asking, Contribution]]:
-        by_name = {asking.member: asking for asking in wave}
+    def _ask(self, wave: Sequence[_Sampled]) -> list[tuple[_Sampled, Contribution]]:
+        by_name = {sampled.member: sampled for sampled in wave}
         first = wave[0].cohort
         if not self._transport.online():
             # Of all sites, not of those that were sampled: stopping must not tell who they are.
             raise NobodyAnswered(f"round {first.round}: no site is connected; --resume tries it again")
-        contents = {name: self._content(asking) for name, asking in by_name.items()}
+        contents = {name: self._content(sampled) for name, sampled in by_name.items()}
         answers = self._transport.ask(
             messages.CONTRIBUTE,
             contents,
@@ -156,30 +158,26 @@ class RemoteMembers:
             log.warning("round %d, %s: %s adds nothing (%s)", cohort.round, cohort.release, name, reason)
         return [(by_name[name], contribution) for name, contribution in answers.by_client.items()]
 
-    def _asked(self, asking: _Asking) -> Asked:
-        return Asked(self._digests[asking.member], asking.cohort.round, asking.cohort.release)
+    def _wanted(self, sampled: _Sampled) -> RequestId:
+        return RequestId(self._digests[sampled.member], sampled.cohort.round, sampled.cohort.release)
 
-    def _models(self, asking: _Asking) -> NDArray[np.float32]:
+    def _models(self, sampled: _Sampled) -> NDArray[np.float32]:
         """All models for a member that chooses; for one that is told where to start, that one alone."""
-        cohort, models = asking.cohort, asking.cohort.job.models
+        cohort, models = sampled.cohort, sampled.cohort.job.models
         if cohort.chooses:
             return models
-        row = int(cohort.told()[cohort.sampled.index(asking.member)])
+        row = int(cohort.told()[cohort.sampled.index(sampled.member)])
         return models[row : row + 1]
 
-    def _content(self, asking: _Asking) -> RecordDict:
-        order = asking.cohort.order(asking.member, 0)
-        return ContributeMessage(self._asked(asking), order, self._models(asking)).to_content()
+    def _content(self, sampled: _Sampled) -> RecordDict:
+        order = sampled.cohort.order(sampled.member, 0)
+        request = SiteRequest(self._wanted(sampled), self._models(sampled), order=order)
+        return request.to_content(messages.CONTRIBUTE)
 
-    def _read(self, asking: _Asking, content: RecordDict) -> Contribution:
-        cohort = asking.cohort
-        return messages.contribution_in(
-            content,
-            self._asked(asking),
-            len(self._models(asking)),
-            int(_leaves(cohort.job, self._parameters).sum()),
-            cohort.mechanism.clip,
-        )
+    def _read(self, sampled: _Sampled, content: RecordDict) -> Contribution:
+        cohort = sampled.cohort
+        choices, length = len(self._models(sampled)), int(_leaves(cohort.job, self._parameters).sum())
+        return read_contribution(content, self._wanted(sampled), choices, length, cohort.mechanism.clip)
 
     # --- answers ------------------------------------------------------------------------------------
 
@@ -198,16 +196,28 @@ class RemoteMembers:
 # --- plain functions --------------------------------------------------------------------------------
 
 
-def _waves(askings: Sequence[_Asking]) -> list[list[_Asking]]:
+def read_contribution(
+    content: RecordDict, wanted: RequestId, choices: int, length: int, clip: float
+) -> Contribution:
+    """The choice and the clipped update in an answer to exactly this request."""
+    choice = messages.read_choice(content, wanted, choices, "choice")
+    value: NDArray[np.float64] = messages.read_vector(content, length, "float64")
+    # What an honest site sends is shorter than the clip by more than rounding takes.
+    if np.abs(value).max(initial=0.0) > clip or np.linalg.norm(value) > clip:
+        raise GarbageError("an update longer than the clip")
+    return choice, value
+
+
+def _waves(everyone: Sequence[_Sampled]) -> list[list[_Sampled]]:
     """Nobody twice at a time: a member of several cohorts is asked once in each wave."""
-    waves: list[list[_Asking]] = []
-    for asking in askings:
+    waves: list[list[_Sampled]] = []
+    for sampled in everyone:
         for wave in waves:
-            if all(other.member != asking.member for other in wave):
-                wave.append(asking)
+            if all(other.member != sampled.member for other in wave):
+                wave.append(sampled)
                 break
         else:
-            waves.append([asking])
+            waves.append([sampled])
     return waves
 
 

@@ -14,7 +14,7 @@ type, an array of another shape or with a value that is not finite makes the mes
 | `query.select` | contract, round, release, k models | one released index |
 | `train.contribute` | contract, round, release, order of records, k models | its choice, its clipped update |
 | `evaluate` | contract, round, model | noisy number of held-out records that it gets right, if planned |
-| `query.finished` | contract | nothing: the site may close its books |
+| `query.finished` | contract | nothing: the site may finish |
 """
 
 import json
@@ -64,14 +64,14 @@ REFUSALS = {
     "words": "a text in it is too long, or not one that a site would print",
     "model code": "its operator has not allowed the model's code",
     "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
-    "closed": "its books are closed",
+    "closed": "it has finished this experiment",
 }
 """Everything a site may say when it does not answer. Fixed words: an error text could carry data."""
 
 Scalar: TypeAlias = str | int | float | bool
 Values: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
 """What a site answers with: a vector, or an index as an array of one."""
-Arrays: TypeAlias = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
+Arrays: TypeAlias = Mapping[str, NDArray[np.float32]] | Mapping[str, Values]
 
 
 class GarbageError(CoterieError):
@@ -212,11 +212,11 @@ class SiteFacts:
             and (reports == 0 or (held_out > 0 and epsilon > 0))
         )
         if not sound:
-            raise GarbageError("facts that are none")
+            raise GarbageError("malformed facts")
         try:
             task = task_from_json(json.loads(found["task"]))
         except (ValueError, RecursionError):
-            raise GarbageError("a task that is none") from None
+            raise GarbageError("malformed task") from None
         reported = HeldOut(held_out, epsilon, reports) if reports else None
         return cls(found["name"], found["records"], held_out, reported, task, found["simulation"])
 
@@ -241,179 +241,109 @@ def task_from_json(data: Any) -> Task:
             and (task.classes >= 2) == (task.kind == "classification")
         )
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise GarbageError("a task that is none") from None
+        raise GarbageError("malformed task") from None
     if not sound:
-        raise GarbageError("a task that is none")
+        raise GarbageError("malformed task")
     return task
 
 
-# --- requests of a round ----------------------------------------------------------------------------
+# --- requests of a round, and their answers ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestId:
     """Which release of which round, under which contract."""
 
     contract: str
     round: int
     release: str
 
-    def plain(self) -> dict[str, Scalar]:
-        return {"contract": self.contract, "round": self.round, "release": self.release}
 
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        if plain["round"] < 1:
-            raise GarbageError("a round that is none")
-        return cls(plain["contract"], plain["round"], plain["release"])
+_ID: dict[str, type] = {"contract": str, "round": int, "release": str}
 
-
-_ASKED: dict[str, type] = {"contract": str, "round": int, "release": str}
-
-
-@dataclass(frozen=True)
-class TrainMessage:
-    """Learn from this start model, release what the plan says."""
-
-    asked: Asked
-    start: Vector
-    anchor: Vector | None
-    anchor_weight: float
-
-    def to_content(self) -> RecordDict:
-        arrays = {"start": self.start}
-        if self.anchor is not None:
-            arrays["anchor"] = self.anchor
-        return pack({**self.asked.plain(), "anchor_weight": float(self.anchor_weight)}, arrays)
-
-    @classmethod
-    def from_content(cls, content: RecordDict, parameters: int) -> Self:
-        plain = plain_of(content, {**_ASKED, "anchor_weight": float})
-        weight = plain["anchor_weight"]
-        if weight != 0 and weight not in PULL:
-            raise GarbageError("an anchor weight out of its range")
-        names = ("start", "anchor") if weight != 0 else ("start",)
-        arrays = arrays_of(content, dict.fromkeys(names, (parameters,)))
-        return cls(Asked.of(plain), arrays["start"], arrays.get("anchor"), weight)
+REQUESTS: Mapping[str, Mapping[str, type]] = {
+    TRAIN: {"anchor_weight": float},
+    SELECT: {},
+    CONTRIBUTE: {"order": str},
+    EVALUATE: {},
+}
+"""Plain values that requests of each kind have beside their `RequestId`."""
 
 
 @dataclass(frozen=True)
-class SelectMessage:
-    """Choose one of these models."""
-
-    asked: Asked
-    models: NDArray[np.float32]
-
-    def to_content(self) -> RecordDict:
-        return pack(self.asked.plain(), {"models": self.models})
-
-    @classmethod
-    def from_content(cls, content: RecordDict, parameters: int) -> Self:
-        plain = plain_of(content, _ASKED)
-        return cls(Asked.of(plain), arrays_of(content, {"models": (None, parameters)})["models"])
-
-
-@dataclass(frozen=True)
-class ContributeMessage:
-    """Learn from the one of these models that fits, without noise, and send the clipped update.
+class SiteRequest:
+    """What a site is asked to compute in a round, from one model or several.
 
     Args:
-        order: seed of the order in which the records are gone through; nothing rests on it.
+        models: one in each row: the one to start training from, or those that the site chooses from.
+        anchor: the model towards which training is pulled, with `anchor_weight`.
+        order: seed of the order in which a contribution goes through the records; nothing rests on it.
     """
 
-    asked: Asked
-    order: int
+    id: RequestId
     models: NDArray[np.float32]
+    anchor: Vector | None = None
+    anchor_weight: float = 0.0
+    order: int = 0
 
-    def to_content(self) -> RecordDict:
+    def to_content(self, kind: str) -> RecordDict:
         # As text: Flower's integers have a sign.
-        return pack({**self.asked.plain(), "order": f"{self.order:016x}"}, {"models": self.models})
+        values: dict[str, Scalar] = {
+            "anchor_weight": float(self.anchor_weight),
+            "order": f"{self.order:016x}",
+        }
+        arrays = {"models": self.models}
+        if kind == TRAIN:
+            arrays = {"start": self.models[0]}
+            if self.anchor is not None:
+                arrays["anchor"] = self.anchor
+        return pack({**asdict(self.id), **{name: values[name] for name in REQUESTS[kind]}}, arrays)
 
     @classmethod
-    def from_content(cls, content: RecordDict, parameters: int) -> Self:
-        plain = plain_of(content, {**_ASKED, "order": str})
-        if len(plain["order"]) != 16 or set(plain["order"]) - set("0123456789abcdef"):
-            raise GarbageError("an order that is none")
-        models = arrays_of(content, {"models": (None, parameters)})["models"]
-        return cls(Asked.of(plain), int(plain["order"], 16), models)
+    def from_content(cls, kind: str, content: RecordDict, parameters: int) -> Self:
+        plain = plain_of(content, {**_ID, **REQUESTS[kind]})
+        weight, order = plain.get("anchor_weight", 0.0), plain.get("order", "0" * 16)
+        if weight != 0 and weight not in PULL:
+            raise GarbageError("an anchor weight out of its range")
+        if len(order) != 16 or set(order) - set("0123456789abcdef"):
+            raise GarbageError("malformed order of records")
+        if plain["round"] < 1:
+            raise GarbageError("a round before the first")
+        shapes: dict[str, Sequence[int | None]] = {"models": (None, parameters)}
+        if kind == TRAIN:
+            shapes = dict.fromkeys(("start", "anchor") if weight != 0 else ("start",), (parameters,))
+        arrays = arrays_of(content, shapes)
+        models = arrays["start"][None] if kind == TRAIN else arrays["models"]
+        identity = RequestId(**{name: plain[name] for name in _ID})
+        return cls(identity, models, arrays.get("anchor"), weight, int(order, 16))
 
 
-@dataclass(frozen=True)
-class EvaluateMessage:
-    """Score this model, or the one of these that the site would use, on held-out records, as planned."""
-
-    asked: Asked
-    models: NDArray[np.float32]
-
-    def to_content(self) -> RecordDict:
-        return pack(self.asked.plain(), {"models": self.models})
-
-    @classmethod
-    def from_content(cls, content: RecordDict, parameters: int) -> Self:
-        plain = plain_of(content, _ASKED)
-        return cls(Asked.of(plain), arrays_of(content, {"models": (None, parameters)})["models"])
+def answer(
+    request: RequestId,
+    plain: Mapping[str, Scalar] | None = None,
+    value: Values | None = None,
+    kind: str = "float32",
+) -> RecordDict:
+    """What a site sends back: plain values (an index, a score), a vector, or both."""
+    return pack({**asdict(request), **(plain or {})}, None if value is None else {"value": value}, kind)
 
 
-# --- answers of a round -----------------------------------------------------------------------------
+def read_answer(content: RecordDict, request: RequestId, fields: Mapping[str, type]) -> dict[str, Any]:
+    """The plain values of an answer to exactly this request."""
+    plain = plain_of(content, {**_ID, **fields})
+    if {name: plain[name] for name in _ID} != asdict(request):
+        raise GarbageError("an answer to something else")
+    return plain
 
 
-def answer_with_vector(asked: Asked, value: Vector) -> RecordDict:
-    return pack(asked.plain(), {"value": value})
-
-
-def vector_in(content: RecordDict, asked: Asked, length: int) -> Vector:
-    """The released vector in an answer to exactly this request."""
-    _check_answers(plain_of(content, _ASKED), asked)
-    return arrays_of(content, {"value": (length,)})["value"]
-
-
-def answer_with_index(asked: Asked, value: int) -> RecordDict:
-    return pack({**asked.plain(), "value": value})
-
-
-def index_in(content: RecordDict, asked: Asked, choices: int) -> int:
-    """The released index in an answer to exactly this request."""
-    plain = plain_of(content, {**_ASKED, "value": int})
-    _check_answers(plain, asked)
-    value: int = plain["value"]
+def read_choice(content: RecordDict, request: RequestId, choices: int, name: str = "value") -> int:
+    """The index in an answer: one of so many."""
+    value: int = read_answer(content, request, {name: int})[name]
     if not 0 <= value < choices:
         raise GarbageError("an index out of range")
     return value
 
 
-def answer_with_contribution(asked: Asked, choice: int, value: NDArray[np.float64]) -> RecordDict:
-    return pack({**asked.plain(), "choice": choice}, {"value": value}, "float64")
-
-
-def contribution_in(
-    content: RecordDict, asked: Asked, choices: int, length: int, clip: float
-) -> tuple[int, NDArray[np.float64]]:
-    """The choice and the clipped update in an answer to exactly this request."""
-    plain = plain_of(content, {**_ASKED, "choice": int})
-    _check_answers(plain, asked)
-    if not 0 <= plain["choice"] < choices:
-        raise GarbageError("a choice out of range")
-    value: NDArray[np.float64] = _array(_named(content, ["value"])["value"], (length,), "float64")
-    # What an honest site sends is shorter than the clip by more than rounding takes.
-    if np.abs(value).max(initial=0.0) > clip or np.linalg.norm(value) > clip:
-        raise GarbageError("an update longer than the clip")
-    return plain["choice"], value
-
-
-def answer_with_score(asked: Asked, value: float) -> RecordDict:
-    return pack({**asked.plain(), "value": float(value)})
-
-
-def score_in(content: RecordDict, asked: Asked, least: float, most: float) -> float:
-    """The score in an answer to exactly this request, which an honest site keeps within these bounds."""
-    plain = plain_of(content, {**_ASKED, "value": float})
-    _check_answers(plain, asked)
-    value: float = plain["value"]
-    if not least <= value <= most:
-        raise GarbageError("a score that no honest site could have reported")
-    return value
-
-
-def _check_answers(plain: Mapping[str, Any], asked: Asked) -> None:
-    if {name: plain[name] for name in _ASKED} != asked.plain():
-        raise GarbageError("an answer to something else")
+def read_vector(content: RecordDict, length: int, kind: str = "float32") -> Any:
+    """The vector in an answer."""
+    return _array(_named(content, ["value"])["value"], (length,), kind)

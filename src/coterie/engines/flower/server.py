@@ -32,15 +32,7 @@ from coterie.algorithms.protocol import (
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract
-from coterie.engines.flower.messages import (
-    Asked,
-    EvaluateMessage,
-    GarbageError,
-    SelectMessage,
-    SiteFacts,
-    TrainMessage,
-    Values,
-)
+from coterie.engines.flower.messages import GarbageError, RequestId, SiteFacts, SiteRequest, Values
 from coterie.engines.flower.transport import Answers, Journal, NobodyAnswered, Timeouts, Transport
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
@@ -181,29 +173,32 @@ class FlowerEngine:
             return self._cohorts.open(request, round)
         return self._cohorts.count(request) if isinstance(request, Count) else self._cohorts.add_up(request)
 
-    # --- training -----------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------------
 
     def _train(self, request: Train, round: int) -> Updates:
         jobs = {job.client: job for job in request.jobs}
         if len(jobs) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
         mechanisms = {client: self._plan.training(client, request.release) for client in jobs}
-        hashes = {client: job_hash(self._context, job) for client, job in jobs.items()}
 
-        def content(client: str) -> RecordDict:
-            job = jobs[client]
-            asked = self._asked(client, round, request.release)
-            return TrainMessage(asked, job.start, job.anchor, job.anchor_weight).to_content()
-
-        def read(client: str, found: RecordDict) -> Vector:
+        def read(client: str, found: RecordDict, wanted: RequestId) -> Vector:
             mechanism = mechanisms[client]
-            length = mechanism.length(self._parameters)
-            value = messages.vector_in(found, self._asked(client, round, request.release), length)
+            messages.read_answer(found, wanted, {})
+            value: Vector = messages.read_vector(found, mechanism.length(self._parameters))
             if float(np.abs(value).max()) > largest_release(jobs[client], mechanism, self._lr):
                 raise GarbageError("values that no honest site could have released")
             return value
 
-        answers = self._ask(messages.TRAIN, request.release, round, hashes, content, read)
+        answers = self._ask(
+            messages.TRAIN,
+            request.release,
+            round,
+            {client: job_hash(self._context, job) for client, job in jobs.items()},
+            lambda client, wanted: SiteRequest(
+                wanted, jobs[client].start[None], jobs[client].anchor, jobs[client].anchor_weight
+            ),
+            read,
+        )
         return Updates(
             {
                 client: Released(
@@ -224,42 +219,39 @@ class FlowerEngine:
                 raise PlanError(
                     f"release '{request.release}' is planned as {mechanism.name}: no private selection"
                 )
-        hashed = input_hash(self._context, request.models)
-
-        def content(client: str) -> RecordDict:
-            return SelectMessage(self._asked(client, round, request.release), request.models).to_content()
-
-        def read(client: str, found: RecordDict) -> NDArray[np.int64]:
-            asked = self._asked(client, round, request.release)
-            return np.array([messages.index_in(found, asked, len(request.models))], dtype=np.int64)
-
-        hashes = dict.fromkeys(request.clients, hashed)
-        answers = self._ask(messages.SELECT, request.release, round, hashes, content, read)
-        return Choices(
-            {
-                client: Released(int(answers[client][0]), 0.0)
-                for client in request.clients
-                if client in answers
-            }
+        choices = len(request.models)
+        answers = self._ask(
+            messages.SELECT,
+            request.release,
+            round,
+            dict.fromkeys(request.clients, input_hash(self._context, request.models)),
+            lambda client, wanted: SiteRequest(wanted, request.models),
+            lambda client, found, wanted: np.array(
+                [messages.read_choice(found, wanted, choices)], dtype=np.int64
+            ),
         )
+        known = [client for client in request.clients if client in answers]
+        return Choices({client: Released(int(answers[client][0]), 0.0) for client in known})
 
-    # --- scores ---------------------------------------------------------------------------------------
+    # --- scores -----------------------------------------------------------------------------------------
 
     def evaluate(self, models: Mapping[str, Vector], round: int) -> dict[str, Released[float]]:
         """Noisy number of held-out records that each client's model gets right; of those that answer."""
         mechanisms = {client: self._plan.scores(held_out(client), EVALUATION) for client in models}
-        hashes = {client: input_hash(self._context, model) for client, model in models.items()}
 
-        def content(client: str) -> RecordDict:
-            return EvaluateMessage(self._asked(client, round, EVALUATION), models[client][None]).to_content()
+        def read(client: str, found: RecordDict, wanted: RequestId) -> NDArray[np.float64]:
+            stray = NOISE_DEVIATIONS * mechanisms[client].noise_std
+            return read_score(found, wanted, -stray, mechanisms[client].units + stray)
 
-        def read(client: str, found: RecordDict) -> NDArray[np.float64]:
-            mechanism = mechanisms[client]
-            stray = NOISE_DEVIATIONS * mechanism.noise_std
-            asked = self._asked(client, round, EVALUATION)
-            return np.array([messages.score_in(found, asked, -stray, mechanism.units + stray)])
-
-        answers = self._ask(messages.EVALUATE, EVALUATION, round, hashes, content, read, held_out)
+        answers = self._ask(
+            messages.EVALUATE,
+            EVALUATION,
+            round,
+            {client: input_hash(self._context, model) for client, model in models.items()},
+            lambda client, wanted: SiteRequest(wanted, models[client][None]),
+            read,
+            held_out,
+        )
         return {
             client: Released(float(value[0]), mechanisms[client].noise_std)
             for client, value in answers.items()
@@ -267,17 +259,14 @@ class FlowerEngine:
 
     # --- all ----------------------------------------------------------------------------------------
 
-    def _asked(self, client: str, round: int, release: str) -> Asked:
-        return Asked(self._digests[client], round, release)
-
     def _ask(
         self,
         kind: str,
         release: str,
         round: int,
         hashes: Mapping[str, str],
-        content: Callable[[str], RecordDict],
-        read: Callable[[str, RecordDict], Values],
+        asking: Callable[[str, RequestId], SiteRequest],
+        read: Callable[[str, RecordDict, RequestId], Values],
         subject_of: Callable[[str], str] = lambda client: client,
     ) -> Mapping[str, Values]:
         """What the clients answered: from the journal, or by asking those that are there.
@@ -299,8 +288,12 @@ class FlowerEngine:
             self._ledger.charge(
                 [Charge(subject_of(client), round, release, hashes[client]) for client in present]
             )
+        wanted = {client: RequestId(self._digests[client], round, release) for client in present}
         found = self._transport.ask(
-            kind, {client: content(client) for client in present}, read, group=str(round)
+            kind,
+            {client: asking(client, wanted[client]).to_content(kind) for client in present},
+            lambda client, content: read(client, content, wanted[client]),
+            group=str(round),
         )
         away = {client: "not there" for client in hashes if client not in present}
         self._watch(
@@ -311,6 +304,14 @@ class FlowerEngine:
         if path is not None:
             write_arrays(path, found.by_client)
         return found.by_client
+
+
+def read_score(content: RecordDict, wanted: RequestId, least: float, most: float) -> NDArray[np.float64]:
+    """The score in an answer, which an honest site keeps within these bounds."""
+    value: float = messages.read_answer(content, wanted, {"value": float})["value"]
+    if not least <= value <= most:
+        raise GarbageError("a score that no honest site could have reported")
+    return np.array([value])
 
 
 def largest_release(job: TrainJob, mechanism: RecordSums, lr: float) -> float:
