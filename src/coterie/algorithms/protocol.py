@@ -33,23 +33,26 @@ from coterie.privacy.released import Released
 
 log = logging.getLogger(__name__)
 
+# All parameters of one model, flat; the layout is the model's and public.
 Vector: TypeAlias = NDArray[np.float32]
-"""All parameters of one model, flat; the layout is the model's and public."""
 
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """What everyone knows before the first round: no data, no true clusters."""
+    """What everyone knows before the first round: no data, no true clusters.
+
+    Args:
+        initialise: parameters of a freshly initialised model; the architecture and the seed are public.
+        layout: name and size of each parameter tensor, in the order of the flat vector.
+        structure: who is in which group, where clients work in groups.
+    """
 
     clients: tuple[str, ...]
     records: Mapping[str, int]
     parameters: int
     initialise: Callable[[int], Vector]
-    """Parameters of a freshly initialised model; the architecture and the seed are public."""
     layout: Mapping[str, int] = field(default_factory=dict)
-    """Name and size of each parameter tensor, in the order of the flat vector."""
     structure: Structure | None = None
-    """Who is in which group, where clients work in groups."""
 
 
 # --- requests and replies ---------------------------------------------------------------------------
@@ -111,14 +114,16 @@ class Choices:
 
 
 class Choice(StrEnum):
-    """How a sampled member finds the model it starts from, and the sum that its update is added to."""
+    """How a sampled member finds the model it starts from, and the sum that its update is added to.
+
+    GIVEN: it is told (`CohortJob.start_of`), and all updates are added to one sum.
+    LOWEST_LOSS: the model with the lowest loss on its records; one sum for each model (IFCA).
+    NEAREST: the model nearest to one that it trains itself from the mean of all; one sum for each (FeSEM).
+    """
 
     GIVEN = "given"
-    """It is told (`CohortJob.start_of`), and all updates are added to one sum."""
     LOWEST_LOSS = "lowest-loss"
-    """The model with the lowest loss on its records; one sum for each model (IFCA)."""
     NEAREST = "nearest"
-    """The model nearest to one that it trains itself from the mean of all; one sum for each model (FeSEM)."""
 
 
 @dataclass(frozen=True)
@@ -342,13 +347,15 @@ class State:
 
     Fields of a subclass are numpy arrays or plain JSON values (numbers, strings, None, tuples, mappings
     with string keys), which is all that a checkpoint stores.
+
+    Args:
+        round: rounds completed.
+        seed: seed of the server's own public randomness, combined with the round.
     """
 
     round: int
-    """Rounds completed."""
     clients: tuple[str, ...]
     seed: int
-    """Seed of the server's own public randomness, combined with the round."""
 
     def rng(self) -> np.random.Generator:
         """The server's randomness for the round that follows this state."""
@@ -365,12 +372,11 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which model each client would use now."""
+    """Which model each client would use now: its own, where it has personal parts, or its cluster's."""
 
     models: NDArray[np.float32]
     cluster_of: Mapping[str, int]
     own: Mapping[str, Vector] = field(default_factory=dict)
-    """Models of clients who have personal parts, instead of their cluster's."""
 
     def model_of(self, client: str) -> Vector:
         model: Vector = self.models[self.cluster_of[client]]
@@ -395,18 +401,22 @@ class OwnChoice:
 
 
 class Algorithm(ABC, Generic[S]):
-    """One way to learn together. Subclass, override these, register; one file."""
+    """One way to learn together. Subclass, override these, register; one file.
+
+    Attributes:
+        needs_truth: whether it is handed the true clusters (as `truth=`), which its guarantee must then
+            mention.
+        additive: whether its model is two of the experiment's, outputs added, parameters one after the other.
+        personal: whether clients keep parameters of their own, without which no model is whole.
+    """
 
     name: ClassVar[str]
     unit: ClassVar[Unit]
     settings_type: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
     state_type: ClassVar[type[State]]
     needs_truth: ClassVar[bool] = False
-    """Whether it is handed the true clusters (as `truth=`), which its guarantee must then mention."""
     additive: ClassVar[bool] = False
-    """Whether its model is two of the experiment's, outputs added, parameters one after the other."""
     personal: ClassVar[bool] = False
-    """Whether clients keep parameters of their own, without which no model is whole."""
 
     def __init__(self, settings: AlgorithmSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
         self.settings = settings

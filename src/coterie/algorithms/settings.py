@@ -41,8 +41,8 @@ NoiseMultiplier = Annotated[float, within(NOISE, 0)]
 Rate = Annotated[float, within(RATE)]
 Ratio = Annotated[float, within(RATIO)]
 StepSize = Annotated[float, within(STEP_SIZE)]
+# Numbers of a file that decide what noise is drawn, in the ranges of `coterie.privacy.ranges`.
 Pull = Annotated[float, within(PULL, 0)]
-"""Numbers of a file that decide what noise is drawn, in the ranges of `coterie.privacy.ranges`."""
 
 
 class AlgorithmSettings(Settings):

@@ -20,28 +20,31 @@ from scipy.special import gammaln
 
 from coterie.clustering.partition import Floats, Labels
 
+# Number of directions that hold most of what a sample of records adds (participation ratio, measured).
 DIRECTIONS = 8
-"""Number of directions that hold most of what a sample of records adds (participation ratio, measured)."""
+# Log-odds against each cluster more, where all are looked at together.
 CLUSTER_PENALTY = 0.5
-"""Log-odds against each cluster more, where all are looked at together."""
+# Log-odds against each split, where it is looked at alone: noise shows one by chance once in 400 times.
 SPLIT_PENALTY = 6.0
-"""Log-odds against each split, where it is looked at alone: noise shows one by chance once in 400 times."""
+# Log-odds against each cluster of one: a release that is far from all is more often an accident.
 ALONE_PENALTY = 8.0
-"""Log-odds against each cluster of one: a release that is far from all is more often an accident."""
+# Log-odds by which clusters must be better than fewer, if they are seen in no other way.
 DOUBT = 2.0
-"""Log-odds by which clusters must be better than fewer, if they are seen in no other way."""
+# Variance of centres, in units of the spread, below which the estimate is not trusted.
 _LEAST_PRIOR = 0.02
-"""Variance of centres, in units of the spread, below which the estimate is not trusted."""
 
 
 @dataclass(frozen=True)
 class WithinSpread:
-    """How releases scatter around their centre: noise in all coordinates, variation in a few directions."""
+    """How releases scatter around their centre: noise in all coordinates, variation in a few directions.
+
+    Args:
+        noise: variance of the noise of each release, in each coordinate.
+        variation: what a client's sample of records adds to its squared distance from the centre.
+    """
 
     noise: Floats
-    """Variance of the noise of each release, in each coordinate."""
     variation: float
-    """What a client's sample of records adds to its squared distance from the centre."""
     dimensions: int
 
     @property

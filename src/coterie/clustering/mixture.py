@@ -30,31 +30,34 @@ from coterie.clustering.evidence import WithinSpread, log_evidence, most_likely_
 from coterie.clustering.partition import Floats, Labels, best_partition
 from coterie.privacy.released import Released
 
+# Overlap up to which components count as clearly apart: noise or a split cluster rarely look like that.
 CLEAR_OVERLAP = 0.2
-"""Overlap up to which components count as clearly apart: noise or a split cluster rarely look like that."""
+# Separation below which the full length leaves the decision to the plane, from which the plane takes it.
 HAZY, PLAIN = 1.0, 2.0
-"""Separation below which the full length leaves the decision to the plane, from which the plane takes it."""
+# How much less a separation in the plane is worth: it is the plane in which there was most to be seen.
 LOOKED_AT = 0.8
-"""How much less a separation in the plane is worth: it is the plane in which there was most to be seen."""
 
 Releases: TypeAlias = Sequence[Released[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Spherical Gaussians fitted to one release per client."""
+    """Spherical Gaussians fitted to one release per client.
+
+    Args:
+        labels: component of each release, in the most likely partition.
+        responsibilities: probability of each component (column) for each release (row).
+        separations: separation score of each two components, infinite on the diagonal: half their distance,
+            in units of what blurs the line between them.
+        spread: standard deviation of a release around its centre, per coordinate.
+        clustered: whether the components explain the releases better than a single one does.
+    """
 
     labels: Labels
-    """Component of each release, in the most likely partition."""
     responsibilities: Floats
-    """Probability of each component (column) for each release (row)."""
     separations: Floats
-    """Separation score of each two components, infinite on the diagonal: half their distance, in units of
-    what blurs the line between them."""
     spread: float
-    """Standard deviation of a release around its centre, per coordinate."""
     clustered: bool
-    """Whether the components explain the releases better than a single one does."""
 
     @property
     def clusters(self) -> int:

@@ -63,21 +63,24 @@ class Shift:
         return float(((self.up + self.down) * rate) ** 2 / (2 * spread))
 
 
+# For each kind of release, how many of them each view is charged with.
 Charges = dict[Shift, Ints]
-"""For each kind of release, how many of them each view is charged with."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One target's charged groups when some are hidden, whatever the schedule."""
+    """One target's charged groups when some are hidden, whatever the schedule.
+
+    Args:
+        groups: groups whose releases are charged: the target's visible ones and those with bridges.
+        own: is the target in the charged group.
+        bridges: how many others in the charged group are in a hidden group too.
+    """
 
     hidden: frozenset[int]
     groups: tuple[int, ...]
-    """Groups whose releases are charged: the target's visible ones and those with bridges."""
     own: tuple[bool, ...]
-    """Is the target in the charged group."""
     bridges: tuple[int, ...]
-    """How many others in the charged group are in a hidden group too."""
 
     def least_price(self, schedule: GroupSchedule) -> float:
         """Roughly what a single merge adds at the cheapest charged group."""

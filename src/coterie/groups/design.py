@@ -28,14 +28,13 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True)
 class Requirement:
-    """The most that some observers may learn about some targets; None means every worker."""
+    """The most that observers at least so many hops away may learn about targets; None: every worker."""
 
     epsilon: float
     target: int | None = None
     observer: int | None = None
     relation: Relation = Relation.ANY
     distance: int = 0
-    """Only observers at least so many hops from the target's groups."""
 
     def pairs(self, structure: Structure) -> Bools:
         """[target, observer]: whom it is about."""
@@ -73,36 +72,45 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a structure and schedule meet a requirement, and the pair that decides."""
+    """Whether a structure and schedule meet a requirement, and the pair that decides.
+
+    Args:
+        pair: None where the requirement is about no pair at all.
+        trusted: pairs that it speaks of and that were not looked at: the threat model trusts members of one
+            group.
+    """
 
     requirement: Requirement
     met: bool
     epsilon: float
     pair: tuple[int, int] | None
-    """None where the requirement is about no pair at all."""
     trusted: int = 0
-    """Pairs that it speaks of and that were not looked at: the threat model trusts members of one group."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """A period and the least noise, as a multiple of the given one, that meets all requirements."""
+    """A period and the least noise, as a multiple of the given one, that meets all requirements.
+
+    With `any_noise` nothing arrives where a requirement looks, so that the noise does not matter.
+    """
 
     period: int
     factor: float
     schedule: GroupSchedule
     any_noise: bool = False
-    """Does nothing at all arrive where a requirement looks, so that the noise does not matter?"""
 
 
 @dataclass(frozen=True)
 class PairAnswer:
-    """What would bring one pair under a target: noise at the given period, or a period at the given noise."""
+    """What would bring one pair under a target: noise at the given period, or a period at the given noise.
+
+    Args:
+        factor: the least noise as a multiple of the given one; None when no noise does.
+        period: the shortest period that does; None when none does.
+    """
 
     factor: float | None
-    """The least noise as a multiple of the given one; None when no noise does."""
     period: int | None
-    """The shortest period that does; None when none does."""
 
 
 def check(found: Leakage, requirements: Sequence[Requirement]) -> list[Verdict]:

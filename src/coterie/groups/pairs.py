@@ -15,8 +15,8 @@ from coterie.privacy.meaning import from_bound, sharpest
 from coterie.privacy.threats import MASTERS
 from coterie.privacy.units import check_delta
 
+# Workers of whom every pair has a place in a matrix: 800 megabytes for each. Of groups there is one, too.
 MOST_WORKERS = 10_000
-"""Workers of whom every pair has a place in a matrix: 800 megabytes for each. Of groups there is one, too."""
 PUBLISHED_CAVEAT = "as published: counts blocks that have ended, though a merge shows those that have begun"
 DRAFT_CAVEAT = (
     "as published: members exchange models without noise inside a block, so one worker moves what all send; "

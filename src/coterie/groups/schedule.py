@@ -12,8 +12,8 @@ from coterie.errors import InputError
 from coterie.privacy import Mode
 from coterie.privacy.ranges import NOISE, RATE
 
+# Of a model, or of many.
 Index = TypeVar("Index", int, npt.NDArray[np.int64])
-"""Of a model, or of many."""
 
 # Squares of noise and their inverses stay numbers, also of what searches and cuts derive from it.
 _LEAST_NOISE, _MOST_NOISE = 1e-100, 1e100
@@ -60,12 +60,12 @@ class GroupSchedule:
 
     Epoch e turns the models of index e into those of index e + 1; workers start from the mean of their
     groups' models in epochs 1, S + 1, 2 S + 1, ... and from each group's own model in all others.
+    Every group has a noise of its own.
     """
 
     algorithm: GroupAlgorithm
     period: int
     noises: tuple[Noise, ...]
-    """One entry for every group."""
     mode: Mode = Mode.SOUND
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ LABEL_CAVEAT = "the groups were formed from labels and tell which a worker holds
 
 @dataclass(frozen=True)
 class Structure:
-    """Groups of workers; workers and groups are numbered from 0.
+    """Groups of workers; workers and groups are numbered from 0, and may have names.
 
     Example:
         >>> Structure("mine", ((0, 1), (1, 2)), 3)
@@ -33,7 +33,6 @@ class Structure:
     groups: tuple[tuple[int, ...], ...]
     workers: int
     names: tuple[str, ...] = ()
-    """How people call the workers; by default their numbers."""
     group_names: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 

@@ -24,14 +24,14 @@ from coterie.privacy.selections import AccuracySelection, LowestLoss, PrivateSel
 from coterie.privacy.threats import SERVER, THREATS
 from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
 
+# How plans and ledgers call what is released: about records one of the first four, about clients sums.
 FIRST_ROUND, TRAINING, SELECTION, CHOICE, SUMS = "first round", "training", "selection", "choice", "sums"
-"""How plans and ledgers call what is released: about records one of the first four, about clients sums."""
+# Epsilon of one private selection, as a share of the budget.
 SELECTION_SHARE = 0.03
-"""Epsilon of one private selection, as a share of the budget."""
+# Noise of a histogram of choices over that of the sums by cluster.
 HISTOGRAM_RATIO = 4.0
-"""Noise of a histogram of choices over that of the sums by cluster."""
+# Noise of the published rebalancing's identifiers over its sigma_theta.
 IDENTIFIER_RATIO = 1.0
-"""Noise of the published rebalancing's identifiers over its sigma_theta."""
 
 
 def group_release(group: int) -> str:
@@ -178,14 +178,16 @@ def parts_of(plan: PrivacyPlan, promise: Guarantee) -> list[Json]:
 
 @dataclass(frozen=True)
 class RecordRun:
-    """A record-level run of one client in public numbers: what it would release, and what that costs."""
+    """A record-level run of one client in public numbers: what it would release, and what that costs.
+
+    `first_round` is the noise of a full-batch first round; None: there is no such round.
+    """
 
     records: int
     batch: int
     rounds: int
     epochs: int = 1
     first_round: Multiplier | None = NoiseRule.SHARED
-    """Noise of a full-batch first round; None: there is no such round."""
     selections: int = 0
     selection_epsilon: float = 1.0
     adjacency: Adjacency = Adjacency.ZERO_OUT
@@ -245,8 +247,8 @@ class RecordRun:
         return {name: other.needed(budget) for name, other in others.items()}
 
 
+# How clusters are filled up and noised; `paper` is `rebalance` by the publication's own arithmetic.
 ClientRule = Literal["route", "rebalance", "paper", "fedavg"]
-"""How clusters are filled up and noised; `paper` is `rebalance` by the publication's own arithmetic."""
 
 
 @dataclass(frozen=True)

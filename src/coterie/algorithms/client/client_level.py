@@ -45,10 +45,9 @@ class AdaptiveClip(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLevelState(State):
-    """What every algorithm whose unit is a client carries on."""
+    """What every algorithm whose unit is a client carries on: the clip, where it follows a count."""
 
     clip: float | None = None
-    """The clip of the next round, where it follows a count; None where it is the plan's."""
 
 
 class ClientLevelSettings(AlgorithmSettings):

@@ -32,18 +32,23 @@ class ClusteredSettings(StartSettings, ClientLevelSettings):
 
 @dataclass(frozen=True)
 class ClusteredState(ClientLevelState):
+    """Models of clusters, and what released histograms said of their sizes.
+
+    Args:
+        models: cluster models, one per row.
+        shared: which parameters all models have in common.
+        scale: an initialisation: how far each parameter may be perturbed.
+        sizes: running mean of the noisy cluster sizes that revival reads, where they are released.
+        believed: the cluster sizes that the last route went by.
+        last_split: the round after which a cluster was last split.
+    """
+
     models: NDArray[np.float32]
-    """Cluster models, one per row."""
     shared: NDArray[np.bool_]
-    """Which parameters all models have in common."""
     scale: NDArray[np.float32]
-    """An initialisation: how far each parameter may be perturbed."""
     sizes: NDArray[np.float64]
-    """Running mean of the noisy cluster sizes that revival reads, where they are released."""
     believed: NDArray[np.float64]
-    """The cluster sizes that the last route went by."""
     last_split: int = 0
-    """The round after which a cluster was last split."""
 
     @property
     def parts(self) -> Parts:
@@ -56,16 +61,19 @@ class ClusteredState(ClientLevelState):
 
 @dataclass(frozen=True)
 class Update:
-    """Noisy sums and the public numbers to divide them by, one for each cluster."""
+    """Noisy sums and the public numbers to divide them by, one for each cluster.
+
+    Args:
+        histogram: noisy number of clients that chose each cluster, where it was released.
+        believed: cluster sizes that the route and the divisors went by, where there was a route.
+        within: the count that the next clip follows, where it does.
+    """
 
     rows: NDArray[np.float64]
     divisors: NDArray[np.float64]
     histogram: Released[NDArray[np.float64]] | None = None
-    """Noisy number of clients that chose each cluster, where it was released."""
     believed: NDArray[np.float64] | None = None
-    """Cluster sizes that the route and the divisors went by, where there was a route."""
     within: Released[float] | None = None
-    """The count that the next clip follows, where it does."""
 
 
 class Clustered(ClientLevel[ClusteredState]):

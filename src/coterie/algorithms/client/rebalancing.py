@@ -25,8 +25,8 @@ from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.plans import HISTOGRAM_RATIO, IDENTIFIER_RATIO, SUMS
 from coterie.settings import Settings
 
+# `minimum: auto` begins at this share of what every cluster would have if all were equal.
 AUTO_SHARE = 0.5
-"""`minimum: auto` begins at this share of what every cluster would have if all were equal."""
 
 
 class RebalanceSettings(Settings):

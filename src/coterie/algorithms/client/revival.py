@@ -15,30 +15,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+# Most weight of the newest histogram in the running mean that decides.
 SMOOTHING = 0.5
-"""Most weight of the newest histogram in the running mean that decides."""
+# Shares of a fair share below which a cluster is dead, above which it is worth splitting.
 DEAD, LARGE = 0.3, 1.4
-"""Shares of a fair share below which a cluster is dead, above which it is worth splitting."""
+# The round from which clusters may be split, and the share of all rounds after which they are left alone.
 FIRST, LAST = 3, 0.7
-"""The round from which clusters may be split, and the share of all rounds after which they are left alone."""
+# Least rounds between two splits.
 LEAST_PAUSE = 3
-"""Least rounds between two splits."""
+# Noise of the running mean, in fair shares, that leaves dead, fair and large clusters apart.
 CLEAR = 0.2
-"""Noise of the running mean, in fair shares, that leaves dead, fair and large clusters apart."""
+# Noise, relative to that, which no number of rounds averages out.
 _NEVER = 1e6
-"""Noise, relative to that, which no number of rounds averages out."""
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """How long histograms are averaged before anything is read off them: longer where they are noisier."""
+    """How long histograms are averaged before anything is read off them: longer where they are noisier.
+
+    Args:
+        weight: of the newest histogram in the running mean.
+        first: the round from which clusters may be split.
+        pause: rounds between two splits.
+    """
 
     weight: float
-    """Of the newest histogram in the running mean."""
     first: int
-    """The round from which clusters may be split."""
     pause: int
-    """Rounds between two splits."""
 
     @classmethod
     def of(cls, noise_std: float, fair_share: float) -> "Rhythm":

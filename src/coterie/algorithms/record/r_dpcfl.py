@@ -41,8 +41,8 @@ from coterie.privacy.plans import FIRST_ROUND, SELECTION, SELECTION_SHARE
 from coterie.privacy.ranges import NOISE, RECORDS, Range
 from coterie.privacy.released import Released
 
+# Earliest round with private selections: before one round of training all cluster models are equal.
 FIRST_SELECTION = 3
-"""Earliest round with private selections: before one round of training all cluster models are equal."""
 
 
 def default_sketch_dimensions(parameters: int) -> int:
@@ -93,13 +93,16 @@ class RDPCFLSettings(AlgorithmSettings):
 
 @dataclass(frozen=True)
 class RDPCFLState(MixtureState):
-    """Before clusters are known, `models` holds the initial model alone."""
+    """Before clusters are known, `models` holds the initial model alone.
+
+    Args:
+        votes: private selections of each client so far.
+        switch_round: E_c: first round in which clients choose themselves (0 before it is known).
+    """
 
     initial: Vector
     votes: Mapping[str, tuple[int, ...]]
-    """Private selections of each client so far."""
     switch_round: int
-    """E_c: first round in which clients choose themselves (0 before it is known)."""
     scores: Mapping[str, float]
     spread: float
     separation: float

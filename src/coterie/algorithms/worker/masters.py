@@ -13,11 +13,11 @@ from pydantic import Field
 from coterie.algorithms.settings import StepSize
 from coterie.settings import Settings
 
+# One model, or one moment of the optimiser, for each group (row).
 Models = NDArray[np.float32]
-"""One model, or one moment of the optimiser, for each group (row)."""
 
+# Decay of both moments and the floor of the step size, as in FedAdam (Reddi et al. 2021).
 _ADAM = (0.9, 0.99, 1e-3)
-"""Decay of both moments and the floor of the step size, as in FedAdam (Reddi et al. 2021)."""
 
 
 class MasterSettings(Settings):

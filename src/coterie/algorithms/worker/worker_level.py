@@ -79,10 +79,15 @@ class WorkerLevelSettings(AlgorithmSettings):
 
 @dataclass(frozen=True)
 class WorkerLevelState(State):
+    """The model of every group, and what its master remembers.
+
+    Args:
+        groups: the workers of each group, by their place among the clients.
+        models: one for each group (row).
+    """
+
     groups: tuple[tuple[int, ...], ...]
-    """The workers of each group, by their place among the clients."""
     models: Models
-    """One for each group (row)."""
     first_moment: Models
     second_moment: Models
 
