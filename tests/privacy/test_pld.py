@@ -78,7 +78,7 @@ def test_compositions_agree_with_dp_accounting(ours, theirs):
 
 def test_search_for_epsilon_agrees_with_dp_accounting():
     event = dp.ComposedDpEvent([gaussian(2.0), repeated(poisson_gaussian(0.1, 1.0), 30)])
-    for direction in pld._directions(event, ZERO_OUT):
+    for direction in pld.PldAccountant.of(event, ZERO_OUT)._directions():
         for delta in (0.9, 0.3, 1e-2, 1e-6, 1e-12):
             assert pld._epsilon(direction, delta) == pytest.approx(
                 direction.get_epsilon_for_delta(delta), rel=1e-9, abs=1e-12
@@ -122,7 +122,7 @@ def test_finer_grid_never_promises_less(grid_step):
     found = {}
     for step in (4e-4, 1e-4):
         grid_step(step)
-        found[step] = pld.epsilon(event, delta=1e-5, adjacency=ZERO_OUT)
+        found[step] = epsilon_of(event, 1e-5, "pld", ZERO_OUT)
     assert found[1e-4] <= found[4e-4] <= found[1e-4] * 1.01
 
 
@@ -227,15 +227,15 @@ def test_fixed_size_sampling_is_dominated(population, size):
 
 
 def test_no_noise_costs_everything():
-    assert math.isinf(pld.epsilon(gaussian(0.0), delta=1e-5, adjacency=ZERO_OUT))
-    assert pld.delta(gaussian(0.0), epsilon=1.0, adjacency=ZERO_OUT) == 1.0
-    assert pld.delta(gaussian(1.0), epsilon=math.inf, adjacency=ZERO_OUT) == 0.0
+    assert math.isinf(epsilon_of(gaussian(0.0), 1e-5, "pld", ZERO_OUT))
+    assert delta_of(gaussian(0.0), 1.0, "pld", ZERO_OUT) == 1.0
+    assert delta_of(gaussian(1.0), math.inf, "pld", ZERO_OUT) == 0.0
 
 
 @pytest.mark.parametrize("event", [gaussian(1e-3), selection(1e-4)])
 def test_hopeless_grids_are_refused_with_advice(event):
     with pytest.raises(PrivacyInputError, match="use rdp"):
-        pld.epsilon(event, delta=1e-5, adjacency=ZERO_OUT)
+        epsilon_of(event, 1e-5, "pld", ZERO_OUT)
 
 
 @pytest.mark.parametrize("lowest", [0, 7_000_000, 20_000_000])

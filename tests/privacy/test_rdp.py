@@ -10,6 +10,7 @@ from privacy_oracles import mp_binomial_rdp, mp_mixture, mp_poisson_rdp, mp_repl
 from scipy.special import ndtr
 
 from coterie.privacy import Adjacency, PrivacyInputError, rdp
+from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.events import gaussian, poisson_gaussian, repeated
 
 PAIRS = [(0.004, 1.3), (0.1, 4.0), (0.7, 2.0), (0.01, 0.5), (1e-5, 1.0), (0.3, 0.3), (0.95, 1.0)]
@@ -130,23 +131,23 @@ def gaussian_delta(epsilon, noise):
 @pytest.mark.parametrize("noise", [0.7, 1.5, 4.0])
 def test_conversion_never_promises_more_than_the_exact_gaussian(noise):
     for delta in (1e-3, 1e-6):
-        claimed = rdp.epsilon(gaussian(noise), delta=delta, adjacency=Adjacency.ZERO_OUT)
+        claimed = epsilon_of(gaussian(noise), delta, "rdp", Adjacency.ZERO_OUT)
         assert gaussian_delta(claimed, noise) <= delta
         assert gaussian_delta(claimed * 0.8, noise) > delta
 
 
 def test_delta_and_epsilon_are_inverse():
     event = repeated(poisson_gaussian(0.01, 1.1), 500)
-    spent = rdp.epsilon(event, delta=1e-5, adjacency=Adjacency.ZERO_OUT)
-    assert rdp.delta(event, epsilon=spent, adjacency=Adjacency.ZERO_OUT) == pytest.approx(1e-5, rel=1e-9)
-    assert rdp.delta(event, epsilon=math.inf, adjacency=Adjacency.ZERO_OUT) == 0
+    spent = epsilon_of(event, 1e-5, "rdp", Adjacency.ZERO_OUT)
+    assert delta_of(event, spent, "rdp", Adjacency.ZERO_OUT) == pytest.approx(1e-5, rel=1e-9)
+    assert delta_of(event, math.inf, "rdp", Adjacency.ZERO_OUT) == 0
 
 
 def test_default_orders_lose_nothing_that_matters():
     event = repeated(poisson_gaussian(0.004, 1.3), 49750)
     fine = 1 + np.geomspace(1, 100, 3000)
     exact = rdp.epsilon_from_rdp(fine, 49750 * rdp.poisson_rdp(0.004, 1.3, fine), 1e-4)
-    found = rdp.epsilon(event, delta=1e-4, adjacency=Adjacency.ZERO_OUT)
+    found = epsilon_of(event, 1e-4, "rdp", Adjacency.ZERO_OUT)
     assert exact * (1 - 1e-7) <= found <= exact * (1 + 2e-4)
 
 
@@ -174,7 +175,7 @@ def test_meaningless_rates_and_noises_are_refused(rate, noise):
 def test_a_zeroed_unit_keeps_its_slot_in_a_fixed_cohort():
     event = repeated(dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(3.0)), 20)
     zeroed, replaced, removed = (
-        rdp.epsilon(event, delta=1e-5, adjacency=adjacency)
+        epsilon_of(event, 1e-5, "rdp", adjacency)
         for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE)
     )
     assert zeroed == replaced > removed

@@ -7,7 +7,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from coterie.privacy import Adjacency, PlanError, pld, rdp
+from coterie.privacy import Adjacency, PlanError, rdp
+from coterie.privacy.accounting import epsilon_of
 from coterie.privacy.divergences import ORDERS, gaussian_rdp, poisson_rdp, replace_one_poisson_rdp
 from coterie.privacy.events import BridgedSumDpEvent
 from coterie.privacy.shifts import shift_rdp
@@ -118,4 +119,4 @@ def test_a_sum_that_only_one_unit_moves_is_the_sampled_gaussian():
 
 def test_an_accountant_that_cannot_bound_a_bridged_sum_refuses_it():
     with pytest.raises(PlanError, match="BridgedSum"):
-        pld.epsilon(BridgedSumDpEvent(0.3, 1.7, 2, 2), delta=1e-5, adjacency=Adjacency.ZERO_OUT)
+        epsilon_of(BridgedSumDpEvent(0.3, 1.7, 2, 2), 1e-5, "pld", Adjacency.ZERO_OUT)

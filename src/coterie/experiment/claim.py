@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coterie.errors import CoterieError, LedgerError
 from coterie.experiment.proven import ProvenPlan
@@ -18,7 +17,7 @@ from coterie.experiment.recorded import RecordedRun
 from coterie.experiment.recount import close_to
 from coterie.files import digest_bytes
 from coterie.privacy import ChainHead
-from coterie.privacy.units import number_from_json, number_to_json
+from coterie.privacy.plain import Plain
 
 FORMAT = 1
 _BLOCK = re.compile(rb"<!-- coterie-claim (\{.*\}) -->\n")
@@ -26,7 +25,7 @@ _OURS = re.compile(rb"coterie (run|comparison)</title>|<!-- coterie-claim ")
 
 
 @dataclass(frozen=True)
-class RunClaim:
+class RunClaim(Plain):
     """What a page says about one run.
 
     Args:
@@ -35,6 +34,8 @@ class RunClaim:
         ledger: where the ledger stood when the page was written.
     """
 
+    called = "claim"
+    mistake = LedgerError
     epsilon: float
     finished: bool
     basis: ProvenPlan | None
@@ -71,23 +72,6 @@ class RunClaim:
             raise LedgerError(f"{where}: its plan is not {run.files.plan}")
         if self.ledger is not None:
             run.ledger.check_seen(self.ledger, where)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "epsilon": number_to_json(self.epsilon),
-            "finished": self.finished,
-            "basis": None if self.basis is None else self.basis.to_json(),
-            "ledger": None if self.ledger is None else self.ledger.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "RunClaim":
-        return cls(
-            number_from_json(data["epsilon"]),
-            bool(data["finished"]),
-            None if data["basis"] is None else ProvenPlan.from_json(data["basis"]),
-            None if data["ledger"] is None else ChainHead.from_json(data["ledger"]),
-        )
 
 
 def with_claim(page: str, runs: Mapping[str, RunClaim]) -> str:

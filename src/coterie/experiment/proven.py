@@ -8,7 +8,7 @@ over all pairs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from coterie.privacy import (
     PrivacyPlan,
     guarantee,
 )
-from coterie.privacy.units import number_from_json, number_to_json
+from coterie.privacy.plain import Key, Plain
+from coterie.privacy.units import BySubject
 
 _MOST_EPOCHS, _FEWER_EPOCHS = 40, 8
 _MANY_CLASSES = 250
@@ -35,7 +36,7 @@ _MANY_CLASSES = 250
 
 
 @dataclass(frozen=True)
-class ProvenPlan:
+class ProvenPlan(Plain):
     """A plan, the budgets that it keeps, and how that is proven.
 
     Args:
@@ -43,12 +44,13 @@ class ProvenPlan:
         observer: who sees what, where workers observe each other.
     """
 
+    called = "proven plan"
     plan: PrivacyPlan
-    budgets: Mapping[str, Budget]
+    budgets: BySubject
     accountant: str
     mode: Mode
     held_by: Custody
-    observer: Observer | None
+    observer: Annotated[Observer | None, Key("watched")]
 
     def prove(self, caveats: Sequence[str] = ()) -> Guarantee:
         """The guarantee as it follows from the plan; caveats of the run itself are taken as they are."""
@@ -115,37 +117,6 @@ class ProvenPlan:
     def _leakage(self, epochs: int) -> Leakage:
         assert self.observer is not None
         return _leakage_after(self.observer, epochs, one_delta(self.budgets), self.plan.adjacency)
-
-    def to_json(self) -> dict[str, Any]:
-        alike: dict[Budget, list[str]] = {}
-        for subject, budget in self.budgets.items():
-            alike.setdefault(budget, []).append(subject)
-        return {
-            "plan": self.plan.to_json(),
-            "budgets": [
-                {"subjects": subjects, "epsilon": number_to_json(budget.epsilon), "delta": budget.delta}
-                for budget, subjects in alike.items()
-            ],
-            "accountant": self.accountant,
-            "mode": self.mode.value,
-            "held_by": self.held_by.value,
-            "watched": None if self.observer is None else self.observer.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "ProvenPlan":
-        return ProvenPlan(
-            PrivacyPlan.from_json(data["plan"]),
-            {
-                str(subject): Budget(number_from_json(entry["epsilon"]), float(entry["delta"]))
-                for entry in data["budgets"]
-                for subject in entry["subjects"]
-            },
-            str(data["accountant"]),
-            Mode(data["mode"]),
-            Custody(data["held_by"]),
-            None if data["watched"] is None else Observer.from_json(data["watched"]),
-        )
 
 
 @lru_cache(maxsize=8)

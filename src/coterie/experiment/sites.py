@@ -6,9 +6,8 @@ it proposes it.
 
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,10 +17,9 @@ from coterie.data import GroupsFederation
 from coterie.data.records import Task
 from coterie.engines.flower import server
 from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
-from coterie.engines.flower.messages import task_from_json
 from coterie.engines.flower.transport import Transport
 from coterie.engines.secret import SEEDED
-from coterie.errors import InputError
+from coterie.errors import CoterieError, InputError
 from coterie.experiment.calibrated import (
     CalibratedRun,
     Population,
@@ -35,13 +33,16 @@ from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
+from coterie.privacy.plain import Plain
 from coterie.training.learner import Learner
 
 
 @dataclass(frozen=True)
-class Sites:
+class Sites(Plain):
     """The public facts of all sites, and the name under which they will know this run."""
 
+    called = "sites"
+    mistake = InputError
     experiment: str
     task: Task
     records: Mapping[str, int]
@@ -49,16 +50,6 @@ class Sites:
     reported: Mapping[str, HeldOut]
     """What those sites allow whose operators let held-out records score models."""
     simulation: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "experiment": self.experiment,
-            "task": {**asdict(self.task), "shape": list(self.task.shape)},
-            "records": dict(self.records),
-            "held_out": dict(self.held_out),
-            "reported": {name: asdict(own) for name, own in self.reported.items()},
-            "simulation": self.simulation,
-        }
 
     @classmethod
     def gather(cls, transport: Transport) -> "Sites":
@@ -84,18 +75,10 @@ class Sites:
 
     @classmethod
     def load(cls, path: Path) -> "Sites":
-        content = read_json(path)
         try:
-            return cls(
-                str(content["experiment"]),
-                task_from_json(content["task"]),
-                {str(name): int(count) for name, count in content["records"].items()},
-                {str(name): int(count) for name, count in content["held_out"].items()},
-                {str(name): HeldOut(**own) for name, own in content["reported"].items()},
-                bool(content["simulation"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{path}: not the sites of a run of this version") from None
+            return cls.from_json(read_json(path))
+        except CoterieError as mistake:
+            raise InputError(f"{path}: not the sites of a run of this version ({mistake})") from None
 
 
 def trusts_server(experiment: Experiment) -> bool:

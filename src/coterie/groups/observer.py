@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import numpy as np
 
@@ -13,18 +13,20 @@ from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Noise, Threat
 from coterie.groups.structures import Structure
 from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
 from coterie.privacy.meaning import from_bound
-from coterie.privacy.plain import Json
+from coterie.privacy.plain import Json, Plain
 from coterie.privacy.threats import MASTERS
 from coterie.privacy.units import round_up
 
 
 @dataclass(frozen=True)
-class Observer:
+class Observer(Plain):
     """Who trains with whom, what is released when, and whom a worker fears.
 
     `epochs` is how many there are in all; the models that they leave behind have the index `epochs + 1`.
     """
 
+    called = "watched"
+    mistake = InputError
     structure: Structure
     schedule: GroupSchedule
     threat: Threat
@@ -32,35 +34,29 @@ class Observer:
 
     def to_json(self) -> Json:
         structure, schedule = self.structure, self.schedule
-        return {
-            "kind": structure.kind,
-            "workers": [structure.name(worker) for worker in range(structure.workers)],
-            "groups": [list(members) for members in structure.groups],
-            "algorithm": schedule.algorithm.value,
-            "period": schedule.period,
-            "noises": [[noise.rate, noise.multiplier] for noise in schedule.noises],
-            "mode": schedule.mode.value,
-            "threat": int(self.threat),
-            "epochs": self.epochs,
-        }
+        written = _WrittenObserver(
+            structure.kind,
+            tuple(structure.name(worker) for worker in range(structure.workers)),
+            structure.groups,
+            schedule.algorithm,
+            schedule.period,
+            tuple((noise.rate, noise.multiplier) for noise in schedule.noises),
+            schedule.mode,
+            self.threat,
+            self.epochs,
+        )
+        return written.to_json()
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Observer":
-        """What `to_json` wrote; an InputError where it did not."""
-        try:
-            names = tuple(str(name) for name in data["workers"])
-            groups = tuple(tuple(int(member) for member in members) for members in data["groups"])
-            noises = tuple(Noise(float(rate), float(multiplier)) for rate, multiplier in data["noises"])
-            return cls(
-                Structure(str(data["kind"]), groups, len(names), names),
-                GroupSchedule(
-                    GroupAlgorithm(data["algorithm"]), int(data["period"]), noises, Mode(data["mode"])
-                ),
-                Threat(data["threat"]),
-                int(data["epochs"]),
-            )
-        except (KeyError, TypeError, ValueError) as mistake:
-            raise InputError(f"watched: the data does not say who sees what ({mistake!r})") from None
+    def read(cls, data: object) -> Self:
+        found = _WrittenObserver.read(data)
+        noises = tuple(Noise(*noise) for noise in found.noises)
+        return cls(
+            Structure(found.kind, found.groups, len(found.workers), found.workers),
+            GroupSchedule(found.algorithm, found.period, noises, found.mode),
+            found.threat,
+            found.epochs,
+        )
 
     def leakage(
         self, epochs: int | None = None, *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
@@ -150,3 +146,19 @@ class Observer:
                 )
                 worst = max(worst, found)
         return worst
+
+
+@dataclass(frozen=True)
+class _WrittenObserver(Plain):
+    """An observer as a file has it."""
+
+    called = "watched"
+    kind: str
+    workers: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    algorithm: GroupAlgorithm
+    period: int
+    noises: tuple[tuple[float, float], ...]
+    mode: Mode
+    threat: Threat
+    epochs: int

@@ -9,9 +9,10 @@ from coterie.groups.cuts import Charges, Cut, Observers, ObserverViews, Shift, c
 from coterie.groups.propagation import contained, published_contained_at
 from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Floats, Ints, Structure
-from coterie.privacy import Adjacency, ClientCost, Guarantee, Mode, ReleaseCost, ThreatModel, Unit, rdp
+from coterie.privacy import Adjacency, ClientCost, Guarantee, Mode, ReleaseCost, ThreatModel, Unit
 from coterie.privacy.events import composed, repeated
 from coterie.privacy.meaning import from_bound, sharpest
+from coterie.privacy.rdp import RdpAccountant
 from coterie.privacy.threats import MASTERS
 from coterie.privacy.units import check_delta
 
@@ -79,7 +80,7 @@ def pair_guarantee(
         accountant=f"RDP{hidden if cut.hidden else ''}",
         mode=schedule.mode,
         event=event,
-        meaning=sharpest(rdp.meaning(event, adjacency), from_bound(epsilon, delta)),
+        meaning=sharpest(RdpAccountant.of(event, adjacency).meaning(), from_bound(epsilon, delta)),
         releases=_releases(charges, delta, adjacency),
         per_client=(ClientCost(name, epsilon, delta),),
         caveats=caveats_of(structure, schedule),

@@ -23,7 +23,7 @@ from coterie.privacy.record_sums import (
     ShuffledSteps,
 )
 from coterie.privacy.released import Released
-from coterie.privacy.selections import AccuracySelection, LowestLoss, PrivateSelection, Selection
+from coterie.privacy.selections import AccuracySelection, LowestLoss, ModelSelection, PrivateSelection
 from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "Meaning",
     "Mechanism",
     "Mode",
+    "ModelSelection",
     "Multiplier",
     "NoiseRule",
     "NoisyScores",
@@ -66,7 +67,6 @@ __all__ = [
     "ReleaseCost",
     "Released",
     "SecretKey",
-    "Selection",
     "ShuffledSteps",
     "ThreatModel",
     "Unit",

@@ -116,51 +116,55 @@ def atoms(event: DpEvent) -> Counter[DpEvent]:
 
 
 def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
-    if isinstance(event, dp.NoOpDpEvent) or times == 0:
+    if times == 0:
         return
-    if isinstance(event, dp.SelfComposedDpEvent):
-        _collect(event.event, times * event.count, found)
-    elif isinstance(event, dp.ComposedDpEvent):
-        for part in event.events:
-            _collect(part, times, found)
-    elif isinstance(event, dp.NonPrivateDpEvent):
-        found[event] += times
-    elif isinstance(event, dp.GaussianDpEvent | ShuffledEpochDpEvent):
-        found[gaussian(event.noise_multiplier)] += times
-    elif isinstance(event, SelectionDpEvent):
-        found[selection(event.gumbel_scale, event.monotone)] += times
-    elif isinstance(event, BridgedSumDpEvent):
-        _check_bridged(event)
-        if not event.noise_multiplier > 0:
-            found[dp.NonPrivateDpEvent()] += times
-        elif event.up > 0 and event.rate > 0:
+    match event:
+        case dp.NoOpDpEvent():
+            pass
+        case dp.SelfComposedDpEvent(event=part, count=count):
+            _collect(part, times * count, found)
+        case dp.ComposedDpEvent(events=parts):
+            for part in parts:
+                _collect(part, times, found)
+        case dp.NonPrivateDpEvent():
             found[event] += times
-    elif isinstance(event, dp.PoissonSampledDpEvent):
-        joint = joint_multiplier(event.event)
-        rate = event.sampling_probability
-        if not 0 <= rate <= 1:
-            raise PlanError(f"sampling probability: {rate} is not allowed, a number from 0 to 1 is")
-        if rate == 1:
-            found[gaussian(joint)] += times
-        elif rate > 0 and not math.isinf(joint):
-            found[poisson_gaussian(rate, joint)] += times
-    elif isinstance(event, dp.SampledWithoutReplacementDpEvent):
-        joint = joint_multiplier(event.event)
-        size, source = event.sample_size, event.source_dataset_size
-        if not 1 <= size <= source:
-            raise PlanError(f"sample size: {size} is not allowed, an integer from 1 to {source} is")
-        if joint == 0:
-            found[dp.NonPrivateDpEvent()] += times
-        elif not math.isinf(joint):
-            atom = dp.SampledWithoutReplacementDpEvent(source, size, dp.GaussianDpEvent(joint))
-            found[atom] += times
-    else:
-        raise PlanError(f"{type(event).__name__}: no accountant here can bound this event")
+        case dp.GaussianDpEvent(noise_multiplier=noise) | ShuffledEpochDpEvent(noise_multiplier=noise):
+            found[gaussian(noise)] += times
+        case SelectionDpEvent(gumbel_scale=scale, monotone=monotone):
+            found[selection(scale, monotone)] += times
+        case BridgedSumDpEvent():
+            _check_bridged(event)
+            if not event.noise_multiplier > 0:
+                found[dp.NonPrivateDpEvent()] += times
+            elif event.up > 0 and event.rate > 0:
+                found[event] += times
+        case dp.PoissonSampledDpEvent(sampling_probability=rate, event=part):
+            joint = joint_multiplier(part)
+            _check_rate(rate)
+            if rate == 1:
+                found[gaussian(joint)] += times
+            elif rate > 0 and not math.isinf(joint):
+                found[poisson_gaussian(rate, joint)] += times
+        case dp.SampledWithoutReplacementDpEvent(source_dataset_size=source, sample_size=size, event=part):
+            joint = joint_multiplier(part)
+            if not 1 <= size <= source:
+                raise PlanError(f"sample size: {size} is not allowed, an integer from 1 to {source} is")
+            if joint == 0:
+                found[dp.NonPrivateDpEvent()] += times
+            elif not math.isinf(joint):
+                atom = dp.SampledWithoutReplacementDpEvent(source, size, dp.GaussianDpEvent(joint))
+                found[atom] += times
+        case _:
+            raise PlanError(f"{type(event).__name__}: no accountant here can bound this event")
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate <= 1:
+        raise PlanError(f"sampling probability: {rate} is not allowed, a number from 0 to 1 is")
 
 
 def _check_bridged(event: BridgedSumDpEvent) -> None:
-    if not 0 <= event.rate <= 1:
-        raise PlanError(f"sampling probability: {event.rate} is not allowed, a number from 0 to 1 is")
+    _check_rate(event.rate)
     if not 0 <= event.down <= event.up:
         raise PlanError(f"bridged sum: {event.up} against {event.down} is not allowed, at least as many are")
 
@@ -178,17 +182,17 @@ def joint_multiplier(event: DpEvent) -> float:
 
 
 def _precision(event: DpEvent) -> float:
-    if isinstance(event, dp.NoOpDpEvent):
-        return 0.0
-    if isinstance(event, dp.NonPrivateDpEvent):
-        return math.inf
-    if isinstance(event, dp.GaussianDpEvent):
-        multiplier = float(event.noise_multiplier)
-        return (1.0 / multiplier) * (1.0 / multiplier) if multiplier > 0 else math.inf
-    if isinstance(event, dp.SelfComposedDpEvent):
-        return event.count * _precision(event.event) if event.count else 0.0
-    if isinstance(event, dp.ComposedDpEvent):
-        return math.fsum(_precision(part) for part in event.events)
+    match event:
+        case dp.NoOpDpEvent():
+            return 0.0
+        case dp.NonPrivateDpEvent():
+            return math.inf
+        case dp.GaussianDpEvent(noise_multiplier=noise):
+            return (1.0 / float(noise)) * (1.0 / float(noise)) if noise > 0 else math.inf
+        case dp.SelfComposedDpEvent(event=part, count=count):
+            return float(count * _precision(part)) if count else 0.0
+        case dp.ComposedDpEvent(events=parts):
+            return math.fsum(_precision(part) for part in parts)
     raise PlanError(f"{type(event).__name__} inside a sample: only Gaussian releases can be amplified here")
 
 

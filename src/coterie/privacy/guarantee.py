@@ -11,7 +11,7 @@ from typing import Annotated, Self, cast
 
 from dp_accounting import DpEvent
 
-from coterie.privacy import accounting, paper, rdp, wording
+from coterie.privacy import accounting, paper, wording
 from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.meaning import Meaning, from_bound, sharpest, weakest
@@ -170,10 +170,11 @@ def guarantee(
         key = unit.releases, own
         if key not in known:
             event = unit.event
-            spent = method.epsilon(event, delta=own, adjacency=plan.adjacency)
-            meaning = sharpest(method.meaning(event, plan.adjacency), from_bound(spent, own))
+            account = method.of(event, plan.adjacency)
+            spent = float(account.get_epsilon(own))
+            meaning = sharpest(account.meaning(), from_bound(spent, own))
             try:
-                replaced = method.epsilon(event, delta=own, adjacency=Adjacency.REPLACE_ONE)
+                replaced = float(method.of(event, Adjacency.REPLACE_ONE).get_epsilon(own))
             except GridError:
                 replaced = math.inf  # a second line that cannot be proven takes nothing from the first
             known[key] = _Cost(spent, replaced, own, meaning)
@@ -252,7 +253,7 @@ def _releases(plan: PrivacyPlan, owner: str, costs: Sequence[_Cost]) -> tuple[Re
         if unit.owner != owner:
             continue
         for release in unit.releases:
-            alone = rdp.epsilon(release.event, delta=cost.delta, adjacency=plan.adjacency)
+            alone = accounting.epsilon_of(release.event, cost.delta, "rdp", plan.adjacency)
             mechanism = release.mechanism
             rows.append(
                 ReleaseCost(

@@ -338,7 +338,7 @@ class _Times:
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _ChargedAlike:
     """Subjects with the same releases and the same budget."""
 
     subjects: tuple[str, ...]
@@ -355,7 +355,7 @@ class _Header(Plain):
     ledger: int
     plan: str
     accountant: str
-    units: tuple[_Alike, ...]
+    units: tuple[_ChargedAlike, ...]
 
     @classmethod
     def of(cls, plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -> Self:
@@ -364,7 +364,7 @@ class _Header(Plain):
             times = tuple(_Times(release.name, release.times) for release in unit.releases)
             alike.setdefault((times, budgets[unit.subject]), []).append(unit.subject)
         units = (
-            _Alike(tuple(subjects), times, budget.epsilon, budget.delta)
+            _ChargedAlike(tuple(subjects), times, budget.epsilon, budget.delta)
             for (times, budget), subjects in alike.items()
         )
         return cls(_FORMAT, plan.digest(), accountant, tuple(units))

@@ -16,7 +16,7 @@ from coterie.privacy.mechanisms import Mechanism, NoisyScores
 from coterie.privacy.plain import Json, MalformedError, Plain, record
 from coterie.privacy.ranges import ROUNDS
 from coterie.privacy.record_sums import RecordSums
-from coterie.privacy.selections import Selection
+from coterie.privacy.selections import ModelSelection
 from coterie.privacy.units import Adjacency, ThreatModel, Unit
 
 _M = TypeVar("_M", bound=Mechanism)
@@ -176,9 +176,9 @@ class PrivacyPlan(Plain):
         """What a subject planned under this name, if it is private training."""
         return self.for_subject(subject).planned(name, RecordSums)
 
-    def selection(self, subject: str, name: str) -> Selection:
+    def selection(self, subject: str, name: str) -> ModelSelection:
         """What a subject planned under this name, if it chooses between models."""
-        return self.for_subject(subject).planned(name, Selection)  # type: ignore[type-abstract]
+        return self.for_subject(subject).planned(name, ModelSelection)  # type: ignore[type-abstract]
 
     def scores(self, subject: str, name: str) -> NoisyScores:
         """What a subject planned under this name, if it scores models."""
@@ -193,14 +193,14 @@ class PrivacyPlan(Plain):
         groups: dict[tuple[PlannedRelease, ...], list[str]] = {}
         for unit in self.units:
             groups.setdefault(unit.releases, []).append(unit.subject)
-        alike = tuple(_Alike(tuple(subjects), releases) for releases, subjects in groups.items())
+        alike = tuple(_PlannedAlike(tuple(subjects), releases) for releases, subjects in groups.items())
         order = tuple(unit.subject for unit in self.units)
-        written = _Written(self.unit, self.adjacency, self.threat, order, alike, self.caveats)
-        return cast(Json, record(_Written).write(written))
+        written = _WrittenPlan(self.unit, self.adjacency, self.threat, order, alike, self.caveats)
+        return cast(Json, record(_WrittenPlan).write(written))
 
     @classmethod
     def read(cls, data: object) -> Self:
-        found = cast(_Written, record(_Written).read(data))
+        found = cast(_WrittenPlan, record(_WrittenPlan).read(data))
         releases = {subject: alike.releases for alike in found.plans for subject in alike.subjects}
         if not set(found.subjects) <= releases.keys():
             raise MalformedError("plans: a subject has none")
@@ -213,7 +213,7 @@ class PrivacyPlan(Plain):
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _PlannedAlike:
     """Subjects with the same releases, as a file has them."""
 
     subjects: tuple[str, ...]
@@ -221,14 +221,14 @@ class _Alike:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenPlan:
     """A plan as a file has it."""
 
     unit: Unit
     adjacency: Adjacency
     threat: ThreatModel
     subjects: tuple[str, ...]
-    plans: tuple[_Alike, ...]
+    plans: tuple[_PlannedAlike, ...]
     caveats: tuple[str, ...]
 
 

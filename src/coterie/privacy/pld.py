@@ -20,10 +20,11 @@ from dp_accounting import DpEvent
 from dp_accounting.pld import pld_pmf
 from scipy.special import ndtr
 
+from coterie.privacy.accountant import Accountant
 from coterie.privacy.errors import PlanError, PrivacyInputError
-from coterie.privacy.events import SelectionDpEvent, atoms
+from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent
 from coterie.privacy.meaning import NOTHING_HIDDEN, Meaning, from_profile
-from coterie.privacy.units import Adjacency, check_delta
+from coterie.privacy.units import Adjacency, check_delta, short_number
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,36 +40,44 @@ class GridError(PrivacyInputError):
     """Losses so large that the grid has no room for them: nothing is proven about such a release here."""
 
 
-def epsilon(event: DpEvent, *, delta: float, adjacency: Adjacency) -> float:
-    """The smallest epsilon at this delta, over both directions of the neighbouring pair."""
-    check_delta(delta)
-    found = _directions(event, adjacency)
-    if found is None:
-        return math.inf
-    return max(_epsilon(direction, delta) for direction in found)
+class PldAccountant(Accountant):
+    """Composes loss distributions, in both directions of the neighbouring pair."""
 
+    name, text, tolerance = "pld", f"PLD vdi={short_number(STEP)}", 2e-5
+    unbounded = (BridgedSumDpEvent,)
 
-def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
-    """The smallest delta at this epsilon, over both directions of the neighbouring pair."""
-    if math.isinf(epsilon):
-        return 0.0
-    found = _directions(event, adjacency)
-    if found is None:
-        return 1.0
-    return min(1.0, max(float(direction.get_delta_for_epsilon(epsilon)) for direction in found))
+    def get_epsilon(self, target_delta: float) -> float:
+        """The smallest epsilon at this delta, over both directions."""
+        check_delta(target_delta)
+        found = self._directions()
+        return math.inf if found is None else max(_epsilon(direction, target_delta) for direction in found)
 
+    def get_delta(self, target_epsilon: float) -> float:
+        """The smallest delta at this epsilon, over both directions."""
+        if math.isinf(target_epsilon):
+            return 0.0
+        found = self._directions()
+        if found is None:
+            return 1.0
+        return min(1.0, max(float(direction.get_delta_for_epsilon(target_epsilon)) for direction in found))
 
-def meaning(event: DpEvent, adjacency: Adjacency) -> Meaning:
-    """What an attacker gains at best, by the profile of both directions."""
-    found = _directions(event, adjacency)
-    if found is None:
-        return NOTHING_HIDDEN
+    def meaning(self) -> Meaning:
+        """By the profile of both directions."""
+        found = self._directions()
+        if found is None:
+            return NOTHING_HIDDEN
 
-    def delta_at(epsilons: Floats) -> Floats:
-        both: Floats = np.maximum.reduce([_deltas(direction, epsilons) for direction in found])
-        return np.minimum(both, 1.0)
+        def delta_at(epsilons: Floats) -> Floats:
+            both: Floats = np.maximum.reduce([_deltas(direction, epsilons) for direction in found])
+            return np.minimum(both, 1.0)
 
-    return from_profile(delta_at)
+        return from_profile(delta_at)
+
+    def _directions(self) -> tuple[pld_pmf.DensePLDPmf, ...] | None:
+        """The composed losses of taking a unit away and of adding it; None if something is not private."""
+        if any(isinstance(atom, dp.NonPrivateDpEvent) for atom in self._atoms):
+            return None
+        return _compose_all(tuple(self._atoms.items()), self.adjacency)
 
 
 def _deltas(distribution: pld_pmf.DensePLDPmf, epsilons: Floats) -> Floats:
@@ -113,14 +122,6 @@ def _epsilon(distribution: pld_pmf.DensePLDPmf, delta: float) -> float:
         return 0.0
     piece = above[-1]
     return float(reference + np.log((upper[piece] - delta) / lower[piece]))
-
-
-def _directions(event: DpEvent, adjacency: Adjacency) -> tuple[pld_pmf.DensePLDPmf, ...] | None:
-    """The composed loss distribution of taking a unit away and of adding it; None if it is not private."""
-    found = atoms(event)
-    if any(isinstance(atom, dp.NonPrivateDpEvent) for atom in found):
-        return None
-    return _compose_all(tuple(found.items()), adjacency)
 
 
 @lru_cache(maxsize=4)
@@ -193,20 +194,20 @@ def _composed(pieces: Pieces, times: int) -> pld_pmf.DensePLDPmf:
 
 
 def _pieces(atom: DpEvent, adjacency: Adjacency) -> Pieces:
-    replace_one = adjacency is Adjacency.REPLACE_ONE
-    if isinstance(atom, dp.GaussianDpEvent):
-        return _sampled_pieces(1.0, atom.noise_multiplier / adjacency.reach)
-    if isinstance(atom, SelectionDpEvent):
-        return _selection_pieces(atom.bounded_range(replace_one))
-    if isinstance(atom, dp.PoissonSampledDpEvent):
-        rate, noise = atom.sampling_probability, atom.event.noise_multiplier
-        return _replaced_pieces(rate, noise) if replace_one else _sampled_pieces(rate, noise)
-    if isinstance(atom, dp.SampledWithoutReplacementDpEvent):
-        # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A unit
-        # that stays in the population with a zero contribution still takes its slot, as a replaced one does.
-        rate = atom.sample_size / atom.source_dataset_size
-        pieces = _sampled_pieces(rate, atom.event.noise_multiplier / 2)
-        return pieces if adjacency is Adjacency.ADD_REMOVE or rate == 1 else _either_way(pieces)
+    match atom:
+        case dp.GaussianDpEvent(noise_multiplier=noise):
+            return _sampled_pieces(1.0, noise / adjacency.reach)
+        case SelectionDpEvent():
+            return _selection_pieces(atom.bounded_range(adjacency is Adjacency.REPLACE_ONE))
+        case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
+            cut = _replaced_pieces if adjacency is Adjacency.REPLACE_ONE else _sampled_pieces
+            return cut(rate, inner.noise_multiplier)
+        case dp.SampledWithoutReplacementDpEvent(sample_size=size, source_dataset_size=source, event=inner):
+            # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A
+            # unit that stays in the population with a zero contribution still takes its slot, as a replaced
+            # one does.
+            pieces = _sampled_pieces(size / source, inner.noise_multiplier / 2)
+            return pieces if adjacency is Adjacency.ADD_REMOVE or size == source else _either_way(pieces)
     raise PlanError(f"{type(atom).__name__}: the PLD accountant cannot bound this event")
 
 

@@ -8,6 +8,7 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting import DpEvent
 
+from coterie.privacy.accountant import Accountant
 from coterie.privacy.divergences import (
     ORDERS,
     Floats,
@@ -17,40 +18,50 @@ from coterie.privacy.divergences import (
     replace_one_poisson_rdp,
     selection_rdp,
 )
-from coterie.privacy.errors import PlanError
-from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent, atoms
+from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent
 from coterie.privacy.meaning import Meaning, from_divergences, from_profile, sharpest
 from coterie.privacy.shifts import shift_rdp
 from coterie.privacy.units import Adjacency, check_delta
 
 
+class RdpAccountant(Accountant):
+    """Adds up divergences at `ORDERS`: those of adaptive releases do add up."""
+
+    name, text, tolerance = "rdp", "RDP", 1e-7
+
+    @property
+    def divergences(self) -> Floats:
+        """Of everything composed so far."""
+        total = np.zeros_like(ORDERS)
+        for atom, times in self._atoms.items():
+            total += times * _atom_rdp(atom, self.adjacency)
+        return total
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """The smallest epsilon that the divergences prove at this delta."""
+        return epsilon_from_rdp(ORDERS, self.divergences, target_delta)
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """The smallest delta that they prove at this epsilon: the same conversion, solved for it."""
+        if math.isinf(target_epsilon):
+            return 0.0
+        logs = _log_deltas(ORDERS, self.divergences, target_epsilon)
+        return min(1.0, math.exp(min(0.0, float(np.min(logs)))))
+
+    def meaning(self) -> Meaning:
+        """By the divergences themselves, and by the profile that follows."""
+        curve = self.divergences
+
+        def delta_at(epsilons: Floats) -> Floats:
+            logs: Floats = _log_deltas(ORDERS, curve, epsilons[:, None]).min(axis=1)
+            return np.exp(np.minimum(logs, 0.0))
+
+        return sharpest(from_divergences(ORDERS, curve), from_profile(delta_at))
+
+
 def rdp(event: DpEvent, adjacency: Adjacency) -> Floats:
-    """The divergence of the whole tree at `ORDERS`: Renyi divergences of adaptive releases add up."""
-    total = np.zeros_like(ORDERS)
-    for atom, times in atoms(event).items():
-        total += times * _atom_rdp(atom, adjacency)
-    return total
-
-
-def epsilon(event: DpEvent, *, delta: float, adjacency: Adjacency) -> float:
-    """The smallest epsilon that the divergences prove at this delta."""
-    return epsilon_from_rdp(ORDERS, rdp(event, adjacency), delta)
-
-
-def delta(event: DpEvent, *, epsilon: float, adjacency: Adjacency) -> float:
-    """The smallest delta that the divergences prove at this epsilon."""
-    return delta_from_rdp(ORDERS, rdp(event, adjacency), epsilon)
-
-
-def meaning(event: DpEvent, adjacency: Adjacency) -> Meaning:
-    """What an attacker gains at best: by the divergences themselves, and by the profile that follows."""
-    curve = rdp(event, adjacency)
-
-    def delta_at(epsilons: Floats) -> Floats:
-        logs: Floats = _log_deltas(ORDERS, curve, epsilons[:, None]).min(axis=1)
-        return np.exp(np.minimum(logs, 0.0))
-
-    return sharpest(from_divergences(ORDERS, curve), from_profile(delta_at))
+    """The divergence of the whole tree at `ORDERS`."""
+    return RdpAccountant.of(event, adjacency).divergences
 
 
 def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> list[float]:
@@ -79,13 +90,6 @@ def _candidates(orders: Floats, divergences: Floats, delta: float) -> Floats:
     return candidates
 
 
-def delta_from_rdp(orders: Floats, divergences: Floats, epsilon: float) -> float:
-    """The same conversion solved for delta."""
-    if math.isinf(epsilon):
-        return 0.0
-    return min(1.0, math.exp(min(0.0, float(np.min(_log_deltas(orders, divergences, epsilon))))))
-
-
 def _log_deltas(orders: Floats, divergences: Floats, epsilon: float | Floats) -> Floats:
     found: Floats = (orders - 1.0) * (divergences - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
     return found
@@ -100,20 +104,20 @@ def _atom_rdp(atom: DpEvent, adjacency: Adjacency) -> Floats:
 
 def _bound_atom(atom: DpEvent, adjacency: Adjacency) -> Floats:
     replace_one = adjacency is Adjacency.REPLACE_ONE
-    if isinstance(atom, dp.NonPrivateDpEvent):
-        return np.full_like(ORDERS, math.inf)
-    if isinstance(atom, dp.GaussianDpEvent):
-        return gaussian_rdp(atom.noise_multiplier / adjacency.reach, ORDERS)
-    if isinstance(atom, SelectionDpEvent):
-        return selection_rdp(atom.bounded_range(replace_one), ORDERS)
-    if isinstance(atom, BridgedSumDpEvent):
-        return shift_rdp(atom.rate, atom.noise_multiplier, *atom.moved(replace_one))
-    if isinstance(atom, dp.PoissonSampledDpEvent):
-        bound = replace_one_poisson_rdp if replace_one else poisson_rdp
-        return bound(atom.sampling_probability, atom.event.noise_multiplier, ORDERS)
-    if isinstance(atom, dp.SampledWithoutReplacementDpEvent):
-        # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A unit
-        # that stays in the population with a zero contribution still takes its slot, as a replaced one does.
-        bound = poisson_rdp if adjacency is Adjacency.ADD_REMOVE else replace_one_fixed_size_rdp
-        return bound(atom.sample_size / atom.source_dataset_size, atom.event.noise_multiplier / 2, ORDERS)
-    raise PlanError(f"{type(atom).__name__}: the RDP accountant cannot bound this event")
+    match atom:
+        case dp.GaussianDpEvent(noise_multiplier=noise):
+            return gaussian_rdp(noise / adjacency.reach, ORDERS)
+        case SelectionDpEvent():
+            return selection_rdp(atom.bounded_range(replace_one), ORDERS)
+        case BridgedSumDpEvent():
+            return shift_rdp(atom.rate, atom.noise_multiplier, *atom.moved(replace_one))
+        case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
+            bound = replace_one_poisson_rdp if replace_one else poisson_rdp
+            return bound(rate, inner.noise_multiplier, ORDERS)
+        case dp.SampledWithoutReplacementDpEvent(sample_size=size, source_dataset_size=source, event=inner):
+            # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A
+            # unit that stays in the population with a zero contribution still takes its slot, as a replaced
+            # one does.
+            bound = poisson_rdp if adjacency is Adjacency.ADD_REMOVE else replace_one_fixed_size_rdp
+            return bound(size / source, inner.noise_multiplier / 2, ORDERS)
+    return np.full_like(ORDERS, math.inf)  # not private

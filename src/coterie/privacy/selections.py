@@ -15,7 +15,7 @@ from coterie.privacy.ranges import SELECTION_EPSILON, gumbel
 from coterie.privacy.units import Adjacency
 
 
-class Selection(Mechanism):
+class ModelSelection(Mechanism):
     """The model that fits a client's records best."""
 
     kind = "a selection"
@@ -26,7 +26,7 @@ class Selection(Mechanism):
 
 
 @dataclass(frozen=True)
-class NoisySelection(Selection):
+class NoisySelection(ModelSelection):
     """A model chosen by the exponential mechanism; `epsilon` is the range of its log-probabilities."""
 
     epsilon: float
@@ -101,7 +101,7 @@ class AccuracySelection(NoisySelection):
 
 @mechanism("lowest-loss")
 @dataclass(frozen=True)
-class LowestLoss(Selection):
+class LowestLoss(ModelSelection):
     """The model with the lowest loss, told as it is: not private, whatever else is done."""
 
     adjacency: Adjacency

@@ -1,11 +1,13 @@
 """Whose privacy is meant, against whom, and how much of it: the words of a guarantee."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from coterie.privacy.errors import PrivacyInputError, RangeError
-from coterie.privacy.plain import Plain
+from coterie.privacy.plain import Plain, from_plain, record, register
 from coterie.privacy.ranges import DELTA
 
 
@@ -88,6 +90,33 @@ class Budget:
     @property
     def is_private(self) -> bool:
         return not math.isinf(self.epsilon)
+
+
+@dataclass(frozen=True)
+class _SameBudget:
+    subjects: tuple[str, ...]
+    epsilon: float
+    delta: float
+
+
+BySubject = Annotated[Mapping[str, Budget], "subjects with the same budget share one entry"]
+"""Everyone's own budget."""
+
+
+def _write_budgets(budgets: Mapping[str, Budget]) -> list[object]:
+    alike: dict[Budget, list[str]] = {}
+    for subject, budget in budgets.items():
+        alike.setdefault(budget, []).append(subject)
+    same = (_SameBudget(tuple(names), each.epsilon, each.delta) for each, names in alike.items())
+    return [record(_SameBudget).write(each) for each in same]
+
+
+def _read_budgets(data: object) -> dict[str, Budget]:
+    found = from_plain(tuple[_SameBudget, ...], data)
+    return {subject: Budget(each.epsilon, each.delta) for each in found for subject in each.subjects}
+
+
+register(BySubject, _write_budgets, _read_budgets)
 
 
 def check_delta(delta: float) -> None:

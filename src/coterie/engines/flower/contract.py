@@ -14,17 +14,16 @@ trusted.
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from flwr.app import RecordDict
-from pydantic import ValidationError
 
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
-from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of, task_from_json
+from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of
 from coterie.engines.flower.words import check_texts, quoted
 from coterie.errors import CoterieError
 from coterie.groups import Observer
@@ -43,6 +42,7 @@ from coterie.privacy import (
     held_out,
 )
 from coterie.privacy.errors import RangeError
+from coterie.privacy.plain import Plain, register
 from coterie.privacy.plan import canonical_json
 from coterie.privacy.threats import THREATS
 from coterie.training.augmentation import Augmentation
@@ -52,7 +52,7 @@ WHO_IS_ASKED = "whom it samples is its secret: whoever watches its network traff
 
 
 @dataclass(frozen=True)
-class TrustedWork:
+class TrustedWork(Plain):
     """What a site does for a server that it trusts with its clipped update.
 
     Args:
@@ -62,6 +62,7 @@ class TrustedWork:
         watched: who sees what when, where workers see the models of their own groups alone.
     """
 
+    called = "work for a trusted server"
     training: LocalTraining
     choice: Choice = Choice.GIVEN
     personal: tuple[tuple[int, int], ...] = ()
@@ -76,23 +77,6 @@ class TrustedWork:
             mask[first:end] = True
         return Parts(shared=np.zeros_like(mask), personal=mask)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "training": asdict(self.training),
-            "choice": self.choice.value,
-            "personal": [list(pair) for pair in self.personal],
-            "watched": None if self.watched is None else self.watched.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(
-            LocalTraining(**data["training"]),
-            Choice(data["choice"]),
-            tuple((int(first), int(end)) for first, end in data["personal"]),
-            None if data["watched"] is None else Observer.from_json(data["watched"]),
-        )
-
 
 def ranges_of(mask: Any) -> tuple[tuple[int, int], ...]:
     """Where a mask is true, as pairs of first and one after the last."""
@@ -101,7 +85,7 @@ def ranges_of(mask: Any) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True)
-class Contract:
+class Contract(Plain):
     """Everything that decides what a site computes and what that costs, beside its records.
 
     Args:
@@ -114,12 +98,14 @@ class Contract:
         trusted: what is done for a trusted server; None where nobody is trusted.
     """
 
+    called = "contract"
+    mistake = GarbageError
     experiment: str
     algorithm: str
     client: str
     records: int
-    held_out: int
     task: Task
+    held_out: int
     model: ModelSettings
     lr: float
     augmentation: Augmentation | None
@@ -155,56 +141,19 @@ class Contract:
         plan = self.plan
         return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, self.units, plan.caveats)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "experiment": self.experiment,
-            "algorithm": self.algorithm,
-            "client": self.client,
-            "records": self.records,
-            "task": {**asdict(self.task), "shape": list(self.task.shape)},
-            "held_out": self.held_out,
-            "model": self.model.model_dump(mode="json"),
-            "lr": self.lr,
-            "augmentation": None if self.augmentation is None else asdict(self.augmentation),
-            "public_seed": self.public_seed,
-            "rounds": self.rounds,
-            "plan": self.plan.to_json(),
-            "accountant": self.accountant,
-            "delta": self.delta,
-            "additive": self.additive,
-            "trusted": None if self.trusted is None else self.trusted.to_json(),
-        }
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: object) -> Self:
         check_texts(data)
         try:
-            contract = cls(
-                experiment=str(data["experiment"]),
-                algorithm=str(data["algorithm"]),
-                client=str(data["client"]),
-                records=int(data["records"]),
-                task=task_from_json(data["task"]),
-                held_out=int(data["held_out"]),
-                model=ModelSettings.model_validate(data["model"]),
-                lr=float(data["lr"]),
-                augmentation=None if data["augmentation"] is None else Augmentation(**data["augmentation"]),
-                public_seed=int(data["public_seed"]),
-                rounds=int(data["rounds"]),
-                plan=PrivacyPlan.from_json(data["plan"]),
-                accountant=str(data["accountant"]),
-                delta=float(data["delta"]),
-                additive=bool(data["additive"]),
-                trusted=None if data["trusted"] is None else TrustedWork.from_json(data["trusted"]),
-            )
+            contract = super().from_json(data)
             contract.own  # noqa: B018  a client that the plan does not know is an error
             whole = canonical_json(contract.to_json()) == canonical_json(data)
         except RangeError:
             raise RefusedError("out of range") from None
-        except (KeyError, TypeError, ValueError, ValidationError, CoterieError):
-            raise GarbageError("a contract that is none") from None
+        except (ValueError, TypeError, CoterieError):
+            raise GarbageError("malformed contract") from None
         if not whole:
-            raise GarbageError("a contract with more in it than we know")
+            raise GarbageError("malformed contract")
         return contract
 
     def digest(self) -> str:
@@ -219,10 +168,11 @@ class Contract:
         try:
             data = json.loads(plain_of(content, {"contract": str})["contract"])
         except (ValueError, RecursionError):
-            raise GarbageError("a contract that is none") from None
-        if not isinstance(data, dict):
-            raise GarbageError("a contract that is none")
+            raise GarbageError("malformed contract") from None
         return cls.from_json(data)
+
+
+register(ModelSettings, lambda settings: settings.model_dump(mode="json"), ModelSettings.model_validate)
 
 
 @dataclass(frozen=True)

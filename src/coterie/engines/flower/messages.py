@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -31,6 +31,7 @@ from coterie.algorithms.protocol import Vector
 from coterie.data.records import Task
 from coterie.errors import CoterieError
 from coterie.privacy import HeldOut
+from coterie.privacy.plain import MalformedError, record, register
 from coterie.privacy.ranges import PULL
 
 FORMAT = 1
@@ -221,30 +222,24 @@ class SiteFacts:
         return cls(found["name"], found["records"], held_out, reported, task, found["simulation"])
 
 
-def task_from_json(data: Any) -> Task:
-    """The task that `dataclasses.asdict` wrote."""
+def task_from_json(data: object) -> Task:
+    """The task that was written as plain data, if there can be one like it."""
     try:
-        shape = tuple(int(size) for size in data["shape"])
-        task = Task(
-            data["kind"],
-            shape,
-            int(data["classes"]),
-            vocabulary=data["vocabulary"],
-            error_cap=data["error_cap"],
-        )
-        sound = (
-            data.keys() == asdict(task).keys()
-            and task.kind in ("classification", "regression")
-            and all(size >= 1 for size in shape)
-            and (task.vocabulary is None or (type(task.vocabulary) is int and task.vocabulary >= 1))
-            and (task.error_cap is None or (type(task.error_cap) is float and 0 < task.error_cap < math.inf))
-            and (task.classes >= 2) == (task.kind == "classification")
-        )
-    except (KeyError, TypeError, AttributeError, ValueError):
+        task = cast(Task, record(Task).read(data))
+    except MalformedError:
         raise GarbageError("malformed task") from None
+    sound = (
+        min(task.shape, default=1) >= 1
+        and (task.vocabulary is None or task.vocabulary >= 1)
+        and (task.error_cap is None or 0 < task.error_cap < math.inf)
+        and (task.classes >= 2) == (task.kind == "classification")
+    )
     if not sound:
         raise GarbageError("malformed task")
     return task
+
+
+register(Task, record(Task).write, task_from_json)
 
 
 # --- requests of a round, and their answers ---------------------------------------------------------
