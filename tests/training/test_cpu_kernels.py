@@ -52,10 +52,12 @@ def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """Also the code for a processor with AVX2 alone."""
     if request.param:
         monkeypatch.setattr(llvm_code, "machine", lambda: (8, 10))
-        llvm_code.compiled.cache_clear()
+    caches = (llvm_code.compiled, cpu_kernels._lines) if request.param else ()
+    for cached in caches:
+        cached.cache_clear()
     yield
-    if request.param:
-        llvm_code.compiled.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 def kernel_of(layer: nn.Conv2d, window: tuple[int, int]) -> PooledConvolution:

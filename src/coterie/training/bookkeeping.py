@@ -75,7 +75,7 @@ class Bookkeeping:
             stacked: parameters by client, (clients, parameters); float32 or wider.
             features, targets: the flat batch, in the order of the tiles.
         """
-        with self._notes.taken(self.layout.split_stacked(stacked), tiles):
+        with self._notes.begin(self.layout.split_stacked(stacked), tiles):
             if self._chain is not None and tiles.single and features.device.type == "cpu":
                 self._chain.run(features, targets)
             else:
@@ -92,7 +92,7 @@ class Bookkeeping:
     def total_gradient(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
         """Gradient of the sum of the losses of one client's records, flat; of a chained model only."""
         assert self._chain is not None, "a model that is no plain sequence needs autograd"
-        with self._notes.taken(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
+        with self._notes.begin(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
             self._chain.run(features, targets)
             found = {name: part for layer in self._layers for name, part in layer.totals().items()}
         return torch.cat([found[name].flatten() for name in self.layout.shapes])
@@ -108,7 +108,7 @@ class Bookkeeping:
     @torch.no_grad()
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         """The model's outputs under one client's parameters, without a gradient."""
-        with self._notes.taken(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
+        with self._notes.begin(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
             outputs: Tensor = self._model(features)
             return outputs
 

@@ -10,6 +10,7 @@ and charges are bound to (`Learner.shape`), so a run that is resumed with the ot
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -145,7 +146,7 @@ class PooledConvolution:
 
     def _lines(self, images: Tensor) -> "llvm_code.Lines":
         columns = images.shape[2] + 2 * self.padding[1] - self.kernel[1] + 1
-        return llvm_code.Lines(*self.kernel, self.channels, columns)
+        return _lines(*self.kernel, self.channels, columns)
 
     def _padded(self, images: Tensor, *, filled: bool) -> tuple[Tensor, Tensor]:
         """Images with zeros around them, or zeros alone; and their memory, as far as vectors reach."""
@@ -158,6 +159,11 @@ class PooledConvolution:
         if filled:
             padded[:, high : high + rows, wide : wide + columns] = images
         return padded, buffer
+
+
+@cache
+def _lines(*sizes: int) -> "llvm_code.Lines":
+    return llvm_code.Lines(*sizes)
 
 
 # --- float64 sums of float32 rows ---------------------------------------------------------------------
@@ -209,7 +215,7 @@ def _checked(
     """The values in one piece of memory; a kernel would read whatever lies there, so all is checked here."""
     if values.dtype != dtype or values.device.type != "cpu":
         raise TypeError(f"{name}: {values.dtype} on {values.device}; allowed: {dtype} on cpu")
-    if tuple(values.shape) != shape:
+    if values.shape != shape:
         raise ValueError(f"{name}: shape {tuple(values.shape)}; allowed: {shape}")
     return values.contiguous() if copied else values
 

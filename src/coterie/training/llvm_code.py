@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -213,22 +213,22 @@ class Lines:
     channels: int
     columns: int
 
-    @property
+    @cached_property
     def line(self) -> int:
         """Numbers in a line of the kernel."""
         return self.width * self.channels
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Numbers in each of the vectors that cover a line."""
         return lanes_for(self.line)
 
-    @property
+    @cached_property
     def vectors(self) -> int:
         """That cover a line."""
         return -(-self.line // self.lanes)
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """Numbers from a pixel of a padded image to the one below."""
         return (self.columns + self.width - 1) * self.channels

@@ -1,7 +1,6 @@
 """Layers that note what a pass shows them: inputs, and the gradient at their outputs."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,14 +39,16 @@ class Notes:
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
 
-    @contextmanager
-    def taken(self, weights: Mapping[str, Tensor], tiles: Tiles) -> Iterator[None]:
-        """For the time of one pass."""
+    def begin(self, weights: Mapping[str, Tensor], tiles: Tiles) -> "Notes":
+        """To be entered for the time of one pass."""
         self._weights, self._tiles = weights, tiles
-        try:
-            yield
-        finally:
-            self._weights, self._tiles, self.uses, self.shortcuts = {}, None, {}, {}
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._weights, self._tiles, self.uses, self.shortcuts = {}, None, {}, {}
 
     @property
     def tiles(self) -> Tiles:
@@ -111,11 +112,12 @@ class RecordingLayer(nn.Module):
             found = self._contributions(uses)
         # Squares that came with several parts are those of all of them, under the name of one. Where one is
         # frozen, the others have theirs taken anew: they must not go unclipped under the name of another.
-        whole = found.keys() <= self.trained.keys()
-        return {
-            name: part if whole or not isinstance(part, Rows) else replace(part, squares=None)
-            for name, part in ((name, found[local]) for local, name in self.trained.items())
-        }
+        if not found.keys() <= self.trained.keys():
+            found = {
+                local: replace(part, squares=None) if isinstance(part, Rows) else part
+                for local, part in found.items()
+            }
+        return {name: found[local] for local, name in self.trained.items()}
 
     def totals(self) -> dict[str, Tensor]:
         """The gradient of the sum over records, from the notes of a pass that used the layer once."""
