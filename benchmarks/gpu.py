@@ -435,7 +435,6 @@ def measure(bench: Bench) -> None:
     resnet("tile 8, torch's kernels, graph", 15, tile=8, own_kernels=False, tf32=False)
     cnn("tile 4, torch's kernels, graph, tf32", 10, own_kernels=False)
     bench.variant("cnn peer: vmap eager", 10, lambda: vmapped(bench, "cnn", peers, False))
-    cnn("tile 4, compiled, graph, tf32", 60, own_kernels=False, compiled=True)
     bench.variant("cnn peer: vmap compiled", 40, lambda: vmapped(bench, "cnn", peers, True))
 
 

@@ -10,9 +10,8 @@ from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps
 from coterie.training import philox, stacked
-from coterie.training.augmentation import Augmentation
+from coterie.training.augmentation import Augmentation, DrawnViews
 from coterie.training.clipping import clip_rows, clipped_sum
-from coterie.training.dpsgd import Views
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 from coterie.training.sketch import Projection
@@ -46,8 +45,8 @@ def augmented_sum(
     places: torch.Tensor,
     project: Projection | None = None,
 ) -> torch.Tensor:
-    views = Views(AUGMENTATION, places, step=4, key=99)
-    return clipped_sum(learner, parameters, batch, CLIP, project, views.of, views.copies)
+    views = DrawnViews(AUGMENTATION, places, step=4, key=99)
+    return clipped_sum(learner, parameters, batch, CLIP, project, views)
 
 
 @pytest.mark.parametrize("name", ["softmax", "cnn"])
@@ -82,12 +81,14 @@ def test_views_of_a_sequence_average_like_any_other() -> None:
     views = Batch(torch.randint(9, (10, 6), generator=generator), torch.arange(5).repeat_interleave(2))
     records = views.take(slice(0, 10, 2))
 
-    def of(part: Batch, first: int) -> Batch:
-        return views.take(slice(2 * first, 2 * (first + len(part))))
+    class Given(DrawnViews):
+        def of(self, records: Batch, first: int) -> Batch:
+            return views.take(slice(2 * first, 2 * (first + len(records))))
 
+    given = Given(Augmentation(copies=2), torch.arange(5), step=0, key=0)
     alone = Learner(model, task, CPU, fast=False)
     rows = alone.gradients(parameters, views).view(5, 2, -1).mean(dim=1)
-    found = clipped_sum(learner, parameters, records, 0.05, None, of, 2)
+    found = clipped_sum(learner, parameters, records, 0.05, None, given)
     torch.testing.assert_close(found, clip_rows(rows, 0.05).sum(dim=0), rtol=1e-4, atol=1e-6)
 
 
@@ -200,10 +201,8 @@ def test_stacked_clients_draw_the_views_that_each_would_draw_alone(name: str) ->
         coins = philox.coins(keys[0], rate, steps, philox.places(len(own), 4, CPU))[:, 0, : len(own)]
         parameters = start.double()
         for step in range(job.mechanism.steps):
-            views = Views(AUGMENTATION, everyone(own)[coins[step]], step, job.view_key)
-            total = clipped_sum(
-                learner, parameters.float(), own.take(coins[step]), CLIP, None, views.of, views.copies
-            )
+            views = DrawnViews(AUGMENTATION, everyone(own)[coins[step]], step, job.view_key)
+            total = clipped_sum(learner, parameters.float(), own.take(coins[step]), CLIP, None, views)
             normals = philox.normals(keys[1], torch.tensor([step]), philox.places(len(total), 2, CPU))[
                 0, : len(total)
             ]

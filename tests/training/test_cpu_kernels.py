@@ -27,7 +27,8 @@ from coterie.training.layers.conv_steps import suits_places
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 
-llvm_code = getattr(cpu_kernels, "llvm_code", None)
+if cpu_kernels.available():
+    from coterie.training import llvm_builder, llvm_code
 
 CPU = torch.device("cpu")
 IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
@@ -51,8 +52,8 @@ CONVOLUTIONS = {
 def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Also the code for a processor with AVX2 alone."""
     if request.param:
-        monkeypatch.setattr(llvm_code, "machine", lambda: (8, 10))
-    caches = (llvm_code.compiled, cpu_kernels._lines) if request.param else ()
+        monkeypatch.setattr(llvm_builder, "machine", lambda: (8, 10))
+    caches = (llvm_builder.compiled, cpu_kernels._lines) if request.param else ()
     for cached in caches:
         cached.cache_clear()
     yield

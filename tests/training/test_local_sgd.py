@@ -11,7 +11,7 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.training.learner import Batch, Learner
-from coterie.training.local_sgd import LocalSGD, Schedule, StackedLocalSGD, mean_gradient, train_one
+from coterie.training.local_sgd import LocalSGD, StackedLocalSGD, StepTable, mean_gradient, train_one
 from coterie.training.parameters import flatten
 from coterie.training.scoring import padded_loss_sums, score_sums
 
@@ -104,7 +104,7 @@ def people(learner: Learner, rule: LocalSGD) -> tuple[torch.Tensor, list[Batch],
 def trained(
     program: StackedLocalSGD, starts: torch.Tensor, records: list[Batch], batches: list[np.ndarray]
 ) -> torch.Tensor:
-    return program.train(starts, Schedule.of(records, batches, program.tiles))
+    return program.train(starts, StepTable.of(records, batches, program.tiles))
 
 
 @pytest.mark.parametrize("name", ["cnn", "softmax"])

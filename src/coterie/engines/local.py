@@ -55,8 +55,6 @@ FAST_RANDOMNESS = (
     f"{SIMULATION}: noise and coins are drawn on the GPU by Philox from the noise key, which is fast and not "
     "cryptographic"
 )
-COMPILE_FROM = 3_000_000
-"""Sample gradients in a plan from which compiling the step on a GPU pays."""
 WORKERS_FROM_SECONDS = 20.0
 """Time that a plan would take one core from which starting workers pays."""
 
@@ -377,12 +375,10 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
         engine._first_set = len(sizes)
         tables.append(engine._table)
         sizes.extend(engine.facts.sizes)
-    gradients = sum(sample_gradients(engine.plan) for engine in engines)
     trainer = StackedTrainer(
         first.learner,
         join(tables),
         sizes,
-        compiled=gradients >= COMPILE_FROM,
         max_memory=first._max_memory,
         augmentation=first.facts.augmentation,
     )

@@ -64,6 +64,26 @@ class Augmentation:
         return down, right, mirrored
 
 
+@dataclass(frozen=True)
+class DrawnViews:
+    """The views of a batch's records that are drawn in one step.
+
+    Args:
+        places: each record's place among its client's records.
+        key: 64 bits, the client's own in this round.
+    """
+
+    augmentation: Augmentation
+    places: Tensor
+    step: int
+    key: int
+
+    def of(self, records: Batch, first: int) -> Batch:
+        """Views of some of the records, the first of which has this place in the batch."""
+        places = self.places[first : first + len(records)]
+        return self.augmentation.views(records, places, self.step, self.key)
+
+
 def _after(bits: Tensor, skip: int) -> Tensor:
     """Shifted to the right with zeros from the left, which torch's shift of signed numbers does not do."""
     return (bits >> skip) & ((1 << (64 - skip)) - 1) if skip else bits

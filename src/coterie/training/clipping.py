@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.privacy.ranges import CLIP
 from coterie.training import kernels
+from coterie.training.augmentation import DrawnViews
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import Contribution, Rows
 from coterie.training.learner import Batch, Learner
@@ -122,23 +123,22 @@ def clipped_sum(
     batch: Batch,
     clip: float,
     project: Callable[[Tensor], Tensor] | None = None,
-    views: Callable[[Batch, int], Batch] | None = None,
-    copies: int = 1,
+    views: DrawnViews | None = None,
 ) -> Tensor:
     """Sum over records of the clipped gradient (or of its clipped projection), in float64.
 
     Micro-batches bound the memory; their boundaries depend on the number of records alone.
 
     Args:
-        views: from some of the records, the first of which has this place in the batch, to `copies` views of
-            each, whose gradients are averaged before the clip.
+        views: of each record, whose gradients are averaged before the clip.
     """
     total: Tensor | None = None
+    copies = 1 if views is None else views.augmentation.copies
     book = learner.book if project is None else None
     most = max(1, (learner.row_batch if book is None else learner.micro_batch) // copies)
     first = 0
     for records in batch.split(most):
-        part = records if views is None else views(records, first)
+        part = records if views is None else views.of(records, first)
         first += len(records)
         if book is not None:
             tiles = Tiles(1, len(records))

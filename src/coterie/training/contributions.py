@@ -18,8 +18,9 @@ gradients are float32:
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -162,8 +163,27 @@ class Rows(Contribution):
         return shaped.permute(0, *(1 + dim for dim in self.order)).flatten(1)
 
 
+class _Factored(Contribution):
+    """Gradients left as two factors at every position: what was put in, and the gradient at what came out."""
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def positions(self) -> int:
+        return self.left.shape[1]
+
+    def averaged(self, copies: int) -> Self:
+        """Views are more positions of the one record, like the steps of a sequence."""
+        left, right = (_by_record(part, copies).flatten(1, 2) for part in (self.left, self.right))
+        return replace(self, left=left, right=right / copies)  # type: ignore[type-var]
+
+    def _squared_norms(self, gram: Tensor, magnitude: Tensor) -> Tensor:
+        return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
+
+
 @dataclass(frozen=True)
-class Products(Contribution):
+class Products(_Factored):
     """Gradients left as products: for each record, the sum over positions of right (x) left.
 
     Args:
@@ -186,11 +206,10 @@ class Products(Contribution):
         if self.positions == 1:
             return magnitude.square()
         left, right = self.left.double(), self.right.double()
-        gram = (left @ left.mT) * (right @ right.mT)
-        return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
+        return self._squared_norms((left @ left.mT) * (right @ right.mT), magnitude)
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
-        _check_size(tiles, self.left.shape[1])
+        _check_size(tiles, self.positions)
         left = _masked(self.left, usable).double()
         right = _masked(self.right, usable).double() * scales[:, None, None]
         left = left.reshape(tiles.count, -1, left.shape[2])
@@ -206,18 +225,9 @@ class Products(Contribution):
     def rows(self) -> Tensor:
         return self._ordered(self.right.mT @ self.left)
 
-    def averaged(self, copies: int) -> "Products":
-        """Views are more positions of the one record, like the steps of a sequence."""
-        left, right = (_by_record(part, copies).flatten(1, 2) for part in (self.left, self.right))
-        return Products(left, right / copies, self.inner, self.order)
-
     @property
     def numbers(self) -> int:
         return self.left.numel() + self.right.numel()
-
-    @property
-    def positions(self) -> int:
-        return self.left.shape[1]
 
     def _ordered(self, products: Tensor) -> Tensor:
         if self.order is None:
@@ -227,51 +237,42 @@ class Products(Contribution):
 
 
 @dataclass(frozen=True)
-class Lookups(Contribution):
+class Lookups(_Factored):
     """Gradients of a table of which each record used a few rows.
 
     Args:
-        tokens: (records, positions), which row each position used.
+        left: (records, positions), which row each position used.
         right: (records, positions, width), the gradients at what was looked up.
         size: number of rows of the table.
     """
 
-    tokens: Tensor
+    left: Tensor
     right: Tensor
     size: int
 
     def squared_norms(self) -> Tensor:
         right = self.right.double()
-        same = self.tokens[:, :, None] == self.tokens[:, None, :]
-        gram = torch.where(same, right @ right.mT, 0.0)
+        same = self.left[:, :, None] == self.left[:, None, :]
         magnitude: Tensor = torch.linalg.vector_norm(right, dim=2).sum(dim=1)
-        return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
+        return self._squared_norms(torch.where(same, right @ right.mT, 0.0), magnitude)
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
-        _check_size(tiles, self.tokens.shape[1])
+        _check_size(tiles, self.positions)
         right = _masked(self.right, usable).double() * scales[:, None, None]
         return self._added(right, tiles.count)
 
     def rows(self) -> Tensor:
         return self._added(self.right, len(self.right))
 
-    def averaged(self, copies: int) -> "Lookups":
-        tokens, right = (_by_record(part, copies).flatten(1, 2) for part in (self.tokens, self.right))
-        return Lookups(tokens, right / copies, self.size)
-
     @property
     def numbers(self) -> int:
         return self.right.numel()
-
-    @property
-    def positions(self) -> int:
-        return self.tokens.shape[1]
 
     def _added(self, right: Tensor, tables: int) -> Tensor:
         """Add what was looked up to as many tables as there are tiles (or records)."""
         width = right.shape[2]
         table = torch.arange(tables, device=right.device).repeat_interleave(len(right) // tables)
-        rows = (self.tokens + self.size * table[:, None]).reshape(-1)
+        rows = (self.left + self.size * table[:, None]).reshape(-1)
         total = torch.zeros(tables * self.size, width, dtype=right.dtype, device=right.device)
         total.index_add_(0, rows, right.reshape(-1, width))
         return total.view(tables, -1)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 try:
-    from coterie.training import llvm_code
+    from coterie.training import llvm_builder, llvm_code
 
-    llvm_code.machine()
+    llvm_builder.machine()
     _FOUND = True
 except (ImportError, OSError, RuntimeError):  # no LLVM, none that loads, or none that knows this processor
     _FOUND = False
@@ -82,7 +82,7 @@ class PooledConvolution:
         places = torch.empty(outputs.shape, dtype=torch.int64)
         if outputs.numel() > 0:
             sizes = (lines, self.outer, self.window, pooled, relu)
-            run = llvm_code.compiled(llvm_code.pooled_convolution, *sizes)
+            run = llvm_builder.compiled(llvm_code.pooled_convolution, *sizes)
             run(*_addresses(padded, taps, bias, outputs, places), len(images), padded[0].numel())
         return outputs, places
 
@@ -97,7 +97,7 @@ class PooledConvolution:
         lines = self._lines(images)
         covered = lines.vectors * lines.lanes
         formed = images.new_empty(len(images), self.outer, self.kernel[0], covered)
-        run = llvm_code.compiled(llvm_code.weight_rows, lines)
+        run = llvm_builder.compiled(llvm_code.weight_rows, lines)
         self._run(run, buffer, gradient, places, formed, padded)
         if covered != lines.line:
             formed = formed[..., : lines.line].contiguous()
@@ -111,7 +111,7 @@ class PooledConvolution:
         """
         line = self.kernel[1] * self.channels
         few = math.prod(self.window) <= _MOST_PLACES
-        return line % llvm_code.lanes_for(line) == 0 and self.outer % _GROUPS[-1] == 0 and few
+        return line % llvm_builder.lanes_for(line) == 0 and self.outer % _GROUPS[-1] == 0 and few
 
     def input_gradient(self, images: Tensor, gradient: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """The gradient at the images, of their shape; arguments as in `weight_rows`.
@@ -122,7 +122,7 @@ class PooledConvolution:
         padded, buffer = self._padded(images, filled=False)
         group = next(size for size in _GROUPS if self.outer % size == 0)
         sizes = (self._lines(images), self.window, gradient.shape[2], self.outer, group)
-        run = llvm_code.compiled(llvm_code.input_gradient, *sizes)
+        run = llvm_builder.compiled(llvm_code.input_gradient, *sizes)
         weights = _checked("weights", weights, (self.outer, *self.kernel, self.channels))
         self._run(run, weights, gradient, places, buffer, padded)
         (high, wide), (_, rows, columns, _) = self.padding, images.shape
@@ -130,7 +130,7 @@ class PooledConvolution:
 
     def _run(
         self,
-        run: "llvm_code.Kernel",
+        run: "llvm_builder.Kernel",
         first: Tensor,
         gradient: Tensor,
         places: Tensor,
@@ -179,7 +179,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """Squared norm of each row, in float64."""
     rows, blocks = _whole_blocks(rows)
     found = torch.empty(len(rows), dtype=torch.float64)
-    run = llvm_code.compiled(llvm_code.squared_norms, _BLOCK)
+    run = llvm_builder.compiled(llvm_code.squared_norms, _BLOCK)
     run(*_addresses(rows, found), len(rows), blocks)
     return found
 
@@ -189,7 +189,7 @@ def scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
     rows, blocks = _whole_blocks(rows)
     scales = _checked("scales", scales, (len(rows),), torch.float64)
     total = torch.empty(rows.shape[1], dtype=torch.float64)
-    run = llvm_code.compiled(llvm_code.scaled_sum, _BLOCK)
+    run = llvm_builder.compiled(llvm_code.scaled_sum, _BLOCK)
     run(*_addresses(rows, scales, total), len(rows), blocks)
     return total
 

@@ -1,7 +1,6 @@
 """One client's private learning in one round: execution of what the plan's mechanism describes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,33 +8,10 @@ from torch import Tensor
 
 from coterie.privacy import RandomStream, RecordSums
 from coterie.privacy.ranges import gaussian
-from coterie.training.augmentation import Augmentation
+from coterie.training.augmentation import Augmentation, DrawnViews
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.sketch import Projection
-
-
-@dataclass(frozen=True)
-class Views:
-    """Which views of a batch's records are drawn in one step.
-
-    Args:
-        places: each record's place among its client's records.
-        key: 64 bits, the client's own in this round.
-    """
-
-    augmentation: Augmentation
-    places: Tensor
-    step: int
-    key: int
-
-    @property
-    def copies(self) -> int:
-        return self.augmentation.copies
-
-    def of(self, records: Batch, first: int) -> Batch:
-        places = self.places[first : first + len(records)]
-        return self.augmentation.views(records, places, self.step, self.key)
 
 
 def noisy_mean(
@@ -45,17 +21,14 @@ def noisy_mean(
     mechanism: RecordSums,
     noise: RandomStream,
     project: Callable[[Tensor], Tensor] | None = None,
-    views: "Views | None" = None,
+    views: DrawnViews | None = None,
 ) -> Tensor:
     """Clipped sum over the batch, plus noise, divided by the mechanism's public denominator.
 
     The size of the batch that was drawn is never used: it depends on the coins and, under other
     adjacencies, on the data. An empty batch releases noise like any other.
     """
-    if views is None:
-        total = clipped_sum(learner, parameters, batch, mechanism.clip, project)
-    else:
-        total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views.of, views.copies)
+    total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views)
     clip, std, multiplier = mechanism.clip, mechanism.noise_std, mechanism.multiplier
     drawn = gaussian(noise, tuple(total.shape), std, multiplier=multiplier, clip=clip)
     total += torch.from_numpy(drawn).to(total.device)
@@ -87,7 +60,7 @@ def train_privately(
             drawn = np.flatnonzero(coins.bernoulli(mechanism.rate, (len(records),)))
             places = torch.from_numpy(drawn).to(records.targets.device)
             batch = records.take(places)
-        views = Views(augmentation, places, step, view_key) if augmentation else None
+        views = DrawnViews(augmentation, places, step, view_key) if augmentation else None
         gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise, views=views)
         if anchor is not None:
             gradient += anchor_weight * (parameters - anchor.double())
@@ -107,5 +80,5 @@ def sketch_privately(
 ) -> Tensor:
     """Noisy mean over all records of their projected, then clipped, gradients at `start`, in float64."""
     everyone = torch.arange(len(records), device=records.targets.device)
-    views = Views(augmentation, everyone, 0, view_key) if augmentation else None
+    views = DrawnViews(augmentation, everyone, 0, view_key) if augmentation else None
     return noisy_mean(learner, start, records, mechanism, noise, projection, views)

@@ -124,10 +124,10 @@ class LocalTrainer:
         for first in range(0, len(records), wave):
             mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
             program = self._program(rule, wave)
-            order = Schedule.of([records[k] for k in mine], [batches[k] for k in mine], program.tiles)
+            table = StepTable.of([records[k] for k in mine], [batches[k] for k in mine], program.tiles)
             # The whole update is clipped afterwards, whatever rounding went into it.
             with precision(tf32=self._tf32):
-                updates.append(program.train(starts[mine], order)[: len(records) - first])
+                updates.append(program.train(starts[mine], table)[: len(records) - first])
         return torch.cat(updates) if updates else torch.zeros_like(starts)
 
     def _program(self, rule: LocalSGD, clients: int) -> "StackedLocalSGD":
@@ -188,23 +188,23 @@ def _room(learner: Learner, rule: LocalSGD) -> int:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StepTable:
     """Which record every slot of every step of a program takes, and how much it counts.
 
     Args:
-        table: the records of all clients, one client after the other.
+        records: the records of all clients, one client after the other.
         index: (steps, slots), places in the table; anything where the weight is zero.
         weights: (steps, slots) in float64: one over the number of records in the client's step.
         active: (steps, clients), false once a client that has fewer records is done.
     """
 
-    table: Batch
+    records: Batch
     index: Tensor
     weights: Tensor
     active: Tensor
 
     @classmethod
-    def of(cls, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]], tiles: Tiles) -> "Schedule":
+    def of(cls, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]], tiles: Tiles) -> "StepTable":
         clients, device = len(records), records[0].targets.device
         steps = max(len(order) for order in batches)
         chosen = np.full((steps, clients, tiles.records // clients), -1, dtype=np.int64)
@@ -253,79 +253,47 @@ class StackedLocalSGD:
             bounds = each * torch.arange(clients + 1, device=device)
         self.tiles = Tiles(clients * each, size, owner, dynamic=False, bounds=bounds)
         self.captured = captured and device.type == "cuda"
-        self._state: _State | None = None
-        self._step: Callable[[], None] = self._take_step
+        self._step: Callable[[], None] | None = None
 
     @torch.no_grad()
-    def train(self, starts: Tensor, schedule: Schedule) -> Tensor:
+    def train(self, starts: Tensor, table: StepTable) -> Tensor:
         """The update of every client, (clients, parameters)."""
-        state = self._begin(starts, schedule)
-        for step in range(len(schedule.index)):
-            state.load(schedule, step)
+        if self._step is None:
+            self._step = self._prepared(starts, table)
+        self._starts.copy_(starts)
+        self._parameters.copy_(starts)
+        self._velocity.zero_()
+        for step in range(len(table.index)):
+            torch.index_select(table.records.features, 0, table.index[step], out=self._batch.features)
+            torch.index_select(table.records.targets, 0, table.index[step], out=self._batch.targets)
+            self._weights.copy_(table.weights[step])
+            self._active.copy_(table.active[step])
             self._step()
-        return state.parameters - starts
+        return self._parameters - starts
 
-    def _begin(self, starts: Tensor, schedule: Schedule) -> "_State":
-        if self._state is None:
-            self._state = _State.like(starts, schedule)
-            if self.captured:
-                self._state.load(schedule, 0)
-                self._step = capture(self._take_step)
-        self._state.starts.copy_(starts)
-        self._state.parameters.copy_(starts)
-        self._state.velocity.zero_()
-        return self._state
+    def _prepared(self, starts: Tensor, table: StepTable) -> Callable[[], None]:
+        """The step, and what it reads and writes, always in the same places."""
+        self._starts, self._parameters = starts.clone(), starts.clone()
+        self._velocity = torch.zeros_like(starts)
+        self._batch = table.records.take(table.index[0])
+        self._weights, self._active = table.weights[0].clone(), table.active[0].clone()
+        return capture(self._take_step) if self.captured else self._take_step
 
     def _take_step(self) -> None:
-        state = self._state
-        assert state is not None
-        gradient = self._gradients(state)
-        moved, faster = _moved(state.parameters, state.velocity, gradient, state.starts, self.rule)
-        active = state.active[:, None]
-        torch.where(active, moved, state.parameters, out=state.parameters)
-        torch.where(active, faster, state.velocity, out=state.velocity)
+        parameters, velocity = self._parameters, self._velocity
+        moved, faster = _moved(parameters, velocity, self._gradients(), self._starts, self.rule)
+        active = self._active[:, None]
+        torch.where(active, moved, parameters, out=parameters)
+        torch.where(active, faster, velocity, out=velocity)
 
-    def _gradients(self, state: "_State") -> Tensor:
-        parameters, weights = state.parameters, state.weights
-        found = self.book.contributions(parameters, state.features, state.targets, self.tiles)
-        usable = weights > 0
+    def _gradients(self) -> Tensor:
+        parameters, batch = self._parameters, self._batch
+        found = self.book.contributions(parameters, batch.features, batch.targets, self.tiles)
+        usable = self._weights > 0
         sums = [
-            found[name].client_sums(weights, usable, self.tiles, self.clients)
+            found[name].client_sums(self._weights, usable, self.tiles, self.clients)
             if name in found
             else parameters.new_zeros(self.clients, shape.numel())
             for name, shape in self.learner.layout.shapes.items()
         ]
         return torch.cat([part.to(parameters.dtype) for part in sums], dim=1)
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a step reads and writes, always in the same places."""
-
-    starts: Tensor
-    parameters: Tensor
-    velocity: Tensor
-    features: Tensor
-    targets: Tensor
-    weights: Tensor
-    active: Tensor
-
-    @classmethod
-    def like(cls, starts: Tensor, schedule: Schedule) -> "_State":
-        first = schedule.table.take(schedule.index[0])
-        return cls(
-            starts=starts.clone(),
-            parameters=starts.clone(),
-            velocity=torch.zeros_like(starts),
-            features=first.features,
-            targets=first.targets,
-            weights=schedule.weights[0].clone(),
-            active=schedule.active[0].clone(),
-        )
-
-    def load(self, schedule: Schedule, step: int) -> None:
-        """The records of a step."""
-        torch.index_select(schedule.table.features, 0, schedule.index[step], out=self.features)
-        torch.index_select(schedule.table.targets, 0, schedule.index[step], out=self.targets)
-        self.weights.copy_(schedule.weights[step])
-        self.active.copy_(schedule.active[step])

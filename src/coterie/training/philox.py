@@ -41,11 +41,7 @@ def split_keys(keys: list[int], device: torch.device) -> Tensor:
 
 
 def places(count: int, each: int, device: torch.device) -> Tensor:
-    """Counters for this many values, `each` of them from one counter.
-
-    A tensor that is handed in, not made where it is used: a compiler would turn it into 32-bit indices, which
-    the multiplications of Philox overflow.
-    """
+    """Counters for this many values, `each` of them from one counter."""
     return torch.arange(math.ceil(count / each), device=device)
 
 

@@ -185,7 +185,7 @@ class _Proof(fx.Interpreter):
             return _LastState(part) if whole else self._records(part, "the last state")
         if target is operator.getitem and isinstance(args[0], tuple) and not _has_kind(args[0]):
             return args[0][args[1]]
-        rule = _BY_IDENTITY.get(id(target))  # not by equality, which an object may claim
+        _, rule = _FUNCTIONS.get(id(target), (None, None))
         return self._call(rule, target, getattr(target, "__name__", str(target)), args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -214,7 +214,7 @@ class _Proof(fx.Interpreter):
         if any(_has_kind(arg) for arg in kwargs.values()) or named.get("inplace"):
             raise NotProven(f"{name} is called in an unusual way")
         found = call(*plain, **named)
-        if Kind.RECORDS not in kinds or not rule(kinds, plain, named, found):
+        if Kind.RECORDS not in kinds or not rule(Call(kinds, plain, named, found)):
             raise NotProven(f"{name} with these arguments")
         return self._records(found, name)
 
@@ -251,175 +251,151 @@ def _value(arg: Any) -> Any:
 
 # --- what keeps records apart -------------------------------------------------------------------------
 
-Rule = Callable[[list[Kind], list[Any], dict[str, Any], Any], bool]
-"""From kinds and values of the arguments, named ones, and what came out: are records kept apart?"""
+
+@dataclass(frozen=True)
+class Call:
+    """An operation that was called: kinds and values of its arguments, named ones, and what came out."""
+
+    kinds: list[Kind]
+    args: list[Any]
+    named: dict[str, Any]
+    found: Any
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        return self.args[place] if len(self.args) > place else self.named.get(name, default)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the first argument."""
+        return int(self.args[0].dim())
+
+    @property
+    def on_records(self) -> bool:
+        """Whether the first argument holds records."""
+        return self.kinds[0] is Kind.RECORDS
+
+    @property
+    def on_records_only(self) -> bool:
+        """Whether the first argument holds records, and all others are constant."""
+        return self.on_records and all(kind is Kind.CONSTANT for kind in self.kinds[1:])
 
 
-def _elementwise(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
+Rule = Callable[[Call], bool]
+"""Are records kept apart?"""
+
+
+def _elementwise(call: Call) -> bool:
     """Dimensions are matched from the last: tensors of records must have all, constants not the first."""
-    for kind, arg in zip(kinds, args, strict=True):
-        if kind is Kind.RECORDS and (not isinstance(arg, Tensor) or arg.dim() != found.dim()):
+    for kind, arg in zip(call.kinds, call.args, strict=True):
+        if kind is Kind.RECORDS and (not isinstance(arg, Tensor) or arg.dim() != call.found.dim()):
             return False
         if kind not in (Kind.RECORDS, Kind.CONSTANT):
             return False
-        if kind is Kind.CONSTANT and isinstance(arg, Tensor) and arg.dim() == found.dim() and len(arg) != 1:
+        if (
+            kind is Kind.CONSTANT
+            and isinstance(arg, Tensor)
+            and arg.dim() == call.found.dim()
+            and len(arg) != 1
+        ):
             return False
-    return not any(isinstance(value, Tensor) for value in named.values())
+    return not any(isinstance(value, Tensor) for value in call.named.values())
 
 
-def _along(name: str, place: int, *, several: bool = False) -> Rule:
+def _along(*, several: bool) -> Rule:
     """Operations along dimensions, of which the first must not be one."""
 
-    def rule(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-        dims = args[place] if len(args) > place else named.get(name)
+    def rule(call: Call) -> bool:
+        dims, first = call.argument(1, "dim"), call.args[0]
         dims = [dims] if isinstance(dims, int) else dims
-        first = args[0]
-        if kinds[0] is not Kind.RECORDS or any(kind is not Kind.CONSTANT for kind in kinds[1:]):
-            return False
         if not isinstance(dims, list | tuple) or not dims or (len(dims) > 1 and not several):
             return False
-        return isinstance(first, Tensor) and all(dim % first.dim() != 0 for dim in dims)
+        inside = isinstance(first, Tensor) and all(dim % first.dim() != 0 for dim in dims)
+        return call.on_records_only and inside
 
     return rule
 
 
-def _first_dimension_stays(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
+def _first_dimension_stays(call: Call) -> bool:
     """Rows follow one another in memory order: as long as their number stays, each holds one record."""
-    return kinds[0] is Kind.RECORDS and isinstance(found, Tensor) and len(found) == len(args[0])
+    return call.on_records and isinstance(call.found, Tensor) and len(call.found) == len(call.args[0])
 
 
-def _flattened(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    start = args[1] if len(args) > 1 else named.get("start_dim", 0)
-    return kinds[0] is Kind.RECORDS and start % args[0].dim() >= 1
+def _permuted(call: Call) -> bool:
+    order = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
+    return not call.named and call.on_records and order[0] == 0
 
 
-def _permuted(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    order = args[1] if isinstance(args[1], list | tuple) else args[1:]
-    return not named and kinds[0] is Kind.RECORDS and order[0] == 0
+def _joined(call: Call) -> bool:
+    same = all(isinstance(part, Tensor) and len(part) == len(call.found) for part in call.args[0])
+    return same and call.argument(1, "dim", 0) % call.found.dim() != 0
 
 
-def _swapped(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    return not named and kinds[0] is Kind.RECORDS and all(dim % args[0].dim() for dim in args[1:3])
-
-
-def _widened(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    dim = args[1] if len(args) > 1 else named["dim"]
-    return kinds[0] is Kind.RECORDS and dim % (args[0].dim() + 1) != 0
-
-
-def _joined(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    dim = args[1] if len(args) > 1 else named.get("dim", 0)
-    parts = args[0]
-    same = all(isinstance(part, Tensor) and len(part) == len(found) for part in parts)
-    return same and dim % found.dim() != 0
-
-
-def _indexed(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    index = args[1]
-    if kinds != [Kind.RECORDS, Kind.CONSTANT] or not isinstance(index, tuple) or index[0] != slice(None):
+def _indexed(call: Call) -> bool:
+    index = call.args[1]
+    if call.kinds != [Kind.RECORDS, Kind.CONSTANT] or not isinstance(index, tuple) or index[0] != slice(None):
         return False
     return all(part is None or isinstance(part, int | slice) for part in index[1:])
 
 
-def _product(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    left, right = args
-    if kinds == [Kind.RECORDS, Kind.CONSTANT]:
+def _product(call: Call) -> bool:
+    left, right = call.args
+    if call.kinds == [Kind.RECORDS, Kind.CONSTANT]:
         return bool(left.dim() >= 2 and right.dim() == 2)
-    return bool(kinds == [Kind.RECORDS, Kind.RECORDS] and left.dim() == right.dim() >= 3)
-
-
-def _affine(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-    rest = [kind is Kind.CONSTANT for kind in kinds[1:]]
-    return kinds[0] is Kind.RECORDS and all(rest) and args[0].dim() >= 2
-
-
-def _pooled(dimensions: int) -> Rule:
-    def rule(kinds: list[Kind], args: list[Any], named: dict[str, Any], found: Any) -> bool:
-        rest = [kind is Kind.CONSTANT for kind in kinds[1:]]
-        return kinds[0] is Kind.RECORDS and all(rest) and bool(args[0].dim() == dimensions + 2)
-
-    return rule
+    return bool(call.kinds == [Kind.RECORDS, Kind.RECORDS] and left.dim() == right.dim() >= 3)
 
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "exp", "clamp")
 _ELEMENTWISE = (*_ARITHMETIC, "relu", "tanh", "sigmoid")
 _ACTIVATIONS = ("relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "tanh", "sigmoid")
+_POOLS = (torch.max_pool2d, functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d)
 _REDUCTIONS = ("mean", "sum", "amax", "amin", "logsumexp")
 
-_FUNCTIONS: dict[Any, Rule] = {
-    **{getattr(torch, name): _elementwise for name in _ELEMENTWISE},
-    **{getattr(functional, name): _elementwise for name in _ACTIVATIONS},
-    **{getattr(operator, name): _elementwise for name in ("add", "sub", "mul", "truediv", "neg")},
-    **{getattr(torch, name): _along("dim", 1, several=True) for name in _REDUCTIONS},
-    torch.softmax: _along("dim", 1),
-    torch.log_softmax: _along("dim", 1),
-    functional.softmax: _along("dim", 1),
-    functional.log_softmax: _along("dim", 1),
-    torch.flatten: _flattened,
-    torch.reshape: _first_dimension_stays,
-    torch.transpose: _swapped,
-    torch.permute: _permuted,
-    torch.unsqueeze: _widened,
-    torch.cat: _joined,
-    torch.matmul: _product,
-    torch.bmm: _product,
-    operator.matmul: _product,
-    operator.getitem: _indexed,
-    functional.linear: _affine,
-    torch.max_pool2d: _pooled(2),
-    functional.max_pool2d: _pooled(2),
-    functional.avg_pool2d: _pooled(2),
-    functional.adaptive_avg_pool2d: _pooled(2),
-}
-_BY_IDENTITY = {id(function): rule for function, rule in _FUNCTIONS.items()}
 _METHODS: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    "float": _elementwise,
-    **dict.fromkeys(_REDUCTIONS, _along("dim", 1, several=True)),
-    "softmax": _along("dim", 1),
-    "log_softmax": _along("dim", 1),
-    "flatten": _flattened,
-    "reshape": _first_dimension_stays,
-    "contiguous": _first_dimension_stays,
-    "transpose": _swapped,
+    **dict.fromkeys((*_ELEMENTWISE, "float"), _elementwise),
+    **dict.fromkeys(_REDUCTIONS, _along(several=True)),
+    **dict.fromkeys(("softmax", "log_softmax"), _along(several=False)),
+    **dict.fromkeys(("reshape", "contiguous"), _first_dimension_stays),
+    **dict.fromkeys(("matmul", "bmm"), _product),
+    "flatten": lambda call: call.on_records and call.argument(1, "start_dim", 0) % call.rank >= 1,
+    "transpose": lambda call: (
+        call.on_records and not call.named and all(dim % call.rank for dim in call.args[1:3])
+    ),
     "permute": _permuted,
-    "unsqueeze": _widened,
-    "matmul": _product,
-    "bmm": _product,
+    "unsqueeze": lambda call: call.on_records and call.argument(1, "dim") % (call.rank + 1) != 0,
 }
+_FUNCTIONS: dict[int, tuple[object, Rule]] = {
+    id(function): (function, rule)
+    for function, rule in (
+        *(
+            (getattr(torch, name), rule)
+            for name, rule in _METHODS.items()
+            if callable(getattr(torch, name, None))
+        ),
+        *((getattr(functional, name), _elementwise) for name in _ACTIVATIONS),
+        *((getattr(functional, name), _along(several=False)) for name in ("softmax", "log_softmax")),
+        *((pool, lambda call: call.on_records_only and call.rank == 4) for pool in _POOLS),
+        *((getattr(operator, name), _elementwise) for name in ("add", "sub", "mul", "truediv", "neg")),
+        (torch.cat, _joined),
+        (operator.matmul, _product),
+        (operator.getitem, _indexed),
+        (functional.linear, lambda call: call.on_records_only and call.rank >= 2),
+    )
+}
+"""By identity, not by equality, which an object may claim; held, so that an identity is not given anew."""
 
 
-def _any(layer: Any, given: Tensor) -> bool:
-    return True
-
-
-def _with(dimensions: int) -> Callable[[Any, Tensor], bool]:
-    return lambda layer, given: given.dim() == dimensions + 2
-
-
-def _recurrent(layer: Any, given: Tensor) -> bool:
-    return bool(layer.batch_first) and given.dim() == 3
-
-
+_ANYWHERE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+_ON_LINES = (nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
+_ON_IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _LAYERS: dict[type[nn.Module], Callable[[Any, Tensor], bool]] = {
-    nn.Linear: lambda layer, given: given.dim() >= 2,
-    nn.Conv1d: _with(1),
-    nn.Conv2d: _with(2),
-    nn.Conv3d: _with(3),
-    nn.MaxPool1d: _with(1),
-    nn.MaxPool2d: _with(2),
-    nn.AvgPool1d: _with(1),
-    nn.AvgPool2d: _with(2),
-    nn.AdaptiveAvgPool1d: _with(1),
-    nn.AdaptiveAvgPool2d: _with(2),
-    nn.GroupNorm: lambda layer, given: given.dim() >= 2,
+    **dict.fromkeys(_ANYWHERE, lambda layer, given: True),
+    **dict.fromkeys(_ON_LINES, lambda layer, given: given.dim() == 3),
+    **dict.fromkeys(_ON_IMAGES, lambda layer, given: given.dim() == 4),
+    nn.Conv3d: lambda layer, given: given.dim() == 5,
+    **dict.fromkeys((nn.Linear, nn.GroupNorm), lambda layer, given: given.dim() >= 2),
+    **dict.fromkeys((nn.LSTM, nn.GRU), lambda layer, given: layer.batch_first and given.dim() == 3),
     nn.LayerNorm: lambda layer, given: len(layer.normalized_shape) < given.dim(),
     nn.Embedding: lambda layer, given: layer.max_norm is None and not layer.scale_grad_by_freq,
-    nn.LSTM: _recurrent,
-    nn.GRU: _recurrent,
     nn.Flatten: lambda layer, given: layer.start_dim >= 1,
-    **dict.fromkeys(
-        (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity), _any
-    ),
 }
 """Layers that keep records apart, and what must be so of the layer and of the tensor it is given."""

@@ -16,11 +16,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie.privacy import (
-    RecordSums,
-)
+from coterie.privacy import RecordSums
 from coterie.privacy.ranges import CLIP, check_noise
 from coterie.training import kernels, philox
 from coterie.training.augmentation import Augmentation
@@ -135,7 +132,6 @@ class StackedTrainer:
         *,
         tile: int = TILE,
         own_kernels: bool = True,
-        compiled: bool = False,
         captured: bool = True,
         tf32: bool = True,
         max_memory: int | None = None,
@@ -146,8 +142,6 @@ class StackedTrainer:
         sizes: number of records in each set.
         tile: records per tile.
         own_kernels: whether to use the kernels of `kernels.py` where they work.
-        compiled: whether torch.compile fuses Poisson steps, where our own kernels do not work; it takes half
-            a minute, once.
         captured: whether steps are replayed as CUDA graphs (on a GPU).
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
@@ -160,13 +154,12 @@ class StackedTrainer:
         self.book = learner.book
         self.tile = tile
         self.table = table
-        self.compiled = compiled
         self.captured = captured and learner.device.type == "cuda"
         self.tf32 = tf32
         self._sizes = list(sizes)
         self._bases = [sum(self._sizes[:position]) for position in range(len(self._sizes))]
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
-        self._programs: dict[tuple[int, int, bool], _Program] = {}
+        self._programs: dict[tuple[int, int], _Program] = {}
         self.augmentation = augmentation
         wanted = own_kernels and augmentation is None
         self.own_kernels = wanted and kernels_agree(learner, tile, tf32=tf32)
@@ -204,17 +197,10 @@ class StackedTrainer:
         deviation = math.sqrt(sum(batch / self.tile**2 + 1 / 12 for batch in expected))
         # A step that drew more tiles than that, one in some seventy, runs as two rows.
         tiles = min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once())
-        # A full batch is a few steps in a run: not worth compiling.
-        compiled = self.compiled and not self.own_kernels and self.augmentation is None
-        compiled = compiled and all(job.mechanism.sampled for job in jobs)
-        shape = (len(jobs), tiles, compiled)
+        shape = (len(jobs), tiles)
         if shape not in self._programs:
             self._programs[shape] = _Program(self, *shape)
         return self._programs[shape]
-
-    def tiles(self, owner: Tensor, clients: int, own_kernels: bool) -> Tiles:
-        """The layout of a row, from the client of each of its tiles."""
-        return _tiles(owner, self.tile, clients, own_kernels)
 
     # --- memory ---------------------------------------------------------------------------------------
 
@@ -240,9 +226,9 @@ def _most_of_free(device: torch.device) -> int:
 class _Program:
     """Static buffers, and the two pieces of a step that work on them: add up gradients, then move."""
 
-    def __init__(self, trainer: StackedTrainer, clients: int, tiles: int, compiled: bool) -> None:
+    def __init__(self, trainer: StackedTrainer, clients: int, tiles: int) -> None:
         self.trainer = trainer
-        self.clients, self.tiles, self.compiled = clients, tiles, compiled
+        self.clients, self.tiles = clients, tiles
         device, size = trainer.learner.device, trainer.learner.layout.size
         slots = tiles * trainer.tile
 
@@ -263,8 +249,6 @@ class _Program:
         self.present = zeros(ROWS_AT_ONCE, slots, dtype=torch.bool)
         self.owner = zeros(ROWS_AT_ONCE, tiles, dtype=torch.int64)
         self.row, self.step = zeros(1, dtype=torch.int64), zeros(1, dtype=torch.int64)
-        self._add_up = self._prepared(self._gradient_sums, self._drawn())
-        self._move = self._prepared(self._moved, (*self._motion(), self.pairs))
         self._pieces: tuple[Callable[[], None], Callable[[], None]] = (self._sum_row, self._finish_step)
         self._to_capture = trainer.captured
 
@@ -364,79 +348,34 @@ class _Program:
 
     # --- one step -------------------------------------------------------------------------------------
 
-    def _drawn(self) -> tuple[Tensor, ...]:
-        """What the gradients of the current row are computed from."""
-        row = (values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner))
-        return self.parameters, *row, self.clips, self.trainer.table.features, self.trainer.table.targets
-
-    def _gradient_sums(
-        self,
-        parameters: Tensor,
-        index: Tensor,
-        present: Tensor,
-        owner: Tensor,
-        clips: Tensor,
-        features: Tensor,
-        targets: Tensor,
-    ) -> Tensor:
-        tiles = self.trainer.tiles(owner, self.clients, self.trainer.own_kernels)
-        batch = Batch(features.index_select(0, index), targets.index_select(0, index))
-        clip = tiles.by_record(clips)
-        copies = 1
-        if self.trainer.augmentation is not None:
-            copies = self.trainer.augmentation.copies
-            keys = tiles.by_record(self.view_keys)
-            batch = self.trainer.augmentation.views(
-                batch, index - tiles.by_record(self.bases), self.step, keys
-            )
-        return stacked_clipped_sum(
-            self.trainer.book, parameters.to(torch.float32), batch, tiles, clip, present, copies
-        )
-
-    def _motion(self) -> tuple[Tensor, ...]:
-        """What the parameters' next values are computed from."""
-        state = (self.parameters, self.sums, self.anchors, self.noise_keys, self.step, self.steps)
-        return *state, self.noise_stds, self.step_sizes, self.pulls
-
-    def _moved(
-        self,
-        parameters: Tensor,
-        sums: Tensor,
-        anchors: Tensor,
-        keys: Tensor,
-        step: Tensor,
-        steps: Tensor,
-        noise_stds: Tensor,
-        step_sizes: Tensor,
-        pulls: Tensor,
-        pairs: Tensor,
-    ) -> Tensor:
-        noise = philox.normals(keys, step, pairs)[:, : parameters.shape[1]]
-        move = step_sizes[:, None] * (sums + noise_stds[:, None] * noise)
-        move = move + pulls[:, None] * (parameters - anchors)
-        return torch.where((step < steps)[:, None], parameters - move, parameters)
-
     def _sum_row(self) -> None:
-        self.sums += self._add_up(*self._drawn())
+        """Add the clipped gradients of the records in the current row."""
+        trainer, augmentation = self.trainer, self.trainer.augmentation
+        index, present, owner = (
+            values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner)
+        )
+        tiles = _tiles(owner, trainer.tile, self.clients, trainer.own_kernels)
+        batch, copies = trainer.table.take(index), 1
+        if augmentation is not None:
+            copies, keys = augmentation.copies, tiles.by_record(self.view_keys)
+            batch = augmentation.views(batch, index - tiles.by_record(self.bases), self.step, keys)
+        parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
+        self.sums += stacked_clipped_sum(trainer.book, parameters, batch, tiles, clip, present, copies)
         self.row += 1
 
     def _finish_step(self) -> None:
+        """Move by the noisy sums, and towards the anchors."""
         if self.trainer.own_kernels:
-            kernels.move(*self._motion())
+            state = (self.parameters, self.sums, self.anchors, self.noise_keys, self.step, self.steps)
+            kernels.move(*state, self.noise_stds, self.step_sizes, self.pulls)
         else:
-            self.parameters.copy_(self._move(*self._motion(), self.pairs))
+            noise = philox.normals(self.noise_keys, self.step, self.pairs)[:, : self.parameters.shape[1]]
+            move = self.step_sizes[:, None] * (self.sums + self.noise_stds[:, None] * noise)
+            move = move + self.pulls[:, None] * (self.parameters - self.anchors)
+            due = (self.step < self.steps)[:, None]
+            self.parameters.copy_(torch.where(due, self.parameters - move, self.parameters))
             self.sums.zero_()
         self.step += 1
-
-    def _prepared(
-        self, function: Callable[..., Tensor], example: tuple[Tensor, ...]
-    ) -> Callable[..., Tensor]:
-        """The function as one flat graph of tensor operations, compiled where that is wanted."""
-        if not self.compiled:
-            return function
-        traced = make_fx(lambda *values: function(*values))(*example)
-        compiled: Callable[..., Tensor] = torch.compile(traced, dynamic=False)
-        return compiled
 
     def _capture(self) -> tuple[Callable[[], None], Callable[[], None]]:
         """Both pieces, captured, and everything as it was before."""

@@ -1,0 +1,197 @@
+"""What LLVM's code for a processor is built with: loops, vectors anywhere in memory, and a compiler."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, reduce
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+FLOAT, DOUBLE, INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
+FLOATS, DOUBLES, INTS = FLOAT.as_pointer(), DOUBLE.as_pointer(), INT.as_pointer()
+Kernel = Callable[..., None]
+"""Takes addresses, then whole numbers, in the order of its declaration."""
+
+
+@cache
+def machine() -> tuple[int, int]:
+    """The float32 numbers that a register of this processor holds, and the registers that sums may fill.
+
+    Without wide registers: ImportError, as where LLVM itself is missing.
+    """
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 25
+    if features.get("avx2") and features.get("fma"):
+        return 8, 10
+    raise ImportError("no kernels for a processor without AVX2")
+
+
+def lanes_for(line: int) -> int:
+    """Numbers in the vectors that cover a line of so many: exactly, where that is possible."""
+    widest = machine()[0]
+    for lanes in (widest, 8):
+        if line % lanes == 0:
+            return lanes
+    return widest if line > 8 else 8
+
+
+def compile_function(function: ir.Function) -> Kernel:
+    """Machine code for the processor at hand."""
+    # An engine owns its target: each needs one of its own.
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        jit=True,
+    )
+    parsed = llvm.parse_assembly(str(function.module))
+    parsed.verify()
+    passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes.getModulePassManager().run(parsed, passes)
+    engine = llvm.create_mcjit_compiler(parsed, target)
+    engine.finalize_object()
+    kinds = [ctypes.c_void_p if argument.type.is_pointer else ctypes.c_int64 for argument in function.args]
+    compiled = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
+    compiled.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
+    return compiled
+
+
+@cache
+def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
+    """A kernel for these sizes, compiled when it is first asked for."""
+    return compile_function(make(*sizes))
+
+
+def declare(name: str, *kinds: ir.Type) -> ir.Function:
+    """A function in a module of its own, whose pointers never point at the same memory."""
+    module = ir.Module()
+    module.triple = llvm.get_default_triple()
+    made = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
+    for argument in made.args:
+        if argument.type.is_pointer:
+            argument.add_attribute("noalias")
+    return made
+
+
+@dataclass
+class Loop:
+    """A loop under construction.
+
+    Args:
+        turn: 0, 1, ...
+        values: in the body, those of the turn before; what the body leaves here is the next turn's, and after
+            the loop, the last turn's.
+    """
+
+    turn: ir.Value
+    values: list[ir.Value]
+
+
+class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without types
+    """Adds what every kernel here needs: loops that count, and vectors anywhere in memory."""
+
+    def __init__(self, function: ir.Function, lanes: int, kind: ir.Type = FLOAT) -> None:
+        super().__init__(function.append_basic_block("entry"))
+        self.vector = ir.VectorType(kind, lanes)
+        self.zero = ir.Constant(self.vector, [0.0] * lanes)
+        name = f"llvm.fma.v{lanes}{'f32' if kind is FLOAT else 'f64'}"
+        self._multiply_add = ir.Function(
+            function.module, ir.FunctionType(self.vector, [self.vector] * 3), name
+        )
+
+    @contextmanager
+    def count(self, times: ir.Value, *start: ir.Value) -> Iterator[Loop]:
+        """Run the body for each turn, at least once."""
+        with self._repeated([INT(0), *start]) as (loop, close):
+            turn = loop.values.pop(0)
+            loop.turn = turn
+            yield loop
+            following = self.add(turn, INT(1), flags=["nuw", "nsw"])
+            loop.values = [following, *loop.values]
+            close(self.icmp_unsigned("<", following, times))
+            loop.values.pop(0)
+
+    @contextmanager
+    def until_zero(self, *start: ir.Value) -> Iterator[Loop]:
+        """Run the body at least once, until its first value is zero."""
+        with self._repeated(list(start)) as (loop, close):
+            yield loop
+            first = loop.values[0]
+            close(self.icmp_unsigned("!=", first, first.type(0)))
+
+    @contextmanager
+    def _repeated(self, start: list[ir.Value]) -> Iterator[tuple[Loop, Callable[[ir.Value], None]]]:
+        before, head, after = self.block, self.append_basic_block(), self.append_basic_block()
+        self.branch(head)
+        self.position_at_end(head)
+        merged = [self._merged({before: value}) for value in start]
+
+        def close(again: ir.Value) -> None:
+            for value, result in zip(merged, loop.values, strict=True):
+                value.add_incoming(result, self.block)
+            self.cbranch(again, head, after)
+
+        loop = Loop(INT(0), list(merged))
+        yield loop, close
+        self.position_at_end(after)
+
+    @contextmanager
+    def unless_zero(self, value: ir.Value, given: list[ir.Value]) -> Iterator[Loop]:
+        """Run the body where a number is not zero (or is no number at all); else values stay as given."""
+        before, work, after = self.block, self.append_basic_block(), self.append_basic_block()
+        self.cbranch(self.fcmp_unordered("!=", value, FLOAT(0.0)), work, after)
+        self.position_at_end(work)
+        body = Loop(INT(0), list(given))
+        yield body
+        end = self.block
+        self.branch(after)
+        self.position_at_end(after)
+        body.values = [
+            self._merged({before: old, end: new}) for old, new in zip(given, body.values, strict=True)
+        ]
+
+    def _merged(self, incoming: dict[ir.Block, ir.Value]) -> ir.PhiInstr:
+        merged = self.phi(next(iter(incoming.values())).type)
+        for block, value in incoming.items():
+            merged.add_incoming(value, block)
+        return merged
+
+    def index(self, *terms: ir.Value | int | tuple[ir.Value, ir.Value | int]) -> ir.Value:
+        """The sum of whole numbers and of products of two: where something lies."""
+
+        def whole(value: ir.Value | int) -> ir.Value:
+            return INT(value) if isinstance(value, int) else value
+
+        values = (self.mul(*map(whole, term)) if isinstance(term, tuple) else whole(term) for term in terms)
+        return reduce(self.add, values)
+
+    def at(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
+        return reduce(lambda place, offset: self.gep(place, [offset]), offsets, base)
+
+    def read(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
+        return self.load(self.at(base, *offsets))
+
+    def read_vector(self, base: ir.Value, *offsets: ir.Value, lanes: int | None = None) -> ir.Value:
+        kind = ir.VectorType(base.type.pointee, lanes or self.vector.count)
+        return self.load(self.bitcast(self.at(base, *offsets), kind.as_pointer()), align=4)
+
+    def write_vector(self, values: ir.Value, base: ir.Value, *offsets: ir.Value) -> None:
+        self.store(values, self.bitcast(self.at(base, *offsets), values.type.as_pointer()), align=4)
+
+    def spread(self, value: ir.Value, lanes: int | None = None) -> ir.Value:
+        """A vector of one number."""
+        lanes, place = lanes or self.vector.count, ir.IntType(32)
+        undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+        whole = self.insert_element(undefined, value, place(0))
+        return self.shuffle_vector(whole, undefined, ir.Constant(ir.VectorType(place, lanes), [0] * lanes))
+
+    def multiply_add(
+        self, left: list[ir.Value], right: list[ir.Value], totals: list[ir.Value]
+    ) -> list[ir.Value]:
+        """Products added to totals, vector by vector."""
+        return [self.call(self._multiply_add, each) for each in zip(left, right, totals, strict=True)]
