@@ -9,7 +9,7 @@ from torch import nn
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps
-from coterie.training import philox, stacked
+from coterie.training import philox
 from coterie.training.augmentation import Augmentation, DrawnViews
 from coterie.training.clipping import clip_rows, clipped_sum
 from coterie.training.learner import Batch, Learner
@@ -196,7 +196,7 @@ def test_stacked_clients_draw_the_views_that_each_would_draw_alone(name: str) ->
     found = trainer.train(jobs)
     for job, own, update in zip(jobs, records, found, strict=True):
         keys = [philox.split_keys([key], CPU) for key in (job.coin_key, job.noise_key)]
-        rate = torch.tensor([stacked.sampling_rate(job.mechanism)], dtype=torch.float64)
+        rate = torch.tensor([job.mechanism.rate], dtype=torch.float64)
         steps = torch.arange(job.mechanism.steps)
         coins = philox.coins(keys[0], rate, steps, philox.places(len(own), 4, CPU))[:, 0, : len(own)]
         parameters = start.double()

@@ -69,7 +69,7 @@ def alone(learner: Learner, records: Batch, job: StackedJob) -> torch.Tensor:
     """The simple twin: the same coins and noise, one client, one step after the other."""
     mechanism = job.mechanism
     keys = [philox.split_keys([key], CPU) for key in (job.coin_key, job.noise_key)]
-    rate = torch.tensor([stacked.sampling_rate(mechanism)], dtype=torch.float64)
+    rate = torch.tensor([mechanism.rate], dtype=torch.float64)
     coins = flips(keys[0], rate, range(mechanism.steps), len(records))[:, 0]
     parameters = job.start.double()
     for step in range(mechanism.steps):
