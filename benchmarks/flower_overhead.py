@@ -98,9 +98,9 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
             last[0] = passed(link.door.door)
 
         serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
-        watch = Callbacks(agreed=start, round=note)
+        callbacks = Callbacks(agreed=start, round=note)
         expect = link.door.door.expect
-        on_grid(read_experiment(experiment), grid, link.nodes, serving, watch, sent=expect)
+        on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, sent=expect)
     return found
 
 

@@ -43,14 +43,14 @@ def compare(
     resume: bool = False,
     workers: int | None = None,
     ray: str | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> SweepResult:
     """Run a grid of experiments, write the table and one report, return the rows.
 
     Args:
         ray: address of a Ray cluster whose machines run the cells; None: this one does.
     """
-    result = cells.compare(grid, out, resume=resume, workers=workers, ray=ray, watch=watch)
+    result = cells.compare(grid, out, resume=resume, workers=workers, ray=ray, progress=progress)
     for path in result.cells.values():
         if not RunFolder(path).report.exists():  # of a cell that shared a process, or ran elsewhere
             write_run_report(path)
@@ -67,7 +67,7 @@ def reproduce(
     overrides: Sequence[str] = (),
     resume: bool = False,
     workers: int | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Reproduction:
     """Run a published experiment, or a part of it, and write our figures beside the printed ones.
 
@@ -83,7 +83,7 @@ def reproduce(
         overrides=overrides,
         resume=resume,
         workers=workers,
-        watch=watch,
+        progress=progress,
     )
     return _with_pages(result)
 

@@ -81,15 +81,15 @@ def test_cells_of_a_node_that_is_killed_go_on_elsewhere_to_the_same_bytes(
     node = ray_head.add_node(num_cpus=1)
     seen: list[Progress] = []
 
-    def watch(progress: Progress) -> None:
+    def watch(reached: Progress) -> None:
         nonlocal node
-        seen.append(progress)
-        if node is not None and min(progress.done.values()) >= 3:
-            assert max(progress.done.values()) < ROUNDS
+        seen.append(reached)
+        if node is not None and min(reached.done.values()) >= 3:
+            assert max(reached.done.values()) < ROUNDS
             ray_head.remove_node(node, allow_graceful=False)
             node = None
 
-    assert_same_runs(alone, compare(SWEEP, tmp_path / "out", ray=ray_head.address, watch=watch))
+    assert_same_runs(alone, compare(SWEEP, tmp_path / "out", ray=ray_head.address, progress=watch))
     assert node is None
     for name in alone.cells:
         done = [progress.done[name] for progress in seen]
@@ -105,7 +105,7 @@ def test_what_was_begun_on_a_cluster_is_resumed_on_one_machine(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare(SWEEP, tmp_path / "out", ray=ray_head.address, watch=interrupt)
+        compare(SWEEP, tmp_path / "out", ray=ray_head.address, progress=interrupt)
     begun = [path for path in (tmp_path / "out" / "cells").iterdir() if path.is_dir()]
     assert begun
     assert not any(RunFolder(path).finished for path in begun)

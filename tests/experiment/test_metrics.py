@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.experiment.metrics import (
-    accuracy,
+    Spread,
     cluster_means,
     clustering_accuracy,
     fairness,
@@ -22,7 +22,7 @@ BEST = {"a": Score(0.95, 0.2), "b": Score(0.9, 0.3), "c": Score(0.79, 0.45)}
 
 
 def test_accuracy_is_summarised_over_clients() -> None:
-    spread = accuracy(SCORES)
+    spread = Spread.of({client: score.accuracy for client, score in SCORES.items()})
     assert (spread.mean, spread.min, spread.max) == (pytest.approx(0.75), 0.6, 0.9)
     assert spread.per_client == {"a": 0.9, "b": 0.6, "c": 0.75}
 

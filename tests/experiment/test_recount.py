@@ -12,7 +12,7 @@ import pytest
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import local
-from coterie.experiment.evaluation import HELD_OUT
+from coterie.experiment.calibrated import HELD_OUT
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.opened import create_folder
 from coterie.experiment.recount import recount

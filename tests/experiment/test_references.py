@@ -1,10 +1,14 @@
 """Central models are trained on the records of one cluster, and judged on what was held out."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import torch
 
 from coterie.data import Client, Federation, Records, Task
 from coterie.experiment.references import train_references
+from coterie.experiment.schema import Experiment
 from coterie.models import ModelSettings, build_model
 from coterie.training.learner import Learner
 
@@ -31,9 +35,15 @@ def test_each_cluster_has_a_model_of_its_own_records_judged_on_held_out_ones() -
         client("swapped", swapped=True, held_out_swapped=True),
     )
     learner = Learner(build_model(ModelSettings(name="softmax"), TASK, seed=0), TASK, torch.device("cpu"))
-    start = torch.zeros(learner.layout.size)
+    start = np.zeros(learner.layout.size, dtype=np.float32)
+    calibrated: Any = SimpleNamespace(
+        learner=learner,
+        federation=Federation(clients, TASK),
+        experiment=Experiment(),
+        facts=SimpleNamespace(initialise=lambda seed: start),
+    )
     clusters = {"plain": 0, "misled": 0, "swapped": 1}
-    scores = train_references(Federation(clients, TASK), learner, start, clusters, seed=0, epochs=10)
+    scores = train_references(calibrated, clusters, epochs=10)
     assert {name: score.accuracy for name, score in scores.items()} == {
         "plain": 1.0,
         "misled": 0.0,

@@ -31,7 +31,7 @@ def compare(
     target = out or _folder_for(grid, sweep, resume)
     total = sum(cell.experiment.schedule.rounds for cell in grid.cells())
     with ProgressBar("comparing", total) as bar:
-        result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, watch=bar.update_cells)
+        result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
     if json:
         print_json(finite(result.to_json()))
     else:

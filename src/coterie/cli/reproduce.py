@@ -70,7 +70,7 @@ def reproduce(
                 overrides=overrides or [],
                 resume=resume,
                 workers=workers,
-                watch=bar.update_cells,
+                progress=bar.update_cells,
             )
     if docs is not None:
         write_into(docs, result)

@@ -18,21 +18,29 @@ from coterie.data import Federation
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
 from coterie.errors import BudgetError, InputError
-from coterie.experiment.evaluation import with_evaluation
 from coterie.experiment.proven import ProvenPlan, one_delta
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.files import Json
 from coterie.groups import Structure
 from coterie.models import build_model
 from coterie.privacy import Adjacency, Budget, Custody, Guarantee, HeldOut, Mode, PrivacyPlan, Unit
 from coterie.privacy import calibrate as calibrate_plan
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
+from coterie.privacy.evaluation import with_client_scores, with_held_out_records
 from coterie.privacy.units import short_number
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
 
 _TOLERANCE = 1e-4
+MEMORABLE = 1.0
+"""Epsilon of private evaluations where nobody says otherwise and the budget allows it."""
+CLIENT_SHARE = 0.1
+"""Of a client's whole budget, which its scores are a part of."""
+
+HELD_OUT = "test scores are computed on held-out records, outside the guarantee"
+REFERENCES = "fairness figures compare with central models trained without privacy, outside the guarantee"
+OWN_CHOICE = "which model a client uses is its own affair: what a simulation prints of it is outside, too"
 PUBLIC_COUNT = "the number of clients is public, a constant in both worlds: divisors are made of it"
 
 
@@ -54,10 +62,6 @@ class Population:
     truth: Mapping[str, int] | None = None
     test_records: Mapping[str, int] | None = None
     reported: Mapping[str, HeldOut] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.records)
 
     def facts(self, parameters: int) -> Json:
         """For the run's folder and its report."""
@@ -144,7 +148,7 @@ def calibrate_run(
         return flatten(build_model(experiment.model, population.task, seed, additive=additive))
 
     facts = PublicFacts(
-        clients=population.names,
+        clients=tuple(population.records),
         records=population.records,
         parameters=learner.layout.size,
         initialise=initialise,
@@ -256,15 +260,14 @@ def delta_caveats(
     experiment: Experiment, population: Population, budgets: Mapping[str, Budget]
 ) -> Iterator[str]:
     """A delta of one over the number of units allows to publish one of them outright."""
-    if experiment.privacy.unit is not Unit.RECORD:
-        members = len(population.names)
-        if max(budget.delta for budget in budgets.values()) >= 1 / members:
-            yield f"delta is not below 1/{members}, the share of one {experiment.privacy.unit}"
+    unit, records = experiment.privacy.unit, population.records
+    if unit is not Unit.RECORD:
+        if max(budget.delta for budget in budgets.values()) >= 1 / len(records):
+            yield f"delta is not below 1/{len(records)}, the share of one {unit}"
         return
-    for name, records in population.records.items():
-        if budgets[name].delta >= 1 / records:
-            yield f"delta is not below 1/{records}, the share of one record of {name}"
-            return
+    large = [name for name, count in records.items() if budgets[name].delta >= 1 / count]
+    for name in large[:1]:
+        yield f"delta is not below 1/{records[name]}, the share of one record of {name}"
 
 
 def count_caveats(experiment: Experiment) -> Iterator[str]:
@@ -275,16 +278,60 @@ def count_caveats(experiment: Experiment) -> Iterator[str]:
 
 
 def _budgets(experiment: Experiment, draft: PrivacyPlan, facts: PublicFacts) -> dict[str, Budget]:
-    privacy = experiment.privacy
+    """Of each unit; where none is given, delta is small against how many there are like the protected one."""
+    privacy, budgets = experiment.privacy, {}
+    for subject in (unit.subject for unit in draft.units):
+        alike = facts.records[subject] if draft.unit is Unit.RECORD else len(facts.clients)
+        delta = privacy.delta_of(subject, default_delta(alike))
+        budgets[subject] = Budget(privacy.epsilon_of(subject), delta)
+    return budgets
+
+
+# --- private evaluation ------------------------------------------------------------------------------
+
+
+def reported_of(experiment: Experiment, allowed: Mapping[str, HeldOut]) -> dict[str, HeldOut]:
+    """What each client reports about the records that it holds out: as much as is wanted, and is allowed."""
+    reports = experiment.evaluation.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
     return {
-        unit.subject: Budget(
-            privacy.epsilon_of(unit.subject),
-            privacy.delta_of(unit.subject, default_delta(_protected(draft, unit.subject, facts))),
+        name: HeldOut(
+            own.units,
+            min(own.epsilon, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
+            min(own.reports, reports),
         )
-        for unit in draft.units
+        for name, own in allowed.items()
     }
 
 
-def _protected(plan: PrivacyPlan, subject: str, facts: PublicFacts) -> int:
-    """How many units there are beside the one that is protected: what delta must be small against."""
-    return facts.records[subject] if plan.unit is Unit.RECORD else len(facts.clients)
+def with_evaluation(
+    draft: PrivacyPlan,
+    budgets: Mapping[str, Budget],
+    reported: Mapping[str, HeldOut],
+    accountant: str,
+) -> tuple[PrivacyPlan, dict[str, Budget]]:
+    """The draft of a plan, and its budgets, with all private scores in it.
+
+    Args:
+        reported: of every client that reports. Where clients are protected, all report, and as often.
+    """
+    if not reported:
+        return draft, dict(budgets)
+    if draft.unit is Unit.RECORD:
+        return with_held_out_records(draft, budgets, reported)
+    each = {(own.epsilon, own.reports) for own in reported.values()}
+    epsilon, reports = min(epsilon for epsilon, _ in each), min(reports for _, reports in each)
+    together = HeldOut(len(reported), epsilon, reports)
+    return with_client_scores(draft, budgets, together, accountant), dict(budgets)
+
+
+def evaluation_epsilon(experiment: Experiment, budget: float) -> float:
+    """What evaluations may cost where the whole budget is this."""
+    asked = experiment.evaluation.epsilon
+    if asked is None:
+        share = 1.0 if experiment.privacy.unit is Unit.RECORD else CLIENT_SHARE
+        return min(MEMORABLE, share * budget)
+    if asked > budget:
+        raise InputError(
+            f"evaluation.epsilon: {asked:g} is more than the budget of {budget:g}; allowed: at most that"
+        )
+    return asked

@@ -125,7 +125,7 @@ def compare(
     resume: bool = False,
     workers: int | None = None,
     ray: str | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> SweepResult:
     """Run every cell that is not finished yet, then write the table.
 
@@ -143,10 +143,10 @@ def compare(
     with closing(executor), _opened(sweep, out, new=new) as seal:
         memory = RunMemory(seal)
 
-        def remember(progress: Progress) -> None:
+        def remember(reached: Progress) -> None:
             memory.note_begun(paths)
-            if watch is not None:
-                watch(progress)
+            if progress is not None:
+                progress(reached)
 
         try:
             memory.note_begun(paths)  # what a comparison that was killed had begun
@@ -194,7 +194,7 @@ def _opened(sweep: Sweep, out: Path, *, new: bool) -> Iterator[Seal]:
 
 
 def run_cells(
-    cells: Sequence[Cell], out: Path, executor: Executor, watch: Callable[[Progress], None]
+    cells: Sequence[Cell], out: Path, executor: Executor, progress: Callable[[Progress], None]
 ) -> None:
     """Keep the executor busy until every cell has finished or failed; a failure is in its log."""
     waiting = shares([cell for cell in cells if not _finished(cell, out)], gpu=executor.gpu)
@@ -214,7 +214,7 @@ def run_cells(
                 running.remove((share, ended))
                 failed |= {cell.name for cell in share if not _finished(cell, out)}
         done = {cell.name: _rounds_done(cell, out) for cell in cells}
-        watch(Progress(done, rounds, frozenset(failed)))
+        progress(Progress(done, rounds, frozenset(failed)))
         if running:
             time.sleep(POLL_SECONDS)
 

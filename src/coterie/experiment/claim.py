@@ -113,6 +113,6 @@ def read_claim(path: Path) -> dict[str, RunClaim]:
     if version != FORMAT:
         raise LedgerError(f"{path}: its claim is of another version (format {version}, ours is {FORMAT})")
     try:
-        return {str(name): RunClaim.from_json(run) for name, run in data["runs"].items()}
+        return {str(name): RunClaim.read(run) for name, run in data["runs"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, CoterieError) as mistake:
         raise LedgerError(f"{path}: its claim is not one of this version ({mistake!r})") from None

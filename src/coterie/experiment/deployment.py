@@ -15,7 +15,7 @@ from coterie.engines.flower.link import open_link
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.local import check_same_experiment
+from coterie.experiment.local import finished
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.serving import ServedRun
@@ -54,19 +54,13 @@ class Serving:
 
 def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> RunResult:
     """Serve an experiment from its first round, or from where it stopped, to its end."""
-    files = RunFolder(serving.out)
     check_servable(experiment)
     if experiment.seeds.noise is not None and not trusts_server(experiment):
         raise InputError(
             "seeds.noise: noise is the sites' own (coterie join --noise-seed); allowed here: null"
         )
-    if files.exists:
-        if not serving.resume:
-            raise InputError(f"{serving.out}: holds a run; --resume continues it, --out names another")
-        if files.finished:
-            files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
-            raise InputError(f"{files.result}: the run is finished")
-        check_same_experiment(files, experiment)
+    if finished(experiment, serving.out, resume=serving.resume) is not None:
+        raise InputError(f"{RunFolder(serving.out).result}: the run is finished")
     if serving.keys is None and serving.sites < 1:
         raise InputError("--sites: how many to wait for is needed where no keys name them")
     folder = serving.out.with_name(f"{serving.out.name}.link")
@@ -102,22 +96,24 @@ def on_grid(
 
 def wait_for(transport: Transport, seconds: float, *, everyone: bool) -> None:
     """Wait for all sites (or, in a run that goes on, for as many as come in time)."""
-    until = time.monotonic() + seconds
-    while missing := set(transport.nodes) - transport.online():
-        if time.monotonic() >= until:
-            if everyone or missing == set(transport.nodes):
-                raise InputError(
-                    f"--wait: after {seconds:g} seconds {', '.join(sorted(missing))} did not join"
-                )
-            return
-        time.sleep(transport.timeouts.poll)
+    sites = set(transport.nodes)
+    if not _wait(lambda: sites <= transport.online(), seconds, transport.timeouts):
+        missing = sites - transport.online()
+        if missing and (everyone or missing == sites):
+            raise InputError(f"--wait: after {seconds:g} seconds {', '.join(sorted(missing))} did not join")
 
 
 def discover(grid: Grid, sites: int, seconds: float, timeouts: Timeouts) -> dict[str, int]:
     """Nodes by the names that they give themselves, where no keys say who they are."""
+    if not _wait(lambda: len(list(grid.get_node_ids())) >= sites, seconds, timeouts):
+        there = len(list(grid.get_node_ids()))
+        raise InputError(f"--wait: after {seconds:g} seconds {there} of {sites} sites have joined")
+    return server.names_of(grid, list(grid.get_node_ids()), timeouts)
+
+
+def _wait(arrived: Callable[[], bool], seconds: float, timeouts: Timeouts) -> bool:
+    """Whether they came in time."""
     until = time.monotonic() + seconds
-    while len(nodes := list(grid.get_node_ids())) < sites:
-        if time.monotonic() >= until:
-            raise InputError(f"--wait: after {seconds:g} seconds {len(nodes)} of {sites} sites have joined")
+    while not (there := arrived()) and time.monotonic() < until:
         time.sleep(timeouts.poll)
-    return server.names_of(grid, nodes, timeouts)
+    return there

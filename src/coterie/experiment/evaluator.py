@@ -7,7 +7,7 @@ be read, or at sites, which answer with noisy counts or leave the noise to a ser
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from coterie.engines.evaluation import PrivateScores
 from coterie.engines.local import LocalEngine
 from coterie.experiment import references
 from coterie.experiment.calibrated import CalibratedRun
-from coterie.experiment.metrics import Scores, Spread, accuracy, cluster_means, fairness, groups, loss
+from coterie.experiment.metrics import Scores, Spread, cluster_means, fairness, groups
 from coterie.experiment.schema import EvaluationKind
 from coterie.files import Json
 from coterie.privacy import Released, Unit
@@ -34,14 +34,17 @@ Served = Assignment | OwnChoice
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What held-out records said after a round."""
+    """What held-out records said after a round.
+
+    Args:
+        assignment: which model each client uses; None where only the client knows, and is not asked to tell.
+        scores: of every client, where they are exact.
+    """
 
     assignment: Assignment | None
-    """Which model each client uses; None where only the client knows, and is not asked to tell."""
     accuracy: Spread
     loss: Spread | None = None
     scores: Scores | None = None
-    """Of every client, where they are exact."""
 
 
 class HeldOutScores(Protocol):
@@ -98,7 +101,9 @@ class Evaluator:
             if not settings.due(EvaluationKind.EXACT, state.round, rounds):
                 return None
             assignment, scores = self._exact(served)
-            return Evaluation(assignment, accuracy(scores), loss(scores), scores)
+            right = Spread.of({client: score.accuracy for client, score in scores.items()})
+            lost = Spread.of({client: score.loss for client, score in scores.items()})
+            return Evaluation(assignment, right, lost, scores)
         due = [r for r in range(1, rounds + 1) if settings.due(EvaluationKind.PRIVATE, r, rounds)]
         # Operators of sites may allow fewer reports than are wanted: then the last ones are made.
         reported = self._calibrated.population.reported
@@ -126,6 +131,7 @@ class LocalScores:
             for client in calibrated.federation.clients
         }
         self._sizes = np.array([len(records) for records in self._tests.values()])
+        self._private = PrivateScores(engine.facts, engine.plan, engine.ledger, engine.context)
 
     def exact(self, served: Served) -> tuple[Assignment, Scores]:
         """The score of every client, with the model that it uses."""
@@ -142,7 +148,7 @@ class LocalScores:
             return dict(zip(self._tests, self._sums(served)[:, 0].tolist(), strict=True))
 
         models = {client: served.model_of(client) for client in clients}
-        return self._private_scores().of_records(models, round, count)
+        return self._private.of_records(models, round, count)
 
     def of_clients(self, served: Served, round: int) -> Released[float]:
         def shares() -> dict[str, float]:
@@ -150,11 +156,7 @@ class LocalScores:
             found = self._sums(self._assigned(served))[:, 0] / self._sizes
             return dict(zip(self._tests, found.tolist(), strict=True))
 
-        return self._private_scores().of_clients(rows_of(served), round, shares)
-
-    def _private_scores(self) -> PrivateScores:
-        engine = self._engine
-        return PrivateScores(engine.facts, engine.plan, engine.ledger, engine.context)
+        return self._private.of_clients(rows_of(served), round, shares)
 
     def _assigned(self, served: Served) -> Assignment:
         """Which model each client uses now; where only the clients know, the engine asks them."""
@@ -190,22 +192,15 @@ def exact_figures(
     if scores is None or assignment is None:
         return {}
     models = tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None
-    best = _references(calibrated, truth or clusters)
+    federation, best = calibrated.federation, None
+    if federation and references.wanted(calibrated.experiment, federation, calibrated.facts.parameters):
+        best = references.train_references(calibrated, truth or clusters)
     figures: dict[str, Any] = {"fairness": fairness(scores, best), "models": models}
     if truth is not None:
         figures["cluster_accuracy"] = {str(k): v for k, v in cluster_means(scores, truth).items()}
         figures["groups"] = groups(scores, truth)
         figures["whole_tests"] = _whole_tests(calibrated, assignment, truth)
     return figures
-
-
-def _references(calibrated: CalibratedRun, cluster_of: Mapping[str, int]) -> Scores | None:
-    federation, learner, facts = calibrated.federation, calibrated.learner, calibrated.facts
-    if federation is None or not references.wanted(calibrated.experiment, federation, facts.parameters):
-        return None
-    seed = calibrated.experiment.seeds.simulation
-    start = torch.from_numpy(facts.initialise(seed)).to(learner.device)
-    return references.train_references(federation, learner, start, cluster_of, seed)
 
 
 def _whole_tests(
@@ -238,35 +233,31 @@ def private_accuracy(counts: Mapping[str, Released[float]], sizes: Mapping[str, 
     shares = {client: counted.value / sizes[client] for client, counted in counts.items()}
     noise = {client: counted.noise_std / sizes[client] for client, counted in counts.items()}
     per_client = {client: _within(share) for client, share in shares.items()}
-    mean = math.fsum(shares.values()) / len(shares)
-    deviation = math.hypot(*noise.values()) / len(noise)
     spread = [share * (1.0 - share) / sizes[client] for client, share in per_client.items()]
-    return Spread(
-        mean=_within(mean),
+    return replace(
+        _private(
+            math.fsum(shares.values()) / len(shares),
+            math.hypot(*noise.values()) / len(noise),
+            NORMAL_95 * math.sqrt(math.fsum(spread)) / len(spread),
+        ),
         min=min(per_client.values()),
         max=max(per_client.values()),
         per_client=per_client,
-        kind=EvaluationKind.PRIVATE.value,
-        interval=_interval(mean, deviation),
-        sampling_error=NORMAL_95 * math.sqrt(math.fsum(spread)) / len(spread),
         intervals={client: _interval(share, noise[client]) for client, share in shares.items()},
     )
 
 
 def private_mean(total: Released[float], clients: int) -> Spread:
     """The mean over clients of what each gets right; of single clients nothing is known."""
-    mean, deviation = total.value / clients, total.noise_std / clients
+    mean = total.value / clients
     # Shares in [0, 1] with this mean vary by at most so much from client to client.
     spread = NORMAL_95 * math.sqrt(_within(mean) * (1.0 - _within(mean)) / clients)
-    return Spread(
-        mean=_within(mean),
-        min=None,
-        max=None,
-        per_client={},
-        kind=EvaluationKind.PRIVATE.value,
-        interval=_interval(mean, deviation),
-        sampling_error=spread,
-    )
+    return _private(mean, total.noise_std / clients, spread)
+
+
+def _private(mean: float, deviation: float, sampling_error: float) -> Spread:
+    kind, interval = EvaluationKind.PRIVATE.value, _interval(mean, deviation)
+    return Spread(_within(mean), None, None, {}, kind, interval, sampling_error)
 
 
 def _interval(value: float, deviation: float) -> tuple[float, float]:

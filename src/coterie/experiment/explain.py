@@ -1,8 +1,8 @@
 """From pydantic's errors to one line a person can act on: the key, the value, what is allowed."""
 
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import date
+from difflib import get_close_matches
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -15,12 +15,6 @@ def explain(mistakes: ValidationError, model: type[BaseModel], prefix: str = "")
     line = _explain_one(errors[0], model, prefix)
     more = len({error["loc"] for error in errors}) - 1
     return f"{line} (and {more} more mistake{'s' if more > 1 else ''})" if more > 0 else line
-
-
-def nearest(word: str, known: Iterator[str] | list[str]) -> str | None:
-    """The known word that was probably meant."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
 
 
 def _explain_one(error: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
@@ -43,8 +37,7 @@ def _explain_one(error: ErrorDetails, model: type[BaseModel], prefix: str) -> st
 
 def _unknown_key(key: str, name: str, owner: type[BaseModel] | None) -> str:
     known = list(owner.model_fields) if owner else []
-    guess = nearest(name, known)
-    hint = f"did you mean '{guess}'? " if guess else ""
+    hint = "".join(f"did you mean '{guess}'? " for guess in get_close_matches(name, known, n=1, cutoff=0.5))
     return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
 
 
@@ -82,29 +75,19 @@ def _walk(
     Pydantic puts the tag of a union (`federation.clusters.sizes`) into the location; the file has none.
     """
     path: list[str] = []
-    owner: type[BaseModel] | None = model
-    candidates: Mapping[str, type[BaseModel]] = {}
+    owner: type[BaseModel] | None = None
+    members = [model]
     for step in location:
-        if candidates and step in candidates:
-            owner, candidates = candidates[str(step)], {}
-            continue
-        if isinstance(step, int) and path:
+        tagged = [member for member in members if len(members) > 1 and str(step) in _tags(member)]
+        if tagged:
+            members = tagged
+        elif isinstance(step, int) and path:
             path[-1] += f"[{step}]"
-            continue
-        step = str(step)
-        if _is_type_branch(step):
-            continue
-        path.append(step)
-        last = owner
-        field = owner.model_fields.get(step) if owner else None
-        candidates = {}
-        if field is not None and step != location[-1]:
-            members = list(_models_in(field.rebuild_annotation()))
-            if len(members) == 1:
-                owner = members[0]
-            elif members:
-                candidates = {tag: member for member in members for tag in _tags(member)}
-        owner = owner if field is not None and step != location[-1] else last
+        elif not _is_type_branch(str(step)):
+            path.append(str(step))
+            owner = members[0] if len(members) == 1 else None
+            field = owner.model_fields.get(path[-1]) if owner else None
+            members = list(_models_in(field.rebuild_annotation())) if field else []
     return path, owner
 
 
@@ -125,7 +108,5 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _tags(member: type[BaseModel]) -> Iterator[str]:
     """Discriminator values of a member of a tagged union: those of its literal fields."""
-    for field in member.model_fields.values():
-        for value in get_args(field.annotation):
-            if isinstance(value, str):
-                yield value
+    fields = member.model_fields.values()
+    return (value for field in fields for value in get_args(field.annotation) if isinstance(value, str))

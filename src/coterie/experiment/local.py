@@ -7,20 +7,23 @@ from pathlib import Path
 import torch
 
 from coterie.algorithms import find_algorithm
-from coterie.data import ClustersFederation, Federation, build_federation, check_federation, load_dataset
+from coterie.data import ClustersFederation, Federation, build_federation, load_dataset
 from coterie.engines.driver import Work, answer_all
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, ModelError
 from coterie.experiment import folder, references
 from coterie.experiment.calibrated import (
+    HELD_OUT,
+    OWN_CHOICE,
+    REFERENCES,
     CalibratedRun,
     Population,
     calibrate_run,
     count_caveats,
     delta_caveats,
+    reported_of,
 )
-from coterie.experiment.evaluation import HELD_OUT, OWN_CHOICE, REFERENCES, reported_of
 from coterie.experiment.evaluator import Evaluator, LocalScores
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
@@ -100,9 +103,7 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
 def load_federation(experiment: Experiment) -> Federation:
     """The clients and their records, which data, federation and simulation seed alone decide."""
     seed = experiment.seeds.simulation
-    federation = build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
-    check_federation(federation)
-    return federation
+    return build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
 
 
 def truth_of(federation: Federation) -> dict[str, int] | None:
@@ -163,7 +164,7 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
                 f"{target}: holds a run already; --resume continues it, --out names another folder"
             )
         Seal(files.path).check(files.experiment.name)
-        check_same_experiment(files, experiment)
+        _check_same_experiment(files, experiment)
         if files.finished:
             check_folder(files)
             files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
@@ -190,7 +191,7 @@ def _folder_for(experiment: Experiment, resume: bool) -> Path:
     return folder.next_free(base, name)
 
 
-def check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
+def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
     stored = read_experiment(files.experiment)
     if stored == experiment:
         return

@@ -88,14 +88,6 @@ class Groups:
     worst: float
 
 
-def accuracy(scores: Scores) -> Spread:
-    return Spread.of({client: score.accuracy for client, score in scores.items()})
-
-
-def loss(scores: Scores) -> Spread:
-    return Spread.of({client: score.loss for client, score in scores.items()})
-
-
 def fairness(scores: Scores, best: Scores | None) -> Fairness:
     """Disparity of accuracy, and how unevenly clients fall short of their cluster's best model."""
     reached = [score.accuracy for score in scores.values()]

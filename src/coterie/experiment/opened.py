@@ -46,7 +46,7 @@ class OpenRunFolder:
 
     def save(self, state: State, personal: Personal) -> None:
         """Keep what the rounds so far have led to."""
-        heads = {"ledger": self.ledger.head, "metrics": self.metrics.head, "seal": self.seal.head}
+        heads = {"ledger": self.ledger.head, "metrics": self.metrics.head, "seal": self.seal.lines.head}
         checkpoint.save(self.files.checkpoint, Checkpoint(state, heads, personal))
 
     def finish(self, result: Json) -> None:

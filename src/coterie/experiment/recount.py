@@ -14,7 +14,7 @@ from typing import cast
 
 from coterie.engines.secret import SEEDED
 from coterie.errors import LedgerError
-from coterie.experiment.evaluation import HELD_OUT
+from coterie.experiment.calibrated import HELD_OUT
 from coterie.experiment.recorded import RecordedRun
 from coterie.experiment.schema import EvaluationKind
 from coterie.experiment.seal import Check

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import torch
 
 from coterie.data import Federation
+from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.metrics import Scores
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.privacy import Unit
 from coterie.training.learner import Batch, Learner
-from coterie.training.scoring import evaluate
+from coterie.training.scoring import evaluate, join
 
 EPOCHS = 30
 BATCH = 64
@@ -31,21 +32,20 @@ def wanted(experiment: Experiment, federation: Federation, parameters: int) -> b
 
 
 def train_references(
-    federation: Federation,
-    learner: Learner,
-    start: torch.Tensor,
-    cluster_of: Mapping[str, int],
-    seed: int,
-    epochs: int = EPOCHS,
+    calibrated: CalibratedRun, cluster_of: Mapping[str, int], epochs: int = EPOCHS
 ) -> Scores:
     """Score of each client under a model trained on the pooled records of its cluster."""
+    learner, federation, seed = (
+        calibrated.learner,
+        calibrated.federation,
+        calibrated.experiment.seeds.simulation,
+    )
+    assert federation is not None
+    start = torch.from_numpy(calibrated.facts.initialise(seed)).to(learner.device)
     scores = {}
     for cluster in sorted(set(cluster_of.values())):
         members = [client for client in federation.clients if cluster_of[client.name] == cluster]
-        batches = [Batch.of(client.train, learner.device) for client in members]
-        pooled = Batch(
-            torch.cat([batch.features for batch in batches]), torch.cat([batch.targets for batch in batches])
-        )
+        pooled = join([Batch.of(client.train, learner.device) for client in members])
         best = _train_centrally(learner, start, pooled, seed, epochs)
         for client in members:
             scores[client.name] = evaluate(learner, best, Batch.of(client.test, learner.device))

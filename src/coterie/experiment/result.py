@@ -53,63 +53,63 @@ BETWEEN_SITES = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a finished run found, as stored in `result.json`."""
+    """What a finished run found, as stored in `result.json`.
+
+    Args:
+        accuracy: None where nothing was evaluated.
+        cluster_accuracy: mean accuracy of each true cluster, where it is known.
+        loss: as fairness and accuracies of clusters: where evaluation is exact.
+        clusters: empty where which model a client uses is known to itself alone.
+        guarantee, guarantee_text: its line and its paragraph.
+        noise_multiplier: as the speed, not a number where it is not told.
+        groups: majority, minority and worst client, where the true clusters are known.
+        minority_found: whether the smallest true cluster was found, where there is one.
+        clustering_accuracy: share of clients in the right cluster under the best matching with the truth.
+        live_clusters: models that at least one client in a hundred uses.
+        models: the models themselves, where they are small enough to be looked at.
+        whole_tests: accuracy on the whole test set, under each true cluster's shift, of its most used model.
+        per_worker: epsilon of each worker against the one that learns most, where workers observe each other.
+        per_client: epsilon, delta and records of every client, or of the population.
+        participation: of each site, requests answered and missed; empty where who was asked is a secret.
+        asked: epsilon of what each site was asked for; empty where clients are no sites.
+    """
 
     folder: Path
     algorithm: str
     accuracy: Spread | None
-    """None where nothing was evaluated."""
     cluster_accuracy: Mapping[str, float] | None = field(default=None, kw_only=True)
-    """Mean accuracy of each true cluster, where it is known."""
     loss: Spread | None
-    """As fairness and accuracies of clusters: where evaluation is exact."""
     fairness: Fairness | None = field(default=None, kw_only=True)
     clusters: Mapping[str, int]
-    """Empty where which model a client uses is known to itself alone."""
     clusters_found: bool | None
     guarantee: str
-    """The line."""
     guarantee_text: str
-    """The paragraph."""
     epsilon: float
     delta: float
     noise_multiplier: float = field(default=math.nan, kw_only=True)
-    """As the speed: not a number where it is not told."""
     rounds: int
     seconds: float
     sample_gradients_per_second: float = field(default=math.nan, kw_only=True)
     warnings: tuple[str, ...]
     groups: Groups | None = None
-    """Majority, minority and worst client, where the true clusters are known."""
     minority_found: bool | None = None
-    """Whether the smallest true cluster was found, where there is one."""
     clustering_accuracy: float | None = None
-    """Share of clients in the right cluster under the best matching, where the truth is known."""
     live_clusters: int = 1
-    """Models that at least one client in a hundred uses."""
     models: tuple[tuple[float, ...], ...] | None = None
-    """The models themselves, where they are small enough to be looked at."""
     whole_tests: Mapping[str, float] | None = None
-    """Accuracy, on the whole test set under each true cluster's shift, of the model that most of it uses."""
     per_worker: Mapping[str, float | None] | None = None
-    """Epsilon of each worker against the one that learns most about it, where workers observe each other."""
     per_client: Mapping[str, object] = field(default_factory=dict)
-    """Epsilon, delta and records of every client, or of the population."""
     participation: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Of each site: requests answered and missed. Empty where who was asked is a secret."""
     asked: Mapping[str, float] = field(default_factory=dict)
-    """Epsilon of what each site was asked for; empty where clients are no sites."""
 
     @property
     def report(self) -> Path:
         return RunFolder(self.folder).report
 
     def to_json(self) -> dict[str, Any]:
-        content = asdict(self)
-        content["epsilon"] = number_to_json(self.epsilon)
-        content["folder"] = str(self.folder)
-        content["warnings"] = list(self.warnings)
-        content["asked"] = {name: number_to_json(value) for name, value in self.asked.items()}
+        asked = {name: number_to_json(value) for name, value in self.asked.items()}
+        spelled = {"folder": str(self.folder), "epsilon": number_to_json(self.epsilon), "asked": asked}
+        content = {**asdict(self), **spelled, "warnings": list(self.warnings)}
         if self.asked:
             return {**{key: content[key] for key in BETWEEN_SITES}, "engine": "flower"}
         del content["participation"], content["asked"]

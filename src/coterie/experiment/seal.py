@@ -7,7 +7,6 @@ the result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,11 @@ from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, foll
 
 NAME = "seal.jsonl"
 METRICS = "file of metrics"
+SEALED = {
+    *("experiment.yaml", "federation.json", "sites.json", "plan.json", "guarantee.json", "leakage.json"),
+    *("findings.json", "result.json", "sweep.yaml", "table.csv", "table.md"),
+}
+"""Files on which claims rest. Chains hold together by themselves; wall-clock times are no claim."""
 FORMAT = 1
 Check = Callable[[], object]
 """Returns where something is as it was, raises an error that names the file where it is not."""
@@ -81,20 +85,6 @@ class ChainedLines:
         self._ends.append(self._ends[-1] + size)
 
 
-@dataclass(frozen=True)
-class Announced:
-    """The digests of one file in the order in which they were sealed; None stands for a file that is gone."""
-
-    digests: tuple[str | None, ...]
-    last: bool
-    """Whether nothing was sealed since: then a crash may have come before the file was replaced."""
-
-    def allows(self, found: str | None) -> bool:
-        if found == self.digests[-1]:
-            return True
-        return self.last and found == (self.digests[-2] if len(self.digests) > 1 else None)
-
-
 class Seal:
     """What is sealed in a folder, and how to seal more."""
 
@@ -114,24 +104,16 @@ class Seal:
         if not self.lines.bodies or self.lines.bodies[0].get("seal") != FORMAT:
             raise LedgerError(f"{path}: not a seal of this version (format {FORMAT})")
 
-    @classmethod
-    def create(
-        cls, folder: Path, names: Mapping[str, str] | None = None, *, key: str | None = None
-    ) -> "Seal":
-        """Seal a new folder: the files that are in it, or digests of those that are about to be.
+    @staticmethod
+    def create(folder: Path, key: str | None = None) -> None:
+        """Seal the files of a new folder.
 
         Args:
             key: fingerprint of the noise key, where the folder has one.
         """
-        found = {path.name: digest_file(path) for path in sorted(folder.iterdir()) if _is_sealed(path.name)}
-        ChainedLines(folder / NAME, "seal").append(
-            {"seal": FORMAT, "files": names or found, **({} if key is None else {"key": key})}
-        )
-        return cls(folder)
-
-    @property
-    def head(self) -> ChainHead:
-        return self.lines.head
+        found = {path.name: digest_file(path) for path in sorted(folder.iterdir()) if path.name in SEALED}
+        known = {} if key is None else {"key": key}
+        ChainedLines(folder / NAME, "seal").append({"seal": FORMAT, "files": found, **known})
 
     @property
     def key(self) -> str | None:
@@ -139,15 +121,18 @@ class Seal:
         found = self.lines.bodies[0].get("key")
         return None if found is None else str(found)
 
-    @property
-    def files(self) -> dict[str, Announced]:
+    def sealed(self) -> dict[str, tuple[str | None, ...]]:
+        """Which digests each file may have, the last that was sealed first; None stands for a missing file.
+
+        Where nothing was sealed since, a crash may have come before the file was replaced.
+        """
         digests: dict[str, list[str | None]] = {}
         newest: Mapping[str, Any] = {}
         for body in self.lines.bodies:
             newest = body.get("files", {})
             for name, digest in newest.items():
-                digests.setdefault(name, []).append(digest)
-        return {name: Announced(tuple(found), name in newest) for name, found in digests.items()}
+                digests.setdefault(name, [None]).append(digest)
+        return {name: tuple(found[: -3 if name in newest else -2 : -1]) for name, found in digests.items()}
 
     def heads(self, chain: str) -> Iterator[ChainHead]:
         """Where a chain (ledger, metrics) stood whenever that was sealed."""
@@ -163,8 +148,7 @@ class Seal:
 
     def write_text(self, path: Path, text: str, **heads: object) -> None:
         digest = digest_bytes(text.encode())
-        known = self.files.get(path.name)
-        if known is not None and known.digests[-1] == digest and path.exists() and not heads:
+        if self.sealed().get(path.name, ("",))[0] == digest and path.exists() and not heads:
             return
         self.lines.append({"files": {path.name: digest}, **heads})
         write_text(path, text)
@@ -178,48 +162,25 @@ class Seal:
 
     def settle(self) -> None:
         """After a crash between the seal of a file and the file itself: the file as it is counts."""
-        for name, announced in self.files.items():
-            found = self._found(name)
-            if found != announced.digests[-1] and announced.allows(found):
+        for name, allowed in self.sealed().items():
+            if (found := self._found(name)) in allowed[1:] and found != allowed[0]:
                 self.lines.append({"files": {name: found}})
 
     def checks(self) -> Iterator[Check]:
         """One for each file that is sealed, or should be."""
-        names = {path.name for path in self.folder.iterdir() if _is_sealed(path.name)}
-        for name in sorted(names | set(self.files)):
+        names = {path.name for path in self.folder.iterdir() if path.name in SEALED}
+        for name in sorted(names | set(self.sealed())):
             yield partial(self.check, name)
 
     def check(self, name: str) -> None:
         """Refuse a file that is not as it was sealed."""
-        path, announced, found = self.folder / name, self.files.get(name), self._found(name)
-        if announced is None:
+        path, allowed, found = self.folder / name, self.sealed().get(name), self._found(name)
+        if allowed is None:
             raise LedgerError(f"{path}: was never sealed; no run of this version wrote it")
-        if announced.allows(found):
-            return
-        if found is None:
-            raise LedgerError(f"{path}: missing; {NAME} has its digest")
-        raise LedgerError(f"{path}: changed since it was written; {NAME} has another digest")
+        if found not in allowed:
+            changed = f"changed since it was written; {NAME} has another digest"
+            raise LedgerError(f"{path}: {f'missing; {NAME} has its digest' if found is None else changed}")
 
     def _found(self, name: str) -> str | None:
         path = self.folder / name
         return digest_file(path) if path.exists() else None
-
-
-SEALED = (
-    "experiment.yaml",
-    "federation.json",
-    "plan.json",
-    "guarantee.json",
-    "leakage.json",
-    "sites.json",
-    "findings.json",
-    "result.json",
-    "sweep.yaml",
-    "table.csv",
-    "table.md",
-)
-"""Files on which claims rest. Chains hold together by themselves; wall-clock times are no claim."""
-
-
-def _is_sealed(name: str) -> bool:
-    return name in SEALED

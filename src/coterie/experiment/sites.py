@@ -26,8 +26,8 @@ from coterie.experiment.calibrated import (
     calibrate_run,
     count_caveats,
     delta_caveats,
+    reported_of,
 )
-from coterie.experiment.evaluation import reported_of
 from coterie.experiment.schema import Experiment
 from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
@@ -48,7 +48,6 @@ class Sites(Plain):
     records: Mapping[str, int]
     held_out: Mapping[str, int]
     reported: Mapping[str, HeldOut]
-    """What those sites allow whose operators let held-out records score models."""
     simulation: bool
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment.claim import RunClaim, is_page, read_claim
 from coterie.experiment.comparison import check_tables
-from coterie.experiment.composition import Total, total_of
+from coterie.experiment.composition import total_of
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.memory import RunMemory
 from coterie.experiment.recorded import RecordedRun
@@ -73,17 +73,13 @@ def verify(path: Path) -> Verification:
     Raises:
         InputError: the path is none of these.
     """
-    if _is_comparison(path):
+    if (path / "sweep.yaml").exists() or (path / "cells").is_dir():
         return _verify_comparison(path)
     if _is_run(path):
         return _verify_run(path)
     if is_page(path):
         return _verify_page(path)
     raise InputError(f"{path}: not a run folder, the folder of a comparison, or a report.html of either")
-
-
-def _is_comparison(path: Path) -> bool:
-    return (path / "sweep.yaml").exists() or (path / "cells").is_dir()
 
 
 def _is_run(path: Path) -> bool:
@@ -107,7 +103,7 @@ def _verify_run(path: Path) -> Verification:
         epsilon_claimed=_found(lambda: run.guarantee.epsilon),
         epsilon_recounted=_found(lambda: run.spent) if begun else None,
         ledger_head=_found(lambda: run.ledger.head) if begun else None,
-        problems=_once(problems),
+        problems=tuple(dict.fromkeys(problems)),
     )
 
 
@@ -119,16 +115,15 @@ def _verify_comparison(path: Path) -> Verification:
     problems += _problems([partial(check_tables, path)], known=bool(problems))
     planned = _found(lambda: [cell.name for cell in Sweep.read(path / "sweep.yaml").cells()]) or []
     runs = {name: _verify_run(run.files.path) for name, run in _cells_of(path).items()}
-    for run in runs.values():
-        problems += run.problems
+    problems += [line for run in runs.values() for line in run.problems]
     problems += _problems_of_pages(path, _cells_of(path))
-    total: Total | None = None if problems else total_of(path / "cells" / name for name in runs)
+    total = None if problems else total_of(path / "cells" / name for name in runs)
     return Verification(
         finished=bool(planned) and all(name in runs and runs[name].finished for name in planned),
         epsilon_claimed=_largest(run.epsilon_claimed for run in runs.values()),
         epsilon_recounted=_largest(run.epsilon_recounted for run in runs.values()),
         ledger_head=None,
-        problems=_once(problems),
+        problems=tuple(dict.fromkeys(problems)),
         runs=runs,
         epsilon_total=None if total is None else total.epsilon,
     )
@@ -151,17 +146,15 @@ def _cells_of(path: Path) -> dict[str, RecordedRun]:
 
 
 def _verify_page(path: Path) -> Verification:
-    folder = path.parent
+    folder, claims = path.parent, _found(lambda: read_claim(path)) or {}
     beside = RecordedRun.of_this_version(folder) if _is_run(folder) else _cells_of(folder)
-    problems = _problems(_page_checks(path, beside))
-    claims: Mapping[str, RunClaim] = _found(lambda: read_claim(path)) or {}
     heads = [claim.ledger for claim in claims.values()]
     return Verification(
         finished=bool(claims) and all(claim.finished for claim in claims.values()),
         epsilon_claimed=_largest(claim.epsilon for claim in claims.values()),
         epsilon_recounted=_largest(_found(claim.recounted) for claim in claims.values()),
         ledger_head=heads[0] if len(heads) == 1 else None,
-        problems=_once(problems),
+        problems=tuple(dict.fromkeys(_problems(_page_checks(path, beside)))),
     )
 
 
@@ -214,10 +207,6 @@ def _found(compute: Callable[[], T]) -> T | None:
         return compute()
     except (CoterieError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
-
-
-def _once(problems: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(problems))
 
 
 def _largest(values: Iterable[float | None]) -> float | None:

@@ -8,9 +8,7 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from coterie.experiment.local import calibrate, load_federation, truth_of
+from coterie.experiment.local import calibrate
 from coterie.experiment.metrics import Scores
 from coterie.experiment.references import train_references
 from coterie.experiment.schema import Experiment
@@ -33,15 +31,10 @@ def central_scores(out: Path, experiment: Experiment, epochs: int = 0) -> Scores
         if not epochs:
             return None
         path.parent.mkdir(parents=True, exist_ok=True)
-        scores = {client: asdict(score) for client, score in _train(experiment, epochs).items()}
+        calibrated = calibrate(experiment)
+        clusters = calibrated.population.truth or dict.fromkeys(calibrated.facts.clients, 0)
+        trained = train_references(calibrated, clusters, epochs)
+        scores = {client: asdict(score) for client, score in trained.items()}
         note = "trained centrally without privacy, for evaluation only"
         write_json(path, {"note": note, "epochs": epochs, "clients": scores})
     return {client: Score(**score) for client, score in read_json(path)["clients"].items()}
-
-
-def _train(experiment: Experiment, epochs: int) -> Scores:
-    federation = load_federation(experiment)
-    calibrated, seed = calibrate(experiment, federation), experiment.seeds.simulation
-    cluster_of = truth_of(federation) or dict.fromkeys(calibrated.facts.clients, 0)
-    start = torch.from_numpy(calibrated.facts.initialise(seed)).to(calibrated.learner.device)
-    return train_references(federation, calibrated.learner, start, cluster_of, seed, epochs)

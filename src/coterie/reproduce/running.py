@@ -34,7 +34,7 @@ def reproduce(
     overrides: Sequence[str] = (),
     resume: bool = False,
     workers: int | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Reproduction:
     """Run what is not finished yet, then write the tables.
 
@@ -43,7 +43,7 @@ def reproduce(
     begun = _claim(published, scale, out, tuple(overrides), resume)
     sweep = _wanted(begun, selection)
     if sweep is not None:
-        compare(sweep, begun.sweep_folder, resume=True, workers=workers, watch=watch)
+        compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress)
         for cell in sweep.cells():
             files = begun.files(cell)
             if files.finished:
