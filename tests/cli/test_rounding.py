@@ -123,7 +123,6 @@ def record() -> RunRecord:
         clients=tuple(ClientFacts(name, 40, 10, None) for name in prepared.facts.clients),
         plan=prepared.plan,
         guarantee=promise,
-        budgets={},
         rounds=tuple(RoundLine(number, None, None, {}, EPSILON) for number in (1, 2)),
         findings=None,
         result=None,

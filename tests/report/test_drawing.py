@@ -10,6 +10,7 @@ from html_outline import outline
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.report.charts import round_ticks, share_ticks, ticks_around
 from coterie.report.drawing import (
     COLOURS,
     GLYPHS,
@@ -18,10 +19,7 @@ from coterie.report.drawing import (
     chip,
     colour,
     look,
-    round_ticks,
-    share_ticks,
     style_sheet,
-    ticks_around,
     tips,
     write_figures,
 )
@@ -54,7 +52,7 @@ def test_ticks_hold_the_range_and_are_few(low: float, extent: float) -> None:
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_an_accuracy_axis_holds_its_data_and_never_leaves_zero_to_one(one: float, other: float) -> None:
     low, high = sorted((one, other))
-    ticks = share_ticks(low, high)
+    ticks = share_ticks([low, high])
     assert 0 <= ticks[0] <= low + 1e-9
     assert high - 1e-9 <= ticks[-1] <= 1
     assert ticks[0] < ticks[-1]

@@ -13,7 +13,8 @@ from coterie.experiment.sweep import LABEL
 from coterie.groups import GroupSchedule, Structure, Threat, clustered, leakage, ring
 from coterie.privacy.units import round_up
 from coterie.report.drawing import Figure
-from coterie.report.leakage import LEVELS, LeakageRecord, growth, growths, matrix, read_leakage
+from coterie.report.leakage import LEVELS, growth, growths, matrix
+from coterie.report.record import LeakageRecord, read_leakage
 from coterie.reproduce.figures import FIGURES
 from painting import painted
 
@@ -28,6 +29,7 @@ def written(path: Path, structure: Structure, threat: Threat = Threat.ANYONE, *,
     content = {
         "workers": names,
         "structure": structure.summary,
+        "groups": [list(members) for members in structure.groups],
         "threat_model": int(threat),
         "delta": 1e-5,
         "epsilon": [[None if np.isnan(cell) else cell for cell in row] for row in found.epsilon.tolist()],

@@ -7,11 +7,11 @@ told apart. Figures are registered by name; what draws them is looked up there a
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -36,6 +36,16 @@ LETTER = 7.7
 """Width of a letter of the legend where a narrow page enlarges it."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "1 2", "6 2 1 2 1 2")
 _TIPS = "tips:"
+_COLOURED = {
+    "text.color": "ink",
+    "axes.edgecolor": "soft",
+    "axes.labelcolor": "soft",
+    "xtick.color": "soft",
+    "ytick.color": "soft",
+    "grid.color": "grid",
+    "lines.markeredgecolor": "card",
+}
+HERE = Path(__file__).parent
 
 
 # --- style ------------------------------------------------------------------------------------------
@@ -43,7 +53,7 @@ _TIPS = "tips:"
 
 @cache
 def style_sheet() -> str:
-    return resources.files("coterie.report").joinpath("style.css").read_text(encoding="utf-8")
+    return (HERE / "style.css").read_text(encoding="utf-8")
 
 
 @cache
@@ -57,12 +67,12 @@ def colour(name: str | int) -> str:
     return _light()[f"c{name % COLOURS}" if isinstance(name, int) else name]
 
 
-def look(series: int, name: str = "", *, marks: bool = True) -> dict[str, Any]:
+def look(series: int, name: str = "") -> dict[str, Any]:
     """How a series is drawn; where colours repeat, the marker is another one."""
     dash = _DASHES[series % len(_DASHES)]
     return {
         "color": colour(series),
-        "marker": MARKERS[shape_of(series)] if marks else None,
+        "marker": MARKERS[shape_of(series)],
         "linestyle": (0, tuple(map(float, dash.split()))) if dash else "-",
         "label": key(name),
     }
@@ -101,92 +111,11 @@ def tips(artist: "Artist", texts: Sequence[str]) -> None:
 def _style(salt: str) -> Iterator[None]:
     import matplotlib
 
-    soft, none = colour("soft"), "none"
-    with matplotlib.rc_context(
-        {
-            "svg.fonttype": none, "svg.hashsalt": salt, "pdf.fonttype": 42, "text.usetex": False,
-            "text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 13,
-            "text.color": colour("ink"), "figure.facecolor": none, "axes.facecolor": none,
-            "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False,
-            "axes.edgecolor": soft, "axes.labelcolor": soft, "axes.labelsize": 13, "axes.labelpad": 9,
-            "axes.linewidth": 1,
-            "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": colour("grid"),
-            "grid.linewidth": 1, "axes.xmargin": 0, "axes.ymargin": 0, "axes.unicode_minus": True,
-            "axes.autolimit_mode": "round_numbers", "axes.titlesize": 14,
-            "xtick.color": soft, "ytick.color": soft, "xtick.labelsize": 13, "ytick.labelsize": 13,
-            "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0,
-            "lines.linewidth": 1.8, "lines.markersize": 8.5, "lines.markeredgecolor": colour("card"),
-            "lines.markeredgewidth": 1, "lines.scale_dashes": False, "lines.solid_capstyle": "round",
-            "lines.dash_capstyle": "round", "legend.frameon": False, "legend.fontsize": 13,
-            "legend.handletextpad": 0.5, "legend.borderpad": 0, "legend.borderaxespad": 0,
-        }
-    ):  # fmt: skip
+    sheet = matplotlib.rc_params_from_file(HERE / "style.mplstyle", use_default_template=False)
+    style: dict[Any, Any] = dict(sheet)
+    style |= {name: colour(of) for name, of in _COLOURED.items()}
+    with matplotlib.rc_context({**style, "svg.hashsalt": salt}):
         yield
-
-
-# --- axes -------------------------------------------------------------------------------------------
-
-
-def ticks_around(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers that begin at or before a range and end at or after it."""
-    from matplotlib.ticker import MaxNLocator
-
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-    return [
-        round(float(tick), 12) for tick in MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    ]
-
-
-def share_ticks(low: float, high: float) -> list[float]:
-    """Ticks for accuracies: past the data to round numbers, never past 0 and 1."""
-    margin = max(0.02, 0.05 * (high - low))
-    ticks = ticks_around(max(0.0, low - margin), min(1.0, high + margin))
-    return [tick for tick in ticks if 0 <= tick <= 1]
-
-
-def set_ticks(axes: "Axes", which: str, ticks: Sequence[float], label: Callable[[float], str]) -> None:
-    """An axis, "x" or "y", that begins and ends on its ticks."""
-    axes.set(**{f"{which}lim": (ticks[0], ticks[-1]), f"{which}ticks": ticks})
-    axes.set(**{f"{which}ticklabels": [label(tick).replace("-", "−") for tick in ticks]})
-
-
-def round_ticks(rounds: int) -> list[float]:
-    """Rounds to name: always the first and the last."""
-    inner, gap = ticks_around(0, rounds), 0.1 * rounds
-    kept = [tick for tick in inner if tick == int(tick) and 1 + gap <= tick <= rounds - gap]
-    return [1.0, *kept, float(rounds)] if rounds > 1 else [1.0]
-
-
-def round_axis(axes: "Axes", rounds: int, title: str = "round") -> None:
-    axes.set(xticks=round_ticks(rounds), xlim=(1, rounds) if rounds > 1 else (0.5, 1.5), xlabel=title)
-
-
-def milestone(axes: "Axes", x: float, text: str) -> None:
-    """A vertical line with its name above the plot."""
-    low, high = axes.get_xlim()
-    axes.axvline(x, ymax=1.03, color=colour("soft"), linewidth=1, linestyle=(0, (2, 3)), clip_on=False)
-    late = x > (low + high) / 2
-    axes.annotate(
-        text, (x, 1.04), (-6 if late else 6, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", ha="right" if late else "left", color=colour("soft"),
-    )  # fmt: skip
-
-
-def strong(
-    axes: "Axes", xs: Sequence[float], ys: Sequence[float], name: str, marks: Sequence[int] = ()
-) -> None:
-    """The line that a chart is about."""
-    marker: dict[str, Any] = {"marker": "o" if marks else None, "markevery": list(marks)}
-    axes.plot(xs, ys, color=colour("ink"), linewidth=2.8, label=name, clip_on=False, zorder=3, **marker)
-
-
-def band(
-    axes: "Axes", xs: Sequence[float], lows: Sequence[float], highs: Sequence[float], name: str = ""
-) -> None:
-    """What lies between two lines; fainter where it has no name."""
-    alpha = 0.17 if name else 0.1
-    axes.fill_between(xs, lows, highs, color=colour("soft"), alpha=alpha, linewidth=0, label=name)
 
 
 # --- figures ----------------------------------------------------------------------------------------
@@ -345,21 +274,18 @@ def _tag(match: re.Match[str]) -> str:
     )
 
 
-def panels(path: Path, paints: Sequence[Callable[["Axes"], None]], caption: str, columns: int = 3) -> None:
-    """Several plots in one file, the caption beneath them."""
-    import textwrap
-
+def panels(path: Path, figures: Sequence[Figure], caption: str, columns: int = 3) -> None:
+    """Several figures in one file, each under its heading, and a caption beneath them."""
     from matplotlib.figure import Figure as Canvas
 
     with _style(path.stem):
-        rows = -(-len(paints) // columns)
+        rows = -(-len(figures) // columns)
         canvas = Canvas(figsize=(16, 0.6 + 5 * rows), dpi=72, layout="constrained")
-        grid = list(canvas.subplots(rows, columns, squeeze=False).flat)
-        for axes, paint in zip(grid, paints, strict=False):
-            paint(axes)
+        for place, figure in enumerate(figures):
+            axes = canvas.add_subplot(rows, columns, place + 1)
+            figure.paint(axes)
+            axes.set_title(textwrap.fill(figure.heading, 46))
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=11)
-        for axes in grid[len(paints) :]:
-            axes.remove()
         canvas.supxlabel(textwrap.fill(caption, 190), fontsize=10, x=0.01, ha="left")
         path.write_bytes(_saved(canvas, path.suffix[1:].lower(), "paper"))

@@ -9,24 +9,19 @@ from typing import TYPE_CHECKING
 
 from coterie.algorithms.protocol import Findings
 from coterie.report import leakage
-from coterie.report.clusters import Clusters, Group, first_round_labels
-from coterie.report.drawing import (
-    MARKERS,
-    WIDTH,
-    Figure,
-    band,
-    colour,
-    hollow,
-    look,
-    milestone,
-    round_axis,
-    set_ticks,
-    shape_of,
+from coterie.report.charts import (
+    Band,
+    Scale,
+    Series,
+    bar_figure,
+    line_figure,
+    rounds,
     share_ticks,
-    strong,
+    shares,
     ticks_around,
-    tips,
 )
+from coterie.report.clusters import Clusters, Group, first_round_labels
+from coterie.report.drawing import MARKERS, WIDTH, Figure, colour, hollow, look, shape_of, tips
 from coterie.report.numbers import epsilon, fixed
 from coterie.report.record import RunRecord, mean_over
 
@@ -55,34 +50,34 @@ def accuracy_against_round(run: RunRecord) -> Iterator[Figure]:
     if not measured:
         return
     measure, clusters = run.measure, Clusters(run)
-    rounds = [number for number, _ in measured]
-    lows, highs = [spread.least for _, spread in measured], [spread.most for _, spread in measured]
-    groups = clusters.groups if run.truth and len(clusters.groups) <= MOST_LINES else []
-
-    def paint(axes: "Axes") -> None:
-        set_ticks(axes, "y", share_ticks(min(lows), max(highs)), measure.tick)
-        _round_axis(axes, run)
-        means = [spread.mean for _, spread in measured]
-        strong(axes, rounds, means, "mean of all clients", marks=[0] if len(rounds) == 1 else [])
-        band(axes, rounds, lows, highs, "worst to best client")
-        for group in groups:
-            known = [(number, mean_over(spread.per_client, group.clients)) for number, spread in measured]
-            points = [(number, mean) for number, mean in known if mean is not None]
-            if points:
-                style = look(group.series, f"true cluster {group.name}")
-                axes.plot(*zip(*points, strict=True), markevery=[-1], clip_on=False, **style)
-
+    series: list[Series | Band] = [
+        Series(
+            "mean of all clients",
+            [(number, spread.mean) for number, spread in measured],
+            colour="ink",
+            marks=[0] if len(measured) == 1 else [],
+        ),
+        Band("worst to best client", [(number, spread.least, spread.most) for number, spread in measured]),
+    ]
+    for group in clusters.groups if run.truth and len(clusters.groups) <= MOST_LINES else ():
+        known = [(number, mean_over(spread.per_client, group.clients)) for number, spread in measured]
+        points = [(number, mean) for number, mean in known if mean is not None]
+        if points:
+            series.append(Series(f"true cluster {group.name}", points, colour=group.series, marks=[-1]))
     last, reached = measured[-1]
     told = (
         f"Mean {measure.name} of all clients after round {last}: {measure.text(reached.mean)}, "
         f"from {measure.text(reached.min)} to {measure.text(reached.max)}."
     )
-    yield Figure(
+    yield line_figure(
         "accuracy",
         f"{measure.name.capitalize()} against round",
+        series,
+        rounds(run.planned_rounds),
+        shares(measure),
         f"On each client's held-out records, with the model it would use after the round. {told}",
-        paint,
         told,
+        milestone=_switch(run),
         outside=run.is_exact,
     )
 
@@ -93,28 +88,31 @@ def epsilon_against_round(run: RunRecord) -> Iterator[Figure]:
     budget = run.experiment.privacy.epsilon
     if not spent or not math.isfinite(budget):
         return
-    rounds, values = [number for number, _ in spent], [value for _, value in spent]
-
-    def paint(axes: "Axes") -> None:
-        set_ticks(axes, "y", ticks_around(0.0, 1.02 * max(budget, *values)), lambda value: f"{value:.4g}")
-        _round_axis(axes, run)
-        strong(axes, rounds, values, "spent by the client that spent most", marks=[-1])
-        axes.axhline(budget, color=colour(6), linewidth=2, linestyle=(0, (7, 4)), label="budget")
-        band(axes, rounds, [0.0] * len(rounds), values)
-
-    told = (
-        f"After round {rounds[0]}: {epsilon(values[0])}; after round {rounds[-1]}: {epsilon(values[-1])}; "
-        f"budget {epsilon(budget)}."
+    ends = [(1, budget), (run.planned_rounds, budget)]
+    (first, before), (last, after) = spent[0], spent[-1]
+    told = f"After round {first}: {epsilon(before)}; after round {last}: {epsilon(after)}; "
+    told += f"budget {epsilon(budget)}."
+    yield line_figure(
+        "epsilon",
+        "Epsilon spent against round",
+        [
+            Series("spent by the client that spent most", spent, colour="ink", marks=[-1]),
+            Series("budget", ends, colour=6, marks=[]),
+            Band("", [(number, 0.0, value) for number, value in spent]),
+        ],
+        rounds(run.planned_rounds),
+        Scale(places=lambda values: ticks_around(0.0, 1.02 * max(values))),
+        f"Everything charged in the ledger so far, composed. {told}",
+        told,
+        milestone=_switch(run),
     )
-    caption = f"Everything charged in the ledger so far, composed. {told}"
-    yield Figure("epsilon", "Epsilon spent against round", caption, paint, told)
 
 
-def _round_axis(axes: "Axes", run: RunRecord) -> None:
-    """Rounds, and where the mixture hands over to the clients' own choices."""
-    round_axis(axes, run.planned_rounds)
-    if run.findings is not None and 1 < run.findings.switch_round <= run.planned_rounds:
-        milestone(axes, run.findings.switch_round, "clients start to choose")
+def _switch(run: RunRecord) -> tuple[float, str] | None:
+    """Where the mixture hands over to the clients' own choices."""
+    if run.findings is None or not 1 < run.findings.switch_round <= run.planned_rounds:
+        return None
+    return run.findings.switch_round, "clients start to choose"
 
 
 # --- round 1 ----------------------------------------------------------------------------------------
@@ -227,35 +225,18 @@ def separation_scores(run: RunRecord) -> Iterator[Figure]:
     if run.findings is None or len(scores) < 2:
         return
     chosen = len(run.findings.centres)
-
-    def paint(axes: "Axes") -> None:
-        top = max(1.0, *(score for _, score in scores))
-        set_ticks(axes, "y", ticks_around(0.0, 1.1 * top), lambda value: f"{value:.3g}")
-        axes.set(
-            xlabel="number of clusters",
-            xticks=[tried for tried, _ in scores],
-            xlim=(scores[0][0] - 0.6, scores[-1][0] + 0.6),
-        )
-        for tried, score in scores:
-            mine = tried == chosen
-            bar = axes.bar(
-                tried, score, 0.64, color=colour("accent" if mine else "soft"), alpha=1 if mine else 0.42
-            )
-            tips(bar[0], [f"{tried} clusters: {score:.2f}"])
-            if len(scores) <= MOST_LINES:
-                axes.bar_label(
-                    bar, [f"{score:.1f}"], padding=3, weight="bold" if mine else "normal",
-                    color=colour("ink" if mine else "soft"),
-                )  # fmt: skip
-
     told = f"Chosen: {chosen} clusters, with a score of {fixed(run.findings.separation, 2)}."
-    yield Figure(
+    yield bar_figure(
         "scores",
         "Separation score by number of clusters",
+        [str(tried) for tried, _ in scores],
+        [("", [score for _, score in scores])],
         "Half the distance of the two closest centres, in units of what blurs the line between them, once "
         f"noise and the search are taken off: 0 where noise alone would look the same. {told}",
-        paint,
+        "number of clusters",
         told,
+        label="{:.1f}".format,
+        chosen=str(chosen),
         outside=not run.has_privacy,
     )
 
@@ -275,13 +256,13 @@ def clients_by_group(run: RunRecord) -> Iterator[Figure]:
     groups = [group for group in told if group.clients]
     if not groups or len(groups) > 2 * MOST_LINES:
         return
-    ticks, (left, right, top, bottom) = share_ticks(reached.least, reached.most), (24.0, 30.0, 8.0, 44.0)
+    ticks, (left, right, top, bottom) = share_ticks([reached.least, reached.most]), (24.0, 30.0, 8.0, 44.0)
     scale = (WIDTH - left - right) / (ticks[-1] - ticks[0])
     swarms = [_swarm([scale * reached.per_client[name] for name in group.clients]) for group in groups]
     heights = [34 + SWARM_STEP * (1 + max(levels) - min(levels)) for levels in swarms]
 
     def paint(axes: "Axes") -> None:
-        set_ticks(axes, "x", ticks, measure.tick)
+        shares(measure).apply(axes, "x", [reached.least, reached.most])
         axes.set(ylim=(sum(heights), 0), yticks=[], xlabel=measure.name)
         axes.grid(axis="x")
         above = 0.0

@@ -3,28 +3,18 @@
 A new figure is a function from a comparison to figures, and a line in `FIGURES`.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coterie.experiment.sweep import LABEL
 from coterie.report import words
-from coterie.report.drawing import (
-    COLOURS,
-    Figure,
-    colour,
-    hollow,
-    look,
-    round_axis,
-    set_ticks,
-    share_ticks,
-    tips,
-)
+from coterie.report.charts import Scale, Series, line_figure, rounds, share_ticks, shares
+from coterie.report.drawing import COLOURS, Figure, colour, hollow, look, tips
 from coterie.report.grid import Comparison, Setting, is_exact
 
 if TYPE_CHECKING:
@@ -44,17 +34,17 @@ def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
         return
     measure, step, margins = comparison.measure, 46.0, (24.0, 30.0, 10.0, 44.0)
     reached = [each.row.accuracy for each in shown]
-    ticks = share_ticks(
+    ends = [
         min(np.fmin(reached, [each.row.worst_client for each in shown]).tolist()),
         max(np.fmax(reached, [each.row.best_client for each in shown]).tolist()),
-    )
+    ]
 
     def paint(axes: "Axes") -> None:
-        set_ticks(axes, "x", ticks, measure.tick)
+        shares(measure).apply(axes, "x", ends)
         axes.set(ylim=(step * len(shown), 0), yticks=[], xlabel=measure.name)
         axes.grid(axis="x")
         for index, setting in enumerate(shown):
-            _dots(axes, setting, comparison, step * index + 31, (ticks[0], ticks[-1]))
+            _dots(axes, setting, comparison, step * index + 31)
         ink, none = colour("ink"), list[float]()
         axes.plot(none, none, "o", color=ink, label="mean")
         if any(len(setting.runs) > 1 for setting in shown):
@@ -77,13 +67,12 @@ def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
     )
 
 
-def _dots(
-    axes: "Axes", setting: Setting, comparison: Comparison, y: float, ends: tuple[float, float]
-) -> None:
+def _dots(axes: "Axes", setting: Setting, comparison: Comparison, y: float) -> None:
     measure, row, style = comparison.measure, setting.row, {**look(setting.colour), "clip_on": False}
     name, face = words.setting(setting.values), style["color"]
-    axes.text(ends[0], y - 13, name, weight="bold")
-    axes.text(ends[1], y - 13, measure.text(row.accuracy), weight="bold", ha="right")
+    low, high = axes.get_xlim()
+    axes.text(low, y - 13, name, weight="bold")
+    axes.text(high, y - 13, measure.text(row.accuracy), weight="bold", ha="right")
     if not math.isnan(row.worst_client + row.best_client):  # else nothing is known of single clients
         axes.hlines(y, row.worst_client, row.best_client, color=colour("soft"), linewidth=1.4)
     if row.accuracy_std is not None:
@@ -103,40 +92,27 @@ def curves(comparison: Comparison) -> Iterator[Figure]:
     # The name of a part tells its algorithm; where lines are few they share a panel.
     inside = (LABEL, ALGORITHM) if labelled else (comparison.leading,)
     measure = comparison.measure
-    drawn = [
-        (name, [(each, points) for each in members if (points := each.curve())])
-        for name, members in _panels(comparison.settings, *inside)[:MOST_PANELS]
-    ]
-    values = [value for _, lines in drawn for _, points in lines for _, value in points]
-    if not values:
-        return
-    ticks = share_ticks(min(values), max(values))
-
-    def painting(lines: Sequence[tuple[Setting, list[tuple[int, float]]]]) -> Callable[["Axes"], None]:
-        def paint(axes: "Axes") -> None:
-            set_ticks(axes, "y", ticks, measure.tick)
-            round_axis(
-                axes, max(run.cell.experiment.schedule.rounds for each, _ in lines for run in each.runs)
-            )
-            for setting, points in lines:
-                style = look(setting.colour, _lead(setting, comparison))
-                axes.plot(*zip(*points, strict=True), markevery=[-1], clip_on=False, **style)
-
-        return paint
-
-    for index, (name, lines) in enumerate(drawn):
-        if lines:
-            ends = ", ".join(
-                f"{_lead(each, comparison)} {measure.text(points[-1][1])}" for each, points in lines
-            )
-            yield Figure(
-                f"curves-{index}",
-                f"{measure.name.capitalize()} against round" + (f": {name}" if name else ""),
-                f"Mean over clients and seeds. At the end: {ends}.",
-                painting(lines),
-                f"At the end: {ends}.",
-                is_exact(comparison),
-            )
+    panels = _panels(comparison.settings, *inside)[:MOST_PANELS]
+    drawn = [(name, [each for each in members if each.curve()]) for name, members in panels]
+    # One axis for all: what cannot be compared side by side misleads.
+    values = [value for _, members in drawn for each in members for _, value in each.curve()]
+    for index, (name, members) in enumerate(drawn):
+        if not members:
+            continue
+        series = [
+            Series(_lead(each, comparison), each.curve(), colour=each.colour, marks=[-1]) for each in members
+        ]
+        ends = ", ".join(f"{each.name} {measure.text(each.points[-1][1])}" for each in series)
+        yield line_figure(
+            f"curves-{index}",
+            f"{measure.name.capitalize()} against round" + (f": {name}" if name else ""),
+            series,
+            rounds(max(run.cell.experiment.schedule.rounds for each in members for run in each.runs)),
+            replace(shares(measure), places=share_ticks(values)),
+            f"Mean over clients and seeds. At the end: {ends}.",
+            f"At the end: {ends}.",
+            outside=is_exact(comparison),
+        )
 
 
 @dataclass(frozen=True)
@@ -180,40 +156,38 @@ def _against_epsilon(comparison: Comparison, reading: Reading, slug: str) -> Ite
     measure, figures = comparison.measure, {id(each): value for each, value in known}
     leading = comparison.leading if comparison.leading != EPSILON else None
     edges = [mean + way * (spread or 0.0) for mean, spread in figures.values() for way in (-1, 1)]
-
-    def painting(members: Sequence[Setting]) -> Callable[["Axes"], None]:
-        def series(setting: Setting) -> int:
-            return setting.colour if leading else 0
-
-        def paint(axes: "Axes") -> None:
-            set_ticks(axes, "y", share_ticks(min(edges), max(edges)), measure.tick)
-            set_ticks(axes, "x", range(len(budgets)), lambda place: _budget_label(budgets[int(place)]))
-            axes.set(xlim=(-0.4, len(budgets) - 0.6), xlabel="epsilon")
-            for lead, points in itertools.groupby(sorted(members, key=series), key=series):
-                mine = sorted(points, key=lambda each: float(each.values[EPSILON]))
-                places = [budgets.index(float(each.values[EPSILON])) for each in mine]
-                means = [figures[id(each)][0] for each in mine]
-                style = look(lead, _lead(mine[0], comparison) if leading else reading.name)
-                for place, each in zip(places, mine, strict=True):
-                    mean, spread = figures[id(each)]
-                    if spread:
-                        axes.vlines(place, mean - spread, mean + spread, color=style["color"], linewidth=1.6)
-                (marks,) = axes.plot(places, means, clip_on=False, **style)
-                tips(marks, [f"{words.setting(e.values)}: {measure.text(figures[id(e)][0])}" for e in mine])
-
-        return paint
-
+    across = Scale(
+        "epsilon",
+        lambda place: _budget_label(budgets[int(place)]),
+        range(len(budgets)),
+        margin=0.4 / (len(budgets) - 1),
+    )
     for index, (name, members) in enumerate(_panels([e for e, _ in known], leading, EPSILON)[:MOST_PANELS]):
+        lines: dict[int, list[Setting]] = {}
+        for each in sorted(members, key=lambda each: float(each.values[EPSILON])):
+            lines.setdefault(each.colour if leading else 0, []).append(each)
+        series = [
+            Series(
+                _lead(mine[0], comparison) if leading else reading.name,
+                [(budgets.index(float(each.values[EPSILON])), figures[id(each)][0]) for each in mine],
+                colour=lead,
+                spread=[figures[id(each)][1] or 0.0 for each in mine],
+                tips=[f"{words.setting(each.values)}: {measure.text(figures[id(each)][0])}" for each in mine],
+            )
+            for lead, mine in sorted(lines.items())
+        ]
         means = [figures[id(each)][0] for each in members]
-        yield Figure(
+        yield line_figure(
             f"{slug}-{index}",
             f"{reading.name.capitalize()} against epsilon" + (f": {name}" if name else ""),
+            series,
+            across,
+            replace(shares(measure), places=share_ticks(edges)),
             "Mean over clients and seeds, upright lines one standard deviation over seeds; "
             "budgets are spaced evenly.",
-            painting(members),
             f"Budgets from {_budget_label(budgets[0])} to {_budget_label(budgets[-1])}; "
             f"mean {reading.name} from {measure.text(min(means))} to {measure.text(max(means))}.",
-            is_exact(comparison),
+            outside=is_exact(comparison),
         )
 
 

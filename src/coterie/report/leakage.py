@@ -1,25 +1,13 @@
 """Who learns how much about whom, drawn: the matrix of a run, and how each worker's epsilon grows."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from coterie.errors import InputError
-from coterie.files import read_json
-from coterie.report.drawing import (
-    WIDTH,
-    Figure,
-    band,
-    colour,
-    look,
-    round_axis,
-    set_ticks,
-    strong,
-    ticks_around,
-)
+from coterie.report.charts import Band, Scale, Series, line_figure, rounds, ticks_around
+from coterie.report.drawing import WIDTH, Figure, colour
 from coterie.report.numbers import delta, epsilon
+from coterie.report.record import LeakageRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,59 +15,6 @@ if TYPE_CHECKING:
 LEVELS = 24
 """Shades of the matrix."""
 SIDE = 320.0
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The epsilons of all workers after so many epochs, each against the one that learns most about it."""
-
-    epoch: int
-    mean: float
-    deviation: float
-    largest: float
-
-
-@dataclass(frozen=True)
-class LeakageRecord:
-    """`leakage.json` of a run folder."""
-
-    workers: tuple[str, ...]
-    structure: str
-    threat_model: int
-    delta: float
-    epsilon: tuple[tuple[float | None, ...], ...]
-    """By target (row) and observer; None for pairs outside the threat model."""
-    per_worker: Mapping[str, float | None]
-    history: tuple[Moment, ...]
-
-    @property
-    def largest(self) -> float:
-        return max((cell for row in self.epsilon for cell in row if cell is not None), default=0.0)
-
-
-def read_leakage(path: Path) -> LeakageRecord | None:
-    """The record in a file, or None where workers do not watch each other."""
-    if not path.exists():
-        return None
-    content = read_json(path)
-    try:
-        return _parsed(content)
-    except (KeyError, TypeError, ValueError) as mistake:
-        raise InputError(f"{path}: not written by this version ({mistake!r})") from None
-
-
-def _parsed(content: Mapping[str, Any]) -> LeakageRecord:
-    return LeakageRecord(
-        workers=tuple(content["workers"]),
-        structure=str(content["structure"]),
-        threat_model=int(content["threat_model"]),
-        delta=float(content["delta"]),
-        epsilon=tuple(
-            tuple(None if cell is None else float(cell) for cell in row) for row in content["epsilon"]
-        ),
-        per_worker=dict(content["per_worker"]),
-        history=tuple(Moment(**moment) for moment in content["history"]),
-    )
 
 
 def matrix(found: LeakageRecord | None, *, name: str = "", top: float | None = None) -> Iterator[Figure]:
@@ -112,12 +47,15 @@ def matrix(found: LeakageRecord | None, *, name: str = "", top: float | None = N
             xticks=ends, yticks=ends, xticklabels=names, yticklabels=names,
         )  # fmt: skip
 
-    worst, target, observer = max(
+    pairs = [
         (value, target, observer)
         for target, row in enumerate(found.epsilon)
         for observer, value in enumerate(row)
         if value is not None
-    )
+    ]
+    if not pairs:
+        return
+    worst, target, observer = max(pairs)
     told = (
         f"{found.workers[target]} leaks most: {epsilon(worst)} to {found.workers[observer]}, "
         f"delta {delta(found.delta)}."
@@ -176,51 +114,47 @@ def _shade(value: float | None, top: float) -> int | None:
     return max(1, min(LEVELS, round(LEVELS * value / top))) if value > 0 and top > 0 else 0
 
 
-def growth(found: LeakageRecord | None) -> Iterator[Figure]:
-    """Epsilon against epoch: mean over workers, one standard deviation, the most exposed."""
-    if found is None:
+def growth(found: LeakageRecord | None, *beside: Series) -> Iterator[Figure]:
+    """Epsilon against epoch: mean over workers, one standard deviation, the most exposed, others beside."""
+    shown = [moment for moment in found.history if moment.epoch >= 1] if found else []
+    if not shown:
         return
-    shown = [moment for moment in found.history if moment.epoch >= 1]
-    epochs = [m.epoch for m in shown]
-
-    def paint(axes: "Axes") -> None:
-        _growing(axes, epochs, max(m.largest for m in shown))
-        strong(axes, epochs, [m.mean for m in shown], "mean over workers")
-        lows = [max(0.0, m.mean - m.deviation) for m in shown]
-        highs = [m.mean + m.deviation for m in shown]
-        band(axes, epochs, lows, highs, "one standard deviation")
-        axes.plot(epochs, [m.largest for m in shown], **look(1, "most exposed worker", marks=False))
-
     last = shown[-1]
     told = f"After epoch {last.epoch}: {epsilon(last.mean)} on average, {epsilon(last.largest)} at most."
-    caption = f"Each worker against the one that learns most about it. {told}"
-    yield Figure("growth", "Epsilon of workers against epoch", caption, paint, told)
-
-
-def growths(found: Sequence[tuple[str, LeakageRecord]]) -> Figure:
-    """Mean epsilon against epoch of several runs, with one standard deviation over workers at the end."""
-    shown = {name: [moment for moment in record.history if moment.epoch >= 1] for name, record in found}
-
-    def paint(axes: "Axes") -> None:
-        moments = [moment for each in shown.values() for moment in each]
-        _growing(axes, [m.epoch for m in moments], max(m.mean + m.deviation for m in moments))
-        for index, (name, each) in enumerate(shown.items()):
-            last, style = each[-1], look(index, name)
-            ends = max(0.0, last.mean - last.deviation), last.mean + last.deviation
-            axes.vlines(last.epoch, *ends, color=style["color"], linewidth=1.6, clip_on=False)
-            axes.plot([m.epoch for m in each], [m.mean for m in each], markevery=[-1], clip_on=False, **style)
-
-    told = f"At the end: {', '.join(f'{name} {epsilon(each[-1].mean)}' for name, each in shown.items())}."
-    return Figure(
-        "growths",
-        "Mean epsilon of workers against epoch",
-        "Each worker against the one that learns most about it; upright lines are one standard deviation "
-        f"over workers. {told}",
-        paint,
+    yield line_figure(
+        "growth",
+        "Epsilon of workers against epoch",
+        [
+            Series("mean over workers", [(m.epoch, m.mean) for m in shown], colour="ink", marks=[]),
+            Series("most exposed worker", [(m.epoch, m.largest) for m in shown], colour=1, marks=[]),
+            Band(
+                "one standard deviation",
+                [(m.epoch, max(0.0, m.mean - m.deviation), m.mean + m.deviation) for m in shown],
+            ),
+            *beside,
+        ],
+        rounds(last.epoch, "epoch"),
+        Scale(floor=0.0),
+        f"Each worker against the one that learns most about it. {told}",
         told,
     )
 
 
-def _growing(axes: "Axes", epochs: Sequence[int], top: float) -> None:
-    set_ticks(axes, "y", ticks_around(0.0, 1.02 * top), lambda value: f"{value:.4g}")
-    round_axis(axes, max(epochs), "epoch")
+def growths(found: Sequence[tuple[str, LeakageRecord]]) -> Figure:
+    """Mean epsilon against epoch of several runs, with one standard deviation over workers at the end."""
+    series = []
+    for name, record in found:
+        shown = [moment for moment in record.history if moment.epoch >= 1]
+        spread = [0.0] * (len(shown) - 1) + [shown[-1].deviation]
+        series.append(Series(name, [(m.epoch, m.mean) for m in shown], marks=[-1], spread=spread))
+    told = f"At the end: {', '.join(f'{each.name} {epsilon(each.points[-1][1])}' for each in series)}."
+    return line_figure(
+        "growths",
+        "Mean epsilon of workers against epoch",
+        series,
+        rounds(max(int(each.points[-1][0]) for each in series), "epoch"),
+        Scale(floor=0.0),
+        "Each worker against the one that learns most about it; upright lines are one standard deviation "
+        f"over workers. {told}",
+        told,
+    )

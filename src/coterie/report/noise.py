@@ -1,17 +1,14 @@
 """How training noise depends on the budget, the batch and the first round (R-DPCFL, Figures 3, 4, 14)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coterie.privacy.lemmas import update_noise_variance
 from coterie.privacy.mechanisms import Multiplier, NoiseRule
 from coterie.privacy.units import Mode
-from coterie.report.drawing import colour, look, panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from coterie.report.charts import Scale, Series, line_figure
+from coterie.report.drawing import Figure, panels
 
 NoiseAt = Callable[[float, int, Multiplier | None, Mode], float | None]
 """Training noise for (epsilon, batch, first-round noise or None for no such round, mode), if any does."""
@@ -27,50 +24,52 @@ def draw_noise(
     shared, sound = NoiseRule.SHARED, Mode.SOUND
     batches = sorted({batch, *(size for size in (8, 16, 32, 64, 128, 256, 512) if size <= records)})
     epsilons = [factor * epsilon for factor in _FACTORS]
-    full = [noise_at(epsilon, size, shared, sound) for size in batches]
-    training = "noise multiplier of training"
+    curves: dict[str, tuple[Multiplier | None, Mode]] = {
+        "full first round": (shared, sound),
+        "no such round": (None, sound),
+        "first round, auto noise": (NoiseRule.AUTO, sound),
+        "as published": (shared, Mode.PAPER),
+    }
+    by_epsilon = {name: [noise_at(x, batch, *curve) for x in epsilons] for name, curve in curves.items()}
+    full, bare = ([noise_at(epsilon, size, rule, sound) for size in batches] for rule in (shared, None))
+    given = [noise_at(epsilon, batch, noise, sound) for noise in _FIRST_ROUND_NOISES]
+    alone = [noise_at(epsilon, batch, None, sound)] * len(given)
+    whole = [_spread(records, records, noise) for noise in full]
+    later = [_spread(records, size, noise) for size, noise in zip(batches, full, strict=True)]
+    ratios = {
+        f"batch {size}": [
+            _ratio(noise_at(x, size, shared, sound), noise_at(x, size, None, sound)) for x in epsilons
+        ]
+        for size in batches[:: max(1, len(batches) // 4)]
+    }
+    of, first = "Noise multiplier of training against", "noise multiplier of the first round"
+    update = "Noise in an update: std per parameter / (learning rate x clip)"
+    figures = [
+        _figure(f"{of} epsilon", "epsilon", epsilons, by_epsilon),
+        _figure(f"{of} batch", "batch", batches, {"full first round": full, "no such round": bare}, "x"),
+        _figure(
+            f"{of} that of round 1", first, _FIRST_ROUND_NOISES, {"given": given, "no such round": alone}, "x"
+        ),
+        _figure(update, "batch", batches, {"full-batch first round": whole, "a later round": later}, "xy"),
+        _figure("Full first round over small batches only: ratio of noise", "epsilon", epsilons, ratios),
+    ]
+    panels(path, figures, caption)
 
-    def against_epsilon(axes: "Axes") -> None:
-        curves: dict[str, tuple[Multiplier | None, Mode]] = {
-            "full first round": (shared, sound),
-            "no such round": (None, sound),
-            "first round, auto noise": (NoiseRule.AUTO, sound),
-            "as published": (shared, Mode.PAPER),
-        }
-        for index, (name, (first, mode)) in enumerate(curves.items()):
-            _plot(axes, index, epsilons, [noise_at(x, batch, first, mode) for x in epsilons], name)
-        axes.set(title="Noise against epsilon", xlabel="epsilon", ylabel=training)
 
-    def against_batch(axes: "Axes") -> None:
-        _plot(axes, 0, batches, full, "full first round")
-        bare = [noise_at(epsilon, size, None, sound) for size in batches]
-        _plot(axes, 1, batches, bare, "no such round")
-        axes.set(title="Noise against batch", xlabel="batch", ylabel=training, xscale="log")
+def _figure(
+    heading: str, title: str, xs: Sequence[float], ys: Mapping[str, Sequence[float | None]], log: str = ""
+) -> Figure:
+    """A line for each name, where there is a noise that does; `log` names the logarithmic axes."""
+    points = {name: zip(xs, values, strict=True) for name, values in ys.items()}
+    lines = [Series(name, [(x, y) for x, y in each if y is not None]) for name, each in points.items()]
+    places = (xs[0], *xs[1:-1:2], xs[-1]) if "x" in log else ()
+    across = Scale(title, "{:g}".format, places, logarithmic="x" in log, margin=0.03)
+    up = Scale(label="{:.3g}".format, logarithmic="y" in log)
+    return line_figure("noise", heading, [each for each in lines if each.points], across, up, "")
 
-    def against_first_round(axes: "Axes") -> None:
-        first = [noise_at(epsilon, batch, noise, sound) for noise in _FIRST_ROUND_NOISES]
-        _plot(axes, 0, _FIRST_ROUND_NOISES, first, "given first-round noise")
-        alone = noise_at(epsilon, batch, None, sound)
-        if alone is not None:
-            axes.axhline(alone, linestyle=":", color=colour("soft"), label="no such round")
-        axes.set(title="Noise against first-round noise", xlabel="noise multiplier of the first round")
-        axes.set(ylabel=training, xscale="log")
 
-    def in_an_update(axes: "Axes") -> None:
-        _plot(axes, 0, batches, [_spread(records, records, z) for z in full], "full-batch first round")
-        later = [_spread(records, size, z) for size, z in zip(batches, full, strict=True)]
-        _plot(axes, 1, batches, later, "a later round")
-        axes.set(title="Noise in an update", xlabel="batch of the later rounds", xscale="log", yscale="log")
-        axes.set(ylabel="std per parameter / (learning rate x clip)")
-
-    def ratio(axes: "Axes") -> None:
-        for index, size in enumerate(batches[:: max(1, len(batches) // 4)]):
-            pairs = [(noise_at(x, size, shared, sound), noise_at(x, size, None, sound)) for x in epsilons]
-            ratios = [a / b if a is not None and b is not None else None for a, b in pairs]
-            _plot(axes, index, epsilons, ratios, f"batch {size}")
-        axes.set(title="Full first round over small batches only", xlabel="epsilon", ylabel="ratio of noise")
-
-    panels(path, [against_epsilon, against_batch, against_first_round, in_an_update, ratio], caption)
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other is not None else None
 
 
 def _spread(records: int, batch: int, noise: float | None) -> float | None:
@@ -87,9 +86,3 @@ def _spread(records: int, batch: int, noise: float | None) -> float | None:
         clip=1.0,
     )
     return math.sqrt(variance)
-
-
-def _plot(axes: "Axes", series: int, xs: Sequence[float], ys: Sequence[float | None], name: str) -> None:
-    points = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), **{**look(series, name), "markersize": 5})

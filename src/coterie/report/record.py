@@ -1,8 +1,9 @@
 """A run folder as the report reads it: finished, unfinished, with or without clusters to show."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from coterie.experiment.metrics import Spread
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.files import read_json, read_lines
-from coterie.privacy import Budget, Guarantee, PrivacyPlan
-from coterie.privacy.units import number_from_json
-from coterie.report.leakage import LeakageRecord, read_leakage
+from coterie.privacy import Guarantee, PrivacyPlan
+from coterie.privacy.plain import from_plain
 from coterie.report.numbers import fixed
 
 
@@ -62,6 +62,34 @@ class RoundLine:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """The epsilons of all workers after so many epochs, each against the one that learns most about it."""
+
+    epoch: int
+    mean: float
+    deviation: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class LeakageRecord:
+    """`leakage.json` of a run folder."""
+
+    workers: tuple[str, ...]
+    structure: str
+    threat_model: int
+    delta: float
+    epsilon: tuple[tuple[float | None, ...], ...]
+    """By target (row) and observer; None for pairs outside the threat model."""
+    per_worker: Mapping[str, float | None]
+    history: tuple[Moment, ...]
+
+    @property
+    def largest(self) -> float:
+        return max((cell for row in self.epsilon for cell in row if cell is not None), default=0.0)
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """Everything a report shows, read once."""
 
@@ -75,8 +103,6 @@ class RunRecord:
     clients: tuple[ClientFacts, ...]
     plan: PrivacyPlan
     guarantee: Guarantee
-    budgets: Mapping[str, Budget]
-    """Budget of each unit; empty before the ledger is opened."""
     rounds: tuple[RoundLine, ...]
     findings: Findings | None
     result: RunResult | None
@@ -158,13 +184,11 @@ def read_run(path: Path) -> RunRecord:
     if not files.exists:
         raise InputError(f"{path}: not a run folder, experiment.yaml is missing")
     federation = read_json(files.federation)
-    try:
+    with _written_by_this_version(files.federation):
         clients = tuple(ClientFacts(**client) for client in federation["clients"])
         measure = SCORE if federation["task"] == "regression" else ACCURACY
         version, parameters = str(federation["coterie"]), int(federation["parameters"])
         classes = int(federation["classes"])
-    except (KeyError, TypeError, ValueError) as mistake:
-        raise InputError(f"{files.federation}: not written by this version ({mistake!r})") from None
     return RunRecord(
         name=path.resolve().name,
         experiment=read_experiment(files.experiment),
@@ -176,7 +200,6 @@ def read_run(path: Path) -> RunRecord:
         clients=clients,
         plan=PrivacyPlan.from_json(read_json(files.plan)),
         guarantee=Guarantee.from_json(read_json(files.guarantee)),
-        budgets=_read_budgets(files.ledger),
         rounds=read_rounds(files.metrics),
         findings=read_findings(files.findings),
         result=RunResult.load(path) if files.finished else None,
@@ -186,7 +209,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def read_rounds(path: Path) -> tuple[RoundLine, ...]:
-    try:
+    with _written_by_this_version(path):
         return tuple(
             RoundLine(
                 round=line["round"],
@@ -197,8 +220,6 @@ def read_rounds(path: Path) -> tuple[RoundLine, ...]:
             )
             for line in read_lines(path)
         )
-    except (KeyError, TypeError, ValueError) as mistake:
-        raise InputError(f"{path}: not written by this version ({mistake!r})") from None
 
 
 def _spread(content: Mapping[str, Any] | None) -> Spread | None:
@@ -209,34 +230,28 @@ def read_findings(path: Path) -> Findings | None:
     if not path.exists():
         return None
     content = read_json(path)
+    with _written_by_this_version(path):
+        rows = ("points", "centres", "responsibilities")
+        plain = {key: tuple(content[key]) for key in ("clients", "warnings")}
+        return Findings(**{**content, **plain, **{key: tuple(map(tuple, content[key])) for key in rows}})
+
+
+def read_leakage(path: Path) -> LeakageRecord | None:
+    """The record in a file, or None where workers do not watch each other."""
+    if not path.exists():
+        return None
+    content = read_json(path)
+    with _written_by_this_version(path):
+        return from_plain(LeakageRecord, {field.name: content[field.name] for field in fields(LeakageRecord)})
+
+
+@contextmanager
+def _written_by_this_version(path: Path) -> Iterator[None]:
+    """One clear line for a file of another shape."""
     try:
-        return Findings(
-            **{
-                **content,
-                "clients": tuple(content["clients"]),
-                "points": tuple((x, y) for x, y in content["points"]),
-                "centres": tuple((x, y) for x, y in content["centres"]),
-                "responsibilities": tuple(tuple(row) for row in content["responsibilities"]),
-                "warnings": tuple(content["warnings"]),
-            }
-        )
+        yield
     except (KeyError, TypeError, ValueError) as mistake:
         raise InputError(f"{path}: not written by this version ({mistake!r})") from None
-
-
-def _read_budgets(path: Path) -> dict[str, Budget]:
-    """Budgets in the ledger's first line."""
-    header = next(read_lines(path), None)
-    if header is None:
-        return {}
-    try:
-        return {
-            subject: Budget(number_from_json(unit["epsilon"]), float(unit["delta"]))
-            for unit in header["units"]
-            for subject in unit["subjects"]
-        }
-    except (KeyError, TypeError, ValueError) as mistake:
-        raise InputError(f"{path}: line 1 is not the header of a ledger ({mistake!r})") from None
 
 
 def mean_over(values: Mapping[str, float], clients: Sequence[str]) -> float | None:

@@ -9,7 +9,11 @@ import numpy as np
 
 from coterie.groups.leakage import Leakage
 from coterie.groups.structures import Floats, Structure
-from coterie.report.drawing import band, colour, look, panels, strong
+from coterie.report.charts import Series
+from coterie.report.drawing import Figure, colour, panels
+from coterie.report.leakage import growth, matrix
+from coterie.report.numbers import span
+from coterie.report.record import LeakageRecord, Moment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,14 +24,42 @@ _MOST_WORKERS = 400
 
 def draw(path: Path, found: Leakage, history: Sequence[Leakage], caption: str) -> None:
     """Draw the structure, the matrix of epsilon and epsilon against the epoch into a file."""
-    panels(
-        path,
-        [
-            lambda axes: draw_structure(axes, found.structure),
-            lambda axes: draw_heatmap(axes, found),
-            lambda axes: draw_history(axes, history),
-        ],
-        caption,
+    structure, record = found.structure, _record(found, history)
+    sizes = [len(members) for members in structure.groups]
+    heading = f"{structure.kind}: {structure.workers} workers, {len(sizes)} groups of {span(sizes)}"
+    drawn = Figure("structure", heading, "", lambda axes: draw_structure(axes, structure))
+    counted = {"most exposed, by counts alone": [each.epsilon_counts for each in history]}
+    if history[0].published_epsilon is not None:
+        counted["most exposed, as published"] = [
+            each.published_epsilon for each in history if each.published_epsilon is not None
+        ]
+    beside = [
+        Series(
+            name,
+            [(each.epoch, float(np.nanmax(table))) for each, table in zip(history, tables, strict=True)],
+            marks=[],
+        )
+        for name, tables in counted.items()
+        if record.history
+    ]
+    if not record.history:
+        caption = f"No observer in this threat model. {caption}"
+    panels(path, [drawn, *matrix(record), *growth(record, *beside)], caption)
+
+
+def _record(found: Leakage, history: Sequence[Leakage]) -> LeakageRecord:
+    """What a run of this structure would write down; without history where nobody observes anybody."""
+    rows = [(each.epoch, each.per_worker[np.isfinite(each.per_worker)]) for each in history]
+    return LeakageRecord(
+        workers=tuple(map(str, range(found.structure.workers))),
+        structure=found.structure.summary,
+        threat_model=int(found.threat),
+        delta=found.delta,
+        epsilon=tuple(
+            tuple(None if np.isnan(cell) else cell for cell in row) for row in found.epsilon.tolist()
+        ),
+        per_worker={},
+        history=tuple(Moment(t, row.mean(), row.std(), row.max()) for t, row in rows if len(row)),
     )
 
 
@@ -53,50 +85,8 @@ def draw_structure(axes: "Axes", structure: Structure) -> None:
             axes.annotate(
                 structure.group_name(number), (x, y), ha="center", va="center", fontsize=8, zorder=4
             )
-    sizes = [len(members) for members in structure.groups]
-    span = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    axes.set(
-        title=f"{structure.kind}: {structure.workers} workers, {len(sizes)} groups of {span}",
-        xlabel="black: workers in several groups",
-        xticks=[],
-        yticks=[],
-        aspect="equal",
-    )
-
-
-def draw_heatmap(axes: "Axes", found: Leakage) -> None:
-    """Epsilon by target and observer; pairs that are not defined stay empty."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    axes.grid(visible=False)
-    values = np.ma.masked_invalid(found.epsilon)
-    shades = LinearSegmentedColormap.from_list("leakage", [colour("card"), colour(1)])
-    image = axes.imshow(values, cmap=shades, vmin=0, interpolation="nearest")
-    axes.figure.colorbar(image, ax=axes, label=f"epsilon at delta {found.delta:g}")
-    axes.set(title=f"What observers learn by epoch {found.epoch}", xlabel="observer", ylabel="target")
-
-
-def draw_history(axes: "Axes", history: Sequence[Leakage]) -> None:
-    """Mean and spread over workers of the epsilon against each one's worst observer."""
-    epochs = [found.epoch for found in history]
-    rows = [found.per_worker[np.isfinite(found.per_worker)] for found in history]
-    if not rows or not len(rows[0]):
-        axes.set(title="No observer in this threat model", xticks=[], yticks=[])
-        return
-    mean = np.array([row.mean() for row in rows])
-    spread = np.array([row.std() for row in rows])
-    strong(axes, epochs, mean.tolist(), "mean over workers")
-    band(axes, epochs, (mean - spread).tolist(), (mean + spread).tolist(), "one standard deviation")
-    axes.plot(epochs, [row.max() for row in rows], **look(1, "most exposed worker", marks=False))
-    by_counts = [np.nanmax(found.epsilon_counts) for found in history]
-    axes.plot(epochs, by_counts, **look(2, "most exposed, by counts alone", marks=False))
-    published = [found.published_epsilon for found in history]
-    if published[0] is not None:
-        claimed = [np.nanmax(table) for table in published if table is not None]
-        axes.plot(epochs, claimed, **look(3, "most exposed, as published", marks=False))
-    axes.set(
-        title="Against the worst observer", xlabel="epoch", ylabel=f"epsilon at delta {history[0].delta:g}"
-    )
+    axes.set(xlabel="dark: workers in several groups", xticks=[], yticks=[], aspect="equal")
+    axes.margins(0.05)
 
 
 def _centres(groups: int) -> Floats:

@@ -13,12 +13,11 @@ from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.sweep import LABEL
 from coterie.report import grid_figures, leakage, words
+from coterie.report.charts import Scale, Series, bar_figure, line_figure
 from coterie.report.drawing import Figure
 from coterie.report.figures import first_round_releases, sorted_scores
 from coterie.report.grid import CellRun, Comparison, Setting
-from coterie.report.leakage import LeakageRecord, read_leakage
-from coterie.report.lines import Scale, Series, bar_figure, line_figure
-from coterie.report.record import read_findings, read_run
+from coterie.report.record import LeakageRecord, read_findings, read_leakage, read_run
 from coterie.reproduce import illustrations
 from coterie.reproduce.table import Reproduction
 
@@ -117,7 +116,7 @@ def _separation(result: Reproduction, runs: Comparison | None) -> Iterator[Figur
             f"separation-{place}",
             f"Separation score by number of clusters: {name}",
             series,
-            Scale("number of clusters tried", lambda value: f"{value:.0f}", places=tried),
+            Scale("number of clusters tried", lambda value: f"{value:.0f}", places=tried, margin=0.03),
             Scale("", lambda value: f"{value:.3g}", floor=0.0),
             "Half the distance of the two closest components in units of what blurs the line between them; "
             "one line for each run, and the number of clusters it went on with.",
@@ -139,9 +138,9 @@ def _success(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
             "All clusters found, against the separation score",
             series,
             Scale("separation score of round 1 (MSS)", lambda value: f"{value:.3g}", floor=0.0),
-            Scale("", lambda value: {0.0: "no", 1.0: "yes"}.get(value, ""), places=(0.0, 1.0)),
+            Scale("", lambda value: {0.0: "no", 1.0: "yes"}.get(value, ""), places=(0.0, 1.0), margin=0.03),
             f"One mark for each run. The publication finds all clusters from a score of {CLEAR:g} on.",
-            threshold=(CLEAR, "score 2"),
+            milestone=(CLEAR, "score 2"),
         )
 
 

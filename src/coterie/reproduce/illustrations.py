@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from coterie.report.charts import Scale, Series, line_figure
 from coterie.report.drawing import Figure
-from coterie.report.lines import Scale, Series, line_figure
 from coterie.reproduce import first_round, two_clusters
 
 
 def two_clusters_on_a_line() -> Iterator[Figure]:
     """The example on a line: how each way of grouping goes from a bad start, and how often it ends well."""
-    rounds = Scale("round", lambda value: f"{value:.0f}", places=(0, 10, 20, 30))
+    rounds = Scale("round", lambda value: f"{value:.0f}", places=(0, 10, 20, 30), margin=0.03)
     for place, strategy in enumerate(two_clusters.STRATEGIES):
         course = two_clusters.play(
             strategy, two_clusters.TRAPPED_START, noise=4.0, rng=np.random.default_rng(0)
@@ -27,7 +27,9 @@ def two_clusters_on_a_line() -> Iterator[Figure]:
             f"Models, clients grouped {strategy}",
             series,
             rounds,
-            Scale("", lambda value: f"{value:.3g}".replace("-", "−"), places=(-5.5, 0.0, 5.5, 13.0)),
+            Scale(
+                "", lambda value: f"{value:.3g}".replace("-", "−"), places=(-5.5, 0.0, 5.5, 13.0), margin=0.03
+            ),
             "Best for clients 1 and 2 is −5.5, for 3 and 4 it is 5.5. "
             f"At the end {', '.join(groups)}; grouped right in {right} of {len(course.groups)} rounds.",
         )
@@ -43,7 +45,7 @@ def two_clusters_on_a_line() -> Iterator[Figure]:
             for strategy in two_clusters.STRATEGIES
         ],
         Scale("standard deviation of the noise on a gradient", lambda value: f"{value:g}"),
-        Scale("", lambda value: f"{100 * value:.0f}%", places=(0.0, 0.25, 0.5, 0.75, 1.0)),
+        Scale("", lambda value: f"{100 * value:.0f}%", places=(0.0, 0.25, 0.5, 0.75, 1.0), margin=0.03),
         "Share of 200 random starts after 30 rounds. Losses depend on where models start, updates vanish as "
         "models converge; updates from one start, then losses, suffer neither.",
     )
@@ -55,7 +57,11 @@ def noise_by_batches() -> Iterator[Figure]:
     firsts = (16, 64, 256, 1024, client.records)
     laters = (8, 16, 32, 64, 128, 256)
     batch = Scale(
-        "batch of round 1, in records", lambda value: f"{value:.4g}", logarithmic=True, places=firsts
+        "batch of round 1, in records",
+        lambda value: f"{value:.4g}",
+        logarithmic=True,
+        places=firsts,
+        margin=0.03,
     )
     where = f"{client.records:,} records, epsilon {client.epsilon:g}, delta {client.delta:g}, 200 rounds"
     yield line_figure(
@@ -113,7 +119,7 @@ def noise_by_batches() -> Iterator[Figure]:
             )
             for later in (16, 32, 64, 128, 256, 512, 1024)
         ],
-        Scale("epsilon", lambda value: f"{value:g}", places=(1, 3, 5, 10, 15)),
+        Scale("epsilon", lambda value: f"{value:g}", places=(1, 3, 5, 10, 15), margin=0.03),
         Scale("", lambda value: f"{value:.3g}", floor=1.0),
         "Noise multiplier with a full batch in round 1, over that with the same batch in all rounds; 50,000 "
         "records, 200 rounds.",

@@ -2,8 +2,8 @@
 
 import pytest
 
+from coterie.report.charts import Scale, Series, bar_figure, line_figure
 from coterie.report.figures import sorted_scores
-from coterie.report.lines import Scale, Series, bar_figure, line_figure
 from painting import painted
 
 
@@ -18,7 +18,9 @@ def test_a_logarithmic_axis_puts_powers_of_ten_at_equal_distances() -> None:
 
 def test_every_point_is_marked_and_says_what_it_is() -> None:
     shown = Scale("x", lambda value: f"{value:g}")
-    figure = line_figure("n", "h", [Series("a", [(1.0, 2.0), (3.0, 4.0)])], shown, shown, "c", (2.0, "here"))
+    figure = line_figure(
+        "n", "h", [Series("a", [(1.0, 2.0), (3.0, 4.0)])], shown, shown, "c", milestone=(2.0, "here")
+    )
     assert "a: 1, 2" in figure.svg
     assert "a: 3, 4" in figure.svg
     assert "here" in figure.svg
