@@ -204,7 +204,10 @@ def _print_workers(found: Leakage) -> None:
             round_up(float(found.epsilon[pair])),
         )
         kinds.setdefault(cells, []).append(int(worker))
-    rows = [[_people(structure, people), *cells] for cells, people in kinds.items()]
+    rows = []
+    for kind, people in kinds.items():
+        more = f", ... ({len(people)})" if people[6:] else ""
+        rows.append([", ".join(map(structure.name, people[:6])) + more, *kind])
     print_table(
         ["workers", "groups", "releases seen", "epsilon by counts", "epsilon"],
         rows[:_MOST_ROWS],
@@ -212,11 +215,6 @@ def _print_workers(found: Leakage) -> None:
     )
     if rows[_MOST_ROWS:]:
         say(f"... and {len(rows) - _MOST_ROWS} more kinds of workers, less exposed")
-
-
-def _people(structure: Structure, people: list[int]) -> str:
-    shown = ", ".join(structure.name(worker) for worker in people[:6])
-    return f"{shown}, ... ({len(people)})" if people[6:] else shown
 
 
 def _print_distances(found: Leakage) -> None:
@@ -306,16 +304,11 @@ def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
             f"threat model 2 trusts members of a common group: up to {trusted} pairs that a requirement "
             "speaks of were not looked at"
         )
-    best = content["designs"][:_MOST_ROWS]
-    rows = [
-        [str(design["period"]), "any" if design["any_noise"] else _span(design["noise"])] for design in best
-    ]
+    rows = []
+    for design in content["designs"][:_MOST_ROWS]:
+        ends = dict.fromkeys(at_least(end(design["noise"])) for end in (min, max))
+        rows.append([str(design["period"]), "any" if design["any_noise"] else " to ".join(ends)])
     print_table(["period", "least noise"], rows, title="What meets them all, least noisy first")
-
-
-def _span(values: list[float]) -> str:
-    low, high = at_least(min(values)), at_least(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def at_least(noise: float) -> str:

@@ -43,7 +43,8 @@ def best_partition(gram: Floats, weights: Floats, clusters: int, seed: int) -> L
     drawn = _sweep(points @ points.T, weights, _plus_plus(points, clusters, STARTS, rng), clusters)
     starts = np.concatenate([drawn, _ward(gram, clusters)[None]])
     labels = _move(gram, weights, _sweep(gram, weights, starts, clusters), clusters)
-    explained = _explained(gram, weights, labels, clusters)
+    sums = _Sums(gram, weights, labels, clusters)
+    explained = _share(sums.squared, sums.mass).sum(axis=1)
     return _in_order(_fill(labels[int(np.argmax(explained))], clusters))
 
 
@@ -124,11 +125,6 @@ class _Sums:
             self.inner[start, :, cluster] += sign * weight[:, None] * self._gram[release]
             self.mass[start, cluster] += sign * weight
             self.sizes[start, cluster] += sign
-
-
-def _explained(gram: Floats, weights: Floats, labels: Labels, clusters: int) -> Floats:
-    sums = _Sums(gram, weights, labels, clusters)
-    return np.asarray(_share(sums.squared, sums.mass).sum(axis=1))
 
 
 def _share(squared: Floats, mass: Floats) -> Floats:

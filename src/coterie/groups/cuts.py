@@ -171,14 +171,11 @@ def epsilons(charges: Charges, delta: float, adjacency: Adjacency = Adjacency.ZE
     counts = np.stack(list(charges.values()), axis=-1)
     rows, where = _distinct(counts)
     table = np.stack([kind.rdp(adjacency) for kind in charges])
-    prices = [_price(row, table, delta) if row.any() else 0.0 for row in rows]
-    return np.array(prices, dtype=np.float64)[where]
-
-
-def _price(times: Ints, table: Floats, delta: float) -> float:
     # What is not charged must not meet its price: none of an infinitely dear release is no number.
-    charged = times > 0
-    return epsilon_from_rdp(ORDERS, times[charged] @ table[charged], delta)
+    prices = [
+        epsilon_from_rdp(ORDERS, row[row > 0] @ table[row > 0], delta) if row.any() else 0.0 for row in rows
+    ]
+    return np.array(prices, dtype=np.float64)[where]
 
 
 def _distinct(counts: Ints) -> tuple[Ints, Ints]:
@@ -241,7 +238,6 @@ def _unseen(target: frozenset[int], observers: Observers) -> list[frozenset[int]
 
 def _estimate(charges: Charges, delta: float) -> Floats:
     """Epsilon as if every sum were Gaussian with the spread of its participants added."""
-
     total: Floats = np.sum([times * shift.rough_divergence() for shift, times in charges.items()], axis=0)
     found: Floats = total + 2 * np.sqrt(total * math.log(1 / delta))
     return found

@@ -119,8 +119,7 @@ def check(found: Leakage, requirements: Sequence[Requirement]) -> list[Verdict]:
     Raises:
         InputError: a requirement is about nobody but observers that the threat model trusts.
     """
-    pairs = [_looked_at(requirement, found) for requirement in requirements]
-    return [_verdict(found, *both) for both in zip(requirements, pairs, strict=True)]
+    return [_verdict(found, requirement, _looked_at(requirement, found)) for requirement in requirements]
 
 
 def _looked_at(requirement: Requirement, found: Leakage) -> tuple[Bools, int]:
@@ -180,7 +179,13 @@ def search(
         def excess(factor: float, candidate: GroupSchedule = candidate) -> float:
             louder = leaked(candidate.louder(factor))
             verdicts = (_verdict(louder, *both) for both in concerned)
-            return max(_ratio(verdict.epsilon, verdict.requirement.epsilon) for verdict in verdicts)
+            # A demand of 0 is met by 0 alone.
+            return max(
+                np.inf
+                if 0 == verdict.requirement.epsilon < verdict.epsilon
+                else verdict.epsilon / (verdict.requirement.epsilon or 1.0)
+                for verdict in verdicts
+            )
 
         factor = smallest_noise(excess, 1.0, _TOLERANCE)
         if factor is not None:
@@ -226,9 +231,3 @@ def solve_pair(
             f"{structure.name(target)} against worker {structure.name(observer)}, by no noise and no period"
         )
     return PairAnswer(factor, period)
-
-
-def _ratio(epsilon: float, limit: float) -> float:
-    if limit > 0:
-        return epsilon / limit
-    return 0.0 if epsilon == 0 else float("inf")

@@ -127,7 +127,10 @@ class GroupSchedule:
 
     def releases(self, epoch: Index) -> Index:
         """How many noisy sums a group has released when its model of this index appears."""
-        check_epoch(epoch)
+        if np.min(epoch) < 1:
+            raise InputError(
+                f"epochs: {np.min(epoch)} is not allowed, at least 1 (the model everyone starts from) is"
+            )
         return epoch - 1 if self.algorithm is GroupAlgorithm.DP_OGL else (epoch - 1) // self.period
 
     def epochs(self, releases: int) -> int:
@@ -142,14 +145,6 @@ class GroupSchedule:
     def merges(self, releases: int) -> Iterator[int]:
         """Numbers (from 1) of those of the first releases whose workers start from merged models."""
         return iter(range(1, releases + 1, self.merge_period))
-
-
-def check_epoch(epoch: int | npt.NDArray[np.int64]) -> None:
-    """Refuse an index of a model that does not exist."""
-    if np.min(epoch) < 1:
-        raise InputError(
-            f"epochs: {np.min(epoch)} is not allowed, at least 1 (the model everyone starts from) is"
-        )
 
 
 def one_each(key: str, value: float | Sequence[float], groups: int) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """Who works with whom: groups that may overlap, public and fixed for a whole run."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, pairwise
@@ -56,9 +56,6 @@ class Structure:
             if len(set(members)) != len(members):
                 twice, _ = Counter(members).most_common(1)[0]
                 raise InputError(f"groups[{number}]: worker {self.name(twice)} is listed twice")
-        self._check_everyone_has_a_group()
-
-    def _check_everyone_has_a_group(self) -> None:
         grouped = set(chain.from_iterable(self.groups))
         alone = self.workers - len(grouped)
         if alone:
@@ -172,35 +169,27 @@ def hops(overlap: Bools, sources: Sequence[int] | None = None) -> Floats:
 
 def global_structure(workers: int) -> Structure:
     """Everyone in one group: ordinary federated learning."""
-    _check_counts(workers, 1, least=1)
-    return Structure("global", (tuple(range(workers)),), workers)
+    return _consecutive("global", workers, 1, 1, lambda start, end: range(start, end))
 
 
 def ring(workers: int, groups: int) -> Structure:
     """Groups in a circle; each shares one worker with the next and has workers/groups + 1 of them."""
-    _check_counts(workers, groups, least=groups)
-    starts = _starts(workers, groups)
-    members = [
-        tuple(sorted({worker % workers for worker in range(start, end + 1)}))
-        for start, end in pairwise(starts)
-    ]
-    return Structure("ring", tuple(members), workers)
+    return _consecutive(
+        "ring", workers, groups, groups, lambda start, end: {one % workers for one in range(start, end + 1)}
+    )
 
 
 def string(workers: int, groups: int) -> Structure:
     """A ring cut open between its last group and its first."""
-    _check_counts(workers, groups, least=groups + 1 if groups > 1 else 1)
-    starts = _starts(workers, groups)
-    members = [tuple(range(start, min(end, workers - 1) + 1)) for start, end in pairwise(starts)]
-    return Structure("string", tuple(members), workers)
+    least = groups + 1 if groups > 1 else 1
+    return _consecutive(
+        "string", workers, groups, least, lambda start, end: range(start, min(end, workers - 1) + 1)
+    )
 
 
 def clustered(workers: int, groups: int) -> Structure:
     """Groups of equal size that share nobody."""
-    _check_counts(workers, groups, least=groups)
-    starts = _starts(workers, groups)
-    members = [tuple(range(start, end)) for start, end in pairwise(starts)]
-    return Structure("clustered", tuple(members), workers)
+    return _consecutive("clustered", workers, groups, groups, lambda start, end: range(start, end))
 
 
 def label(labels: Sequence[Collection[int]], groups: int) -> Structure:
@@ -234,5 +223,10 @@ def _check_counts(workers: int, groups: int, least: int) -> None:
         raise InputError(f"workers: {workers} is not allowed, {groups} groups need at least {max(1, least)}")
 
 
-def _starts(workers: int, groups: int) -> list[int]:
-    return [number * workers // groups for number in range(groups + 1)]
+def _consecutive(
+    kind: str, workers: int, groups: int, least: int, members: Callable[[int, int], Iterable[int]]
+) -> Structure:
+    """Groups of `members` between the ends of so many equal parts of all workers, who must be enough."""
+    _check_counts(workers, groups, least)
+    ends = pairwise(number * workers // groups for number in range(groups + 1))
+    return Structure(kind, tuple(tuple(sorted(members(start, end))) for start, end in ends), workers)
