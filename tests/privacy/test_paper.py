@@ -16,7 +16,6 @@ from coterie.privacy import (
     PlanError,
     PlannedRelease,
     PoissonSample,
-    PrivacyInputError,
     PrivacyPlan,
     ThreatModel,
     Unit,
@@ -90,7 +89,7 @@ def test_theorem_1_equals_its_display():
 
 @pytest.mark.parametrize(("rounds", "floor"), [(100, 2.226), (200, 2.767), (73, 1.998), (74, 2.0064)])
 def test_theorem_1_has_a_floor_that_no_noise_lowers(rounds, floor):
-    assert paper.rebalance_floor(0.1, rounds, 1e-3) == pytest.approx(floor, rel=1e-3)
+    assert paper.rebalance_epsilon(0.1, math.inf, math.inf, rounds, 1e-3) == pytest.approx(floor, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -139,37 +138,3 @@ def test_mechanisms_without_a_publication_are_refused():
             client_plan(CohortSums(1.0, 1.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)).units[0],
             1e-3,
         )
-
-
-def propagated_releases(epoch, period, distance):
-    """Releases of group 0 in the newest model of a group `distance` hops away, by simulating a string."""
-    groups = distance + 1
-    content = [set() for _ in range(groups)]
-    for now in range(1, epoch):
-        merged = content
-        if (now - 1) % period == 0:
-            merged = [set().union(*content[max(0, g - 1) : g + 2]) for g in range(groups)]
-        content = [merged[g] | ({now} if g == 0 else set()) for g in range(groups)]
-    return len(content[distance])
-
-
-def test_published_group_count_drops_a_visible_block():
-    # Two groups that share a worker, period 2, epoch 4: two releases are visible, the formula says none.
-    assert propagated_releases(4, 2, 1) == 2
-    assert paper.group_releases(4, 2, 1) == 0
-    for epoch in range(1, 30):
-        for period in (1, 2, 3, 5):
-            for distance in (1, 2, 3):
-                published = paper.group_releases(epoch, period, distance)
-                true = propagated_releases(epoch, period, distance)
-                assert published <= true
-                assert (published == true) == (true == 0 or (epoch - 1) % period == 0)
-
-
-def test_published_counts_of_blocks_and_of_the_own_group():
-    assert paper.group_releases(200, 10, 0) == 199
-    assert paper.group_releases(200, 10, 1) == 180
-    assert paper.group_blocks(200, 10, 1) == 18
-    assert paper.group_blocks(4, 2, 1) == 0
-    with pytest.raises(PrivacyInputError, match="period"):
-        paper.group_blocks(4, 0, 1)

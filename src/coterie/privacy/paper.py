@@ -2,9 +2,8 @@
 
 R-DPCFL (Malekmohammadi, Taik, Farnadi 2025) splits the budget: selections and training are converted to
 epsilon one by one at the same delta and the two are added; its preprint RC-DPFL charges training alone.
-RR-Cluster's Theorem 1 amplifies with the fixed-size bound of Wang, Balle, Kasiviswanathan 2019. DP-OGL
-counts releases with a floor where a ceiling belongs. What is wrong with each stands in the caveat that a
-guarantee in paper mode carries.
+RR-Cluster's Theorem 1 amplifies with the fixed-size bound of Wang, Balle, Kasiviswanathan 2019. What is wrong
+with each stands in the caveat that a guarantee in paper mode carries.
 """
 
 import math
@@ -14,7 +13,7 @@ from scipy.special import gammaln, logsumexp
 
 from coterie.privacy.cohort_sums import CohortSums
 from coterie.privacy.divergences import Floats, gaussian_rdp, poisson_rdp
-from coterie.privacy.errors import PlanError, PrivacyInputError
+from coterie.privacy.errors import PlanError
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.plan import UnitPlan
 from coterie.privacy.record_sums import PoissonSteps, RecordSums
@@ -97,11 +96,6 @@ def rebalance_epsilon(
     return _classic(_INTEGER_ORDERS, rounds * _fixed_size_rdp(rate, slope), delta)
 
 
-def rebalance_floor(rate: float, rounds: int, delta: float) -> float:
-    """The epsilon below which Theorem 1 cannot go for any noise."""
-    return rebalance_epsilon(rate, math.inf, math.inf, rounds, delta)
-
-
 def _fixed_size_rdp(rate: float, slope: float) -> Floats:
     """Wang et al. 2019, Thm 9 for a mechanism with divergence slope * order and no pure epsilon."""
     top = int(_INTEGER_ORDERS[-1])
@@ -116,27 +110,3 @@ def _fixed_size_rdp(rate: float, slope: float) -> Floats:
         terms = np.concatenate([[0.0], [math.log(pair)] if pair > 0 else [], binomials + tail[: len(used)]])
         result[index] = logsumexp(terms) / (order - 1)
     return result
-
-
-def group_releases(epoch: int, period: int, distance: int) -> int:
-    """DP-OGL, Theorem 1: releases of a group at this hop distance in an observer's view at `epoch`.
-
-    The floor drops the block whose merge is already visible; propagating releases through the schedule gives
-    a ceiling instead.
-    """
-    _check_schedule(epoch, period, distance)
-    if distance == 0:
-        return epoch - 1
-    return period * max(0, (epoch - 1) // period - distance)
-
-
-def group_blocks(epoch: int, period: int, distance: int) -> int:
-    """DP-OGL+, Theorem 1: blocks of a group that an observer outside it sees, by the published count."""
-    _check_schedule(epoch, period, distance)
-    return max(0, (epoch - 1) // period - distance)
-
-
-def _check_schedule(epoch: int, period: int, distance: int) -> None:
-    for key, value, least in (("epoch", epoch, 1), ("period", period, 1), ("distance", distance, 0)):
-        if value < least:
-            raise PrivacyInputError(f"{key}: {value} is not allowed, an integer of at least {least} is")
