@@ -11,7 +11,7 @@ from coterie.data import dataset_names
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.local import calibrate
 from coterie.experiment.schema import Experiment
-from coterie.models import model_names
+from coterie.models import ModelSettings
 from coterie.privacy import Unit
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def test_the_printed_plan_is_what_the_command_prints(
 
 
 def test_every_dataset_model_and_algorithm_of_the_readme_exists() -> None:
-    for name in [*dataset_names(), *model_names()]:
+    for name in [*dataset_names(), *ModelSettings.functions]:
         assert f"`{name}`" in README, name
     for name in [*algorithm_names(Unit.RECORD), *algorithm_names(Unit.CLIENT)]:
         assert f"`{name}`" in README, name

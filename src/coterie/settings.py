@@ -4,8 +4,10 @@ Each room declares the options it understands beside the code that uses them;
 `coterie.experiment` puts the sections together.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args, get_origin
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -35,6 +37,37 @@ class Settings(BaseModel):
         if mistakes:
             raise ValidationError.from_exception_data(cls.__name__, mistakes)
         return values
+
+
+class NamedSettings(Settings):
+    """A name out of a table of functions, and options that are parameters of the function behind it."""
+
+    functions: ClassVar[Mapping[str, Callable[..., object]]] = {}
+    own_form: ClassVar[str] = ""
+    """How a name that is no key of the table must be written, if there may be any; it has no options."""
+
+    name: str
+
+    @classmethod
+    def takes(cls, name: str, option: str) -> bool:
+        return name in cls.functions and option in inspect.signature(cls.functions[name]).parameters
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.name not in self.functions and not (self.own_form and ":" in self.name):
+            near = difflib.get_close_matches(self.name, self.functions, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            other = f" or {self.own_form}" if self.own_form else ""
+            raise ValueError(f"name: {self.name!r}{hint}; allowed: {', '.join(self.functions)}{other}")
+        for option in self.given():
+            if not self.takes(self.name, option):
+                owners = ", ".join(name for name in self.functions if self.takes(name, option))
+                raise ValueError(f"{option}: {self.name} has no such option; it belongs to {owners}")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The options that were set."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
 def _says_truth(value: object, *kinds: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from coterie.data import DataSettings, Task, load_dataset
 from coterie.errors import InputError
-from coterie.models import ModelSettings, build_model, check_model, model_names
+from coterie.models import ModelSettings, build_model, check_model
 from coterie.models.networks import LstmLayer
 
 DIGITS = Task("classification", (1, 8, 8), 10)
@@ -50,7 +50,7 @@ def loss_of(outputs: Tensor, target: Tensor, task: Task) -> Tensor:
 
 
 def test_every_registered_model_is_tested_here() -> None:
-    assert {settings.name for settings, _ in EVERY} == set(model_names())
+    assert {settings.name for settings, _ in EVERY} == set(ModelSettings.functions)
 
 
 @pytest.mark.parametrize(

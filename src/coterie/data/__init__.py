@@ -5,16 +5,12 @@ noise and nothing that depends on a client's own values beyond its records.
 """
 
 from coterie.data.clients import Client, Federation, check_federation
-from coterie.data.clusters import whole_test
+from coterie.data.clusters import ClustersFederation, whole_test
 from coterie.data.datasets import DataSettings, dataset_names, load_dataset
-from coterie.data.federation import (
-    ClustersFederation,
-    DirichletFederation,
-    FederationSettings,
-    GroupsFederation,
-    NaturalFederation,
-    build_federation,
-)
+from coterie.data.dirichlet import DirichletFederation
+from coterie.data.federation import FederationSettings, build_federation
+from coterie.data.groups import GroupsFederation
+from coterie.data.natural import NaturalFederation
 from coterie.data.records import Dataset, Owners, Records, Task
 
 __all__ = [

@@ -1,7 +1,5 @@
 """CIFAR-10 as parquet files of encoded images."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

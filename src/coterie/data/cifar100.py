@@ -1,7 +1,5 @@
 """CIFAR-100 in its binary version: fixed-size rows of two labels and 3,072 pixels (Krizhevsky 2009)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

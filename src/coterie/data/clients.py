@@ -1,7 +1,5 @@
 """Clients and the federation they form, and what makes a federation unusable."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

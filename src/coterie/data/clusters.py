@@ -1,15 +1,12 @@
 """Clusters of clients, each with its own shift of the whole dataset."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
-from coterie.data.records import Dataset, Records, Task
-from coterie.data.streams import stream
+from coterie.data.records import Dataset, Records, Task, stream
 from coterie.errors import InputError
 from coterie.settings import Settings
 
@@ -41,33 +38,30 @@ class ClustersFederation(Settings):
         description="held out of a dataset without test records if records_per_client is null",
     )
 
-
-def build_clusters(dataset: Dataset, settings: ClustersFederation, seed: int) -> Federation:
-    """Deal the dataset once per cluster and shift what was dealt."""
-    _check_shift(dataset.task, settings)
-    train, test = _pools(dataset, settings, seed)
-    kept, tested = _shares(dataset.name, len(train), len(test), settings)
-    dealt = kept + settings.validation_per_client
-    clients: list[Client] = []
-    for cluster, size in enumerate(settings.sizes):
-        rng = stream(seed, 1, cluster)
-        order, test_order = rng.permutation(len(train)), rng.permutation(len(test))
-        for member in range(size):
-            mine = order[member * dealt : (member + 1) * dealt]
-            parts = [
-                _shifted(part, cluster, settings.shift, dataset.task)
-                for part in (
-                    train.take(mine[:kept]),
-                    train.take(mine[kept:]),
-                    test.take(test_order[member * tested : (member + 1) * tested]),
-                )
-            ]
-            clients.append(Client(client_name(len(clients), sum(settings.sizes)), *parts))
-    # Without a shift the clusters are one cluster.
-    truth = (
-        0 if settings.shift == "none" else k for k, size in enumerate(settings.sizes) for _ in range(size)
-    )
-    return Federation(tuple(clients), dataset.task, tuple(truth))
+    def build(self, dataset: Dataset, seed: int) -> Federation:
+        """Deal the dataset once per cluster and shift what was dealt."""
+        _check_shift(dataset.task, self)
+        train, test = _pools(dataset, self, seed)
+        kept, tested = _shares(dataset.name, len(train), len(test), self)
+        dealt = kept + self.validation_per_client
+        clients: list[Client] = []
+        for cluster, size in enumerate(self.sizes):
+            rng = stream(seed, 1, cluster)
+            order, test_order = rng.permutation(len(train)), rng.permutation(len(test))
+            for member in range(size):
+                mine = order[member * dealt : (member + 1) * dealt]
+                parts = [
+                    _shifted(part, cluster, self.shift, dataset.task)
+                    for part in (
+                        train.take(mine[:kept]),
+                        train.take(mine[kept:]),
+                        test.take(test_order[member * tested : (member + 1) * tested]),
+                    )
+                ]
+                clients.append(Client(client_name(len(clients), sum(self.sizes)), *parts))
+        # Without a shift the clusters are one cluster.
+        truth = (0 if self.shift == "none" else k for k, size in enumerate(self.sizes) for _ in range(size))
+        return Federation(tuple(clients), dataset.task, tuple(truth))
 
 
 def whole_test(dataset: Dataset, settings: ClustersFederation, cluster: int, seed: int) -> Records:

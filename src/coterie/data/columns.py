@@ -4,11 +4,9 @@ A mean, a maximum or a list of categories taken from a client's own records woul
 features of all others, and clipping each record's gradient would no longer bound what one record can do.
 """
 
-from __future__ import annotations
-
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
@@ -23,15 +21,6 @@ _REASON = (
     "change all others, which breaks the per-record sensitivity; declare range: [low, high]"
 )
 _PRIVATE_SCALING = re.compile("scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|cent(er|re)|whiten")
-
-
-def refuse_private_scaling(declared: Any) -> Any:
-    """Refuse keys that ask for scaling by the data themselves."""
-    if isinstance(declared, dict):
-        for key in declared:
-            if _PRIVATE_SCALING.search(str(key).lower()):
-                raise ValueError(f"{key}: {declared[key]}; {_REASON}")
-    return declared
 
 
 def _public_range(value: Any) -> Any:
@@ -56,7 +45,19 @@ Range = Annotated[tuple[float, float], BeforeValidator(_public_range)]
 Names = Annotated[tuple[str | int | float, ...], Field(min_length=2), BeforeValidator(_unambiguous)]
 
 
-class Column(Settings):
+class PublicSettings(Settings):
+    """Settings none of whose keys may ask for scaling by the data themselves."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _public(cls, declared: Any) -> Any:
+        for key in declared if isinstance(declared, dict) else ():
+            if _PRIVATE_SCALING.search(str(key).lower()):
+                raise ValueError(f"{key}: {declared[key]}; {_REASON}")
+        return declared
+
+
+class Column(PublicSettings):
     """One column of a client's table.
 
     Args:
@@ -75,13 +76,8 @@ class Column(Settings):
     missing: Literal["refuse", "indicator"] = "refuse"
     missing_values: tuple[float, ...] = ()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _public(cls, declared: Any) -> Any:
-        return refuse_private_scaling(declared)
-
     @model_validator(mode="after")
-    def _one_kind(self) -> Column:
+    def _one_kind(self) -> Self:
         if (self.range is None) == (self.categories is None):
             raise ValueError(f"column {self.column}: declare either range or categories")
         if self.missing_values and self.missing == "refuse":

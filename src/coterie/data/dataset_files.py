@@ -1,7 +1,5 @@
 """Where the files of published datasets lie, and what to say when they do not."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

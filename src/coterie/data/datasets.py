@@ -1,20 +1,16 @@
 """Datasets by name: the `data` section of an experiment, and the reader behind each name."""
 
-from __future__ import annotations
-
-import difflib
-import inspect
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from coterie.data.cifar10 import read_cifar10
 from coterie.data.cifar100 import read_cifar100
-from coterie.data.columns import refuse_private_scaling
+from coterie.data.columns import PublicSettings
 from coterie.data.digits import read_digits
 from coterie.data.folder import read_folder
 from coterie.data.glyphs import draw_glyphs
@@ -26,9 +22,7 @@ from coterie.data.records import Dataset
 from coterie.data.school import read_school
 from coterie.data.shakespeare import WINDOW, read_shakespeare
 from coterie.data.tiny_imagenet import read_tiny_imagenet
-from coterie.settings import Settings
-
-__all__ = ["DataSettings", "Dataset", "dataset_names", "load_dataset"]
+from coterie.settings import NamedSettings
 
 # A reader takes the options that are its own, and `seed` if it draws its records.
 _READERS: dict[str, Callable[..., Dataset]] = {
@@ -51,8 +45,10 @@ _READERS: dict[str, Callable[..., Dataset]] = {
 _COPIES = re.compile("augment|copies|replicat|oversampl|mixup|views")
 
 
-class DataSettings(Settings):
+class DataSettings(PublicSettings, NamedSettings):
     """Which dataset, and the options that are its own."""
+
+    functions = _READERS
 
     name: str = Field("digits", description=" | ".join(_READERS))
     path: Path | None = Field(None, description="folder: holds federation.yaml and one file per client")
@@ -77,19 +73,11 @@ class DataSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _public(cls, declared: Any) -> Any:
-        return refuse_copies(refuse_private_scaling(declared))
+    def _single(cls, declared: Any) -> Any:
+        return refuse_copies(declared)
 
     @model_validator(mode="after")
-    def _known(self) -> DataSettings:
-        if self.name not in _READERS:
-            near = difflib.get_close_matches(self.name, _READERS, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"name: {self.name!r}{hint}; allowed: {', '.join(_READERS)}")
-        for option in self.given():
-            if option not in _options(self.name):
-                owners = ", ".join(name for name in _READERS if option in _options(name))
-                raise ValueError(f"{option}: {self.name} has no such option; it belongs to {owners}")
+    def _has_path(self) -> Self:
         if self.name == "folder" and self.path is None:
             raise ValueError("path: missing; name the folder with federation.yaml and one file per client")
         return self
@@ -100,10 +88,6 @@ class DataSettings(Settings):
         if self.name != "shakespeare" or self.stride is None:
             return 1
         return math.ceil(((self.length or WINDOW) + 1) / self.stride)
-
-    def given(self) -> dict[str, Any]:
-        """The options that were set."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
 def refuse_copies(declared: Any) -> Any:
@@ -119,10 +103,6 @@ def refuse_copies(declared: Any) -> Any:
     return declared
 
 
-def _options(name: str) -> list[str]:
-    return list(inspect.signature(_READERS[name]).parameters)
-
-
 def dataset_names() -> tuple[str, ...]:
     """Every name that `data.name` may take."""
     return tuple(_READERS)
@@ -131,6 +111,6 @@ def dataset_names() -> tuple[str, ...]:
 def load_dataset(settings: DataSettings, seed: int) -> Dataset:
     """Read, or draw under the seed, the dataset that the settings name."""
     options = settings.given()
-    if "seed" in _options(settings.name):
+    if settings.takes(settings.name, "seed"):
         options["seed"] = seed
     return _READERS[settings.name](**options)

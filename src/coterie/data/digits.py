@@ -1,7 +1,5 @@
 """The 8x8 handwritten digits bundled with scikit-learn: real data that needs no download."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from coterie.data.records import Dataset, Records, Task

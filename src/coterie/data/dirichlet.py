@@ -1,15 +1,12 @@
 """Equal shares with unequal labels: Dirichlet mixtures of the classes."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
-from coterie.data.records import Array, Dataset
-from coterie.data.streams import stream
+from coterie.data.records import Array, Dataset, stream
 from coterie.errors import InputError
 from coterie.settings import Settings
 
@@ -34,43 +31,42 @@ class DirichletFederation(Settings):
     )
     test_share: float = Field(0.2, gt=0, lt=1, description="held out of a dataset without test records")
 
-
-def build_dirichlet(dataset: Dataset, settings: DirichletFederation, seed: int) -> Federation:
-    """Draw each client's labels, then deal records of those labels."""
-    task, clients = dataset.task, settings.clients
-    if task.kind != "classification":
-        raise InputError("federation.kind: dirichlet; it needs classes and this task is regression")
-    train, test = dataset.train, dataset.test
-    if test is None:
-        order = stream(seed, 0).permutation(len(train))
-        held_out = round(settings.test_share * len(train))
-        train, test = train.take(order[held_out:]), train.take(order[:held_out])
-    share = settings.records_per_client or len(train) // clients
-    if not 1 <= share <= len(train) // clients:
-        raise InputError(
-            f"federation.records_per_client: {settings.records_per_client}; {dataset.name} has "
-            f"{len(train) // clients} training records for each of {clients} clients"
-        )
-    rng = stream(seed, 1)
-    available = np.bincount(train.targets, minlength=task.classes)
-    counts = _label_counts(available, share, settings, rng)
-    ends = counts.cumsum(axis=0)
-    reach = ends / np.maximum(ends[-1], 1)
-    test_ends = np.rint(reach * np.bincount(test.targets, minlength=task.classes)).astype(np.int64)
-    mine, tests = _dealt(train.targets, ends, rng), _dealt(test.targets, test_ends, rng)
-    kept = share - round(settings.validation_share * share)
-    return Federation(
-        tuple(
-            Client(
-                client_name(index, clients),
-                train=train.take(mine[index][:kept]),
-                validation=train.take(mine[index][kept:]),
-                test=test.take(tests[index]),
+    def build(self, dataset: Dataset, seed: int) -> Federation:
+        """Draw each client's labels, then deal records of those labels."""
+        task, clients = dataset.task, self.clients
+        if task.kind != "classification":
+            raise InputError("federation.kind: dirichlet; it needs classes and this task is regression")
+        train, test = dataset.train, dataset.test
+        if test is None:
+            order = stream(seed, 0).permutation(len(train))
+            held_out = round(self.test_share * len(train))
+            train, test = train.take(order[held_out:]), train.take(order[:held_out])
+        share = self.records_per_client or len(train) // clients
+        if not 1 <= share <= len(train) // clients:
+            raise InputError(
+                f"federation.records_per_client: {self.records_per_client}; {dataset.name} has "
+                f"{len(train) // clients} training records for each of {clients} clients"
             )
-            for index in range(clients)
-        ),
-        task,
-    )
+        rng = stream(seed, 1)
+        available = np.bincount(train.targets, minlength=task.classes)
+        counts = _label_counts(available, share, self, rng)
+        ends = counts.cumsum(axis=0)
+        reach = ends / np.maximum(ends[-1], 1)
+        test_ends = np.rint(reach * np.bincount(test.targets, minlength=task.classes)).astype(np.int64)
+        mine, tests = _dealt(train.targets, ends, rng), _dealt(test.targets, test_ends, rng)
+        kept = share - round(self.validation_share * share)
+        return Federation(
+            tuple(
+                Client(
+                    client_name(index, clients),
+                    train=train.take(mine[index][:kept]),
+                    validation=train.take(mine[index][kept:]),
+                    test=test.take(tests[index]),
+                )
+                for index in range(clients)
+            ),
+            task,
+        )
 
 
 def _label_counts(

@@ -25,13 +25,11 @@ A column's range is mapped to [-1, 1]; arrays are divided by the largest absolut
 that zero stays zero.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError, model_validator
@@ -39,11 +37,11 @@ from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, Vali
 from coterie.data.columns import (
     Column,
     Names,
+    PublicSettings,
     Range,
     category_index,
     encode,
     finite_numbers,
-    refuse_private_scaling,
     unit_interval,
 )
 from coterie.data.dataset_files import unreadable
@@ -73,19 +71,14 @@ class Label(Settings):
     range: Range | None = None
 
 
-class ArrayFeatures(Settings):
+class ArrayFeatures(PublicSettings):
     """Features that come as one array per client: the shape of a record and the range of its values."""
 
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     range: Range
 
-    @model_validator(mode="before")
-    @classmethod
-    def _public(cls, declared: Any) -> Any:
-        return refuse_private_scaling(declared)
 
-
-class Declaration(Settings):
+class Declaration(PublicSettings):
     """The content of `federation.yaml`."""
 
     task: Literal["classification", "regression"]
@@ -96,13 +89,8 @@ class Declaration(Settings):
     ]
     error_cap: PositiveFloat | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _public(cls, declared: Any) -> Any:
-        return refuse_private_scaling(declared)
-
     @model_validator(mode="after")
-    def _complete(self) -> Declaration:
+    def _complete(self) -> Self:
         label, classification = self.label, self.task == "classification"
         if classification and (
             label.classes is None or label.range is not None or self.error_cap is not None

@@ -1,13 +1,10 @@
 """Characters drawn from the fonts that matplotlib ships: 28x28 images, any number, no download."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
-from coterie.data.records import Array, Dataset, Records, Task
-from coterie.data.streams import stream
+from coterie.data.records import Array, Dataset, Records, Task, stream
 
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # Interleaved by family, so that a few fonts already differ much.

@@ -1,7 +1,5 @@
 """Workers in overlapping groups: Dirichlet shares of the records, and who works with whom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 
@@ -9,7 +7,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Federation, client_name
-from coterie.data.dirichlet import DirichletFederation, build_dirichlet
+from coterie.data.dirichlet import DirichletFederation
 from coterie.data.records import Dataset
 from coterie.errors import InputError
 from coterie.groups import Structure, is_file, named_structure
@@ -33,31 +31,26 @@ class GroupsFederation(Settings):
     )
     test_share: float = Field(0.2, gt=0, lt=1, description="held out of a dataset without test records")
 
-
-def build_groups(dataset: Dataset, settings: GroupsFederation, seed: int) -> Federation:
-    """Deal the records, then say who is in which group; by labels, only after they are dealt."""
-    known = None
-    if is_file(settings.structure):
-        known = named_structure(settings.structure, settings.workers, settings.groups, prefix="federation.")
-    workers = known.workers if known else settings.workers
-    if workers is None:
-        raise InputError(
-            f"federation.workers: nothing was given, a number is needed for structure {settings.structure}"
-        )
-    dealt = build_dirichlet(
-        dataset,
-        DirichletFederation(
+    def build(self, dataset: Dataset, seed: int) -> Federation:
+        """Deal the records, then say who is in which group; by labels, only after they are dealt."""
+        known = None
+        if is_file(self.structure):
+            known = named_structure(self.structure, self.workers, self.groups, prefix="federation.")
+        workers = known.workers if known else self.workers
+        if workers is None:
+            raise InputError(
+                f"federation.workers: nothing was given, a number is needed for structure {self.structure}"
+            )
+        dealt = DirichletFederation(
             clients=workers,
-            alpha=settings.alpha,
-            records_per_client=settings.records_per_client,
-            test_share=settings.test_share,
-        ),
-        seed,
-    )
-    structure = known or _built(dealt, settings)
-    names = structure.names or tuple(client_name(index, workers, "worker") for index in range(workers))
-    clients = tuple(replace(client, name=name) for client, name in zip(dealt.clients, names, strict=True))
-    return replace(dealt, clients=clients, structure=replace(structure, names=names))
+            alpha=self.alpha,
+            records_per_client=self.records_per_client,
+            test_share=self.test_share,
+        ).build(dataset, seed)
+        structure = known or _built(dealt, self)
+        names = structure.names or tuple(client_name(index, workers, "worker") for index in range(workers))
+        clients = tuple(replace(client, name=name) for client, name in zip(dealt.clients, names, strict=True))
+        return replace(dealt, clients=clients, structure=replace(structure, names=names))
 
 
 def _built(dealt: Federation, settings: GroupsFederation) -> Structure:

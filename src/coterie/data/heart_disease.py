@@ -3,8 +3,6 @@
 Investigators: Andras Janosi, William Steinbrunn, Matthias Pfisterer, Robert Detrano.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from coterie.data.columns import Column, category_index, encode

@@ -1,7 +1,5 @@
 """MNIST, Fashion-MNIST and EMNIST: gzipped IDX files (LeCun, Cortes, Burges)."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib

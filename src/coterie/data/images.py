@@ -1,7 +1,5 @@
 """Bytes to features: pixels scaled by constants that were public before any client was asked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

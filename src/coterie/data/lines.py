@@ -5,8 +5,6 @@ scenarios: clusters of equal or of unequal size, lines that are easy or hard to 
 not printed; these are ours.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

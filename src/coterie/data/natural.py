@@ -1,15 +1,12 @@
 """The clients that the data come with: hospitals, schools, speaking roles, the files of a folder."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Client, Federation
-from coterie.data.records import Array, Dataset
-from coterie.data.streams import stream
+from coterie.data.records import Array, Dataset, stream
 from coterie.errors import DataError, InputError
 from coterie.settings import Settings
 
@@ -34,42 +31,41 @@ class NaturalFederation(Settings):
         description="share of a client's records held out, if the dataset has no test records",
     )
 
-
-def build_natural(dataset: Dataset, settings: NaturalFederation, seed: int) -> Federation:
-    """Give every owner its records, split into training, validation and test."""
-    owners = dataset.owners
-    if owners is None:
-        raise InputError(
-            f"federation.kind: natural; {dataset.name} has no natural clients, "
-            "allowed: clusters, dirichlet, groups"
-        )
-    count = len(owners.names)
-    positions = _positions(owners.train, count)
-    test_positions = None if owners.test is None else _positions(owners.test, count)
-    parts: list[tuple[Array, Array, Array]] = []
-    for index in range(count):
-        if test_positions is None:
-            train, apart, test = split_records(positions[index], settings, seed, index)
-        else:
-            shares = settings.model_copy(update={"test_share": 0.0})
-            train, apart, _ = split_records(positions[index], shares, seed, index)
-            test = test_positions[index]
-        parts.append((train, apart, test))
-    test_pool = dataset.train if dataset.test is None else dataset.test
-    drawn = _drawn(dataset, settings, parts, seed)
-    return Federation(
-        tuple(
-            Client(
-                owners.names[index],
-                train=dataset.train.take(parts[index][0]),
-                validation=dataset.train.take(parts[index][1]),
-                test=test_pool.take(parts[index][2]),
+    def build(self, dataset: Dataset, seed: int) -> Federation:
+        """Give every owner its records, split into training, validation and test."""
+        owners = dataset.owners
+        if owners is None:
+            raise InputError(
+                f"federation.kind: natural; {dataset.name} has no natural clients, "
+                "allowed: clusters, dirichlet, groups"
             )
-            for index in drawn
-        ),
-        dataset.task,
-        None if owners.clusters is None else tuple(int(owners.clusters[index]) for index in drawn),
-    )
+        count = len(owners.names)
+        positions = _positions(owners.train, count)
+        test_positions = None if owners.test is None else _positions(owners.test, count)
+        parts: list[tuple[Array, Array, Array]] = []
+        for index in range(count):
+            if test_positions is None:
+                train, apart, test = split_records(positions[index], self, seed, index)
+            else:
+                shares = self.model_copy(update={"test_share": 0.0})
+                train, apart, _ = split_records(positions[index], shares, seed, index)
+                test = test_positions[index]
+            parts.append((train, apart, test))
+        test_pool = dataset.train if dataset.test is None else dataset.test
+        drawn = _drawn(dataset, self, parts, seed)
+        return Federation(
+            tuple(
+                Client(
+                    owners.names[index],
+                    train=dataset.train.take(parts[index][0]),
+                    validation=dataset.train.take(parts[index][1]),
+                    test=test_pool.take(parts[index][2]),
+                )
+                for index in drawn
+            ),
+            dataset.task,
+            None if owners.clusters is None else tuple(int(owners.clusters[index]) for index in drawn),
+        )
 
 
 def split_records(

@@ -1,7 +1,5 @@
 """What a federation is made of: records, the task they pose, and the dataset they come in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,12 +27,12 @@ class Records:
     def __repr__(self) -> str:
         return f"Records({len(self)} of shape {self.features.shape[1:]}, {self.features.dtype})"
 
-    def take(self, indices: Array | slice) -> Records:
+    def take(self, indices: Array | slice) -> "Records":
         """The records at these positions, in this order."""
         return Records(self.features[indices], self.targets[indices])
 
     @classmethod
-    def joined(cls, parts: Iterable[Records]) -> Records:
+    def joined(cls, parts: Iterable["Records"]) -> "Records":
         """The records of all parts, one part after the other."""
         features, targets = zip(*((part.features, part.targets) for part in parts), strict=True)
         return cls(np.concatenate(features), np.concatenate(targets))
@@ -110,7 +108,7 @@ class Dataset:
         task: Task,
         note: str,
         test: Mapping[str, Records] | None = None,
-    ) -> Dataset:
+    ) -> "Dataset":
         """From the records of each natural client; `test` has the same clients."""
         held_out = None if test is None else Records.joined(test.values())
         owners = Owners(tuple(train), _owner(train), None if test is None else _owner(test))
@@ -120,3 +118,8 @@ class Dataset:
 def _owner(parts: Mapping[str, Records]) -> Array:
     """The place of the owner of each record, where the owners' records follow one another."""
     return np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+
+
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """An independent generator for each key, so that one more cluster leaves the others as they were."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -1,7 +1,5 @@
 """Exam scores of London pupils; a client is one school (Inner London Education Authority)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from coterie.data.dataset_files import dataset_files, unreadable

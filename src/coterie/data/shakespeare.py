@@ -1,7 +1,5 @@
 """Next-character prediction on Shakespeare's plays; a client is one speaking role in one play."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

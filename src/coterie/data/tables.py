@@ -1,7 +1,5 @@
 """Tables of one client, from CSV or parquet, with the place of every row for messages."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,7 +112,7 @@ def read_csv(path: Path, header: tuple[str, ...] | None = None) -> ClientTable:
     )
 
 
-def _fits(integers: pa.ChunkedArray) -> bool:
+def _fits(integers: "pa.ChunkedArray") -> bool:
     """Whether floats hold these integers exactly; longer ones, as of identifiers, stay text."""
     import pyarrow.compute as pc
 

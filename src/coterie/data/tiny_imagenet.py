@@ -1,7 +1,5 @@
 """TinyImageNet as it is published: a folder of JPEG files for each of 200 classes, and one for validation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

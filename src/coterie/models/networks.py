@@ -1,7 +1,5 @@
 """The papers' networks. None mixes the records of a batch, works in place or draws random numbers."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

@@ -1,24 +1,20 @@
 """Models by name: the `model` section of an experiment, and the function behind each name."""
 
-from __future__ import annotations
-
-import difflib
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 from torch import nn
 
 from coterie.data.records import Task
 from coterie.errors import InputError
 from coterie.models import networks
 from coterie.models.check import check_model, one_line
-from coterie.settings import Settings
+from coterie.settings import NamedSettings
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "softmax": networks.softmax,
@@ -40,12 +36,15 @@ WIDEST = 2**16
 """Width of a layer beyond which a model, which a server may name to a site, is a way to fill its memory."""
 
 
-class ModelSettings(Settings):
+class ModelSettings(NamedSettings):
     """Which model, and the options that are its own.
 
     `package.module:function` names a user's own: the function gets the task and returns an `nn.Module` that
     maps features of shape (n, *task.shape) to outputs of shape (n, task.outputs).
     """
+
+    functions = _NETWORKS
+    own_form = "package.module:function"
 
     name: str = Field("softmax", description=" | ".join([*_NETWORKS, "package.module:function"]))
     hidden: PositiveInt | None = Field(
@@ -56,38 +55,10 @@ class ModelSettings(Settings):
     )
     layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
 
-    @model_validator(mode="after")
-    def _known(self) -> ModelSettings:
-        if not self.own and self.name not in _NETWORKS:
-            near = difflib.get_close_matches(self.name, _NETWORKS, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(
-                f"name: {self.name!r}{hint}; allowed: {', '.join(_NETWORKS)} or package.module:function"
-            )
-        for option in self.given():
-            if option not in _options(self.name):
-                owners = ", ".join(name for name in _NETWORKS if option in _options(name))
-                raise ValueError(f"{option}: {self.name} has no such option; it belongs to {owners}")
-        return self
-
     @property
     def own(self) -> bool:
         """Whether it is a user's own code."""
         return ":" in self.name
-
-    def given(self) -> dict[str, int]:
-        """The options that were set."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
-
-def _options(name: str) -> list[str]:
-    """The options of a registered model: what its function takes beside the task."""
-    return list(inspect.signature(_NETWORKS[name]).parameters)[1:] if name in _NETWORKS else []
-
-
-def model_names() -> tuple[str, ...]:
-    """Every registered name that `model.name` may take."""
-    return tuple(_NETWORKS)
 
 
 def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: bool = False) -> nn.Module:

@@ -1,7 +1,5 @@
 """What a model and the code around it hold, written down so that two moments can be compared."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import types
