@@ -13,7 +13,7 @@ from coterie.experiment.sweep import Sweep
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
 from coterie.reproduce import running
-from coterie.reproduce.declared import EVERYTHING, ScaleName, Selection, find
+from coterie.reproduce.declared import EVERYTHING, ScaleName, Subset, find
 from coterie.reproduce.page import write_reproduction_report
 from coterie.reproduce.table import Reproduction
 
@@ -63,7 +63,7 @@ def reproduce(
     out: str | Path,
     *,
     scale: str = "quick",
-    selection: Selection = EVERYTHING,
+    selection: Subset = EVERYTHING,
     overrides: Sequence[str] = (),
     resume: bool = False,
     workers: int | None = None,

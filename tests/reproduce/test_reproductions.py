@@ -18,7 +18,7 @@ from coterie.reproduce.declared import (
     EVERYTHING,
     PublishedExperiment,
     ScaleName,
-    Selection,
+    Subset,
     find,
     names,
     parse,
@@ -96,7 +96,7 @@ def test_the_publication_prints_what_stands_beside_r_dpcfl(name: str) -> None:
 
 
 def test_a_part_is_chosen_by_budget_algorithm_and_seed() -> None:
-    sweep = sweep_of(find("rdpcfl-mnist"), ScaleName.PAPER, Selection((2, 4.5), ("oracle", "local"), (7,)))
+    sweep = sweep_of(find("rdpcfl-mnist"), ScaleName.PAPER, Subset((2, 4.5), ("oracle", "local"), (7,)))
     assert sweep is not None
     assert [tuple(cell.values.values()) for cell in sweep.cells()] == [
         (algorithm, epsilon, 7) for algorithm in ("oracle", "local") for epsilon in (2, 4.5)
@@ -104,7 +104,7 @@ def test_a_part_is_chosen_by_budget_algorithm_and_seed() -> None:
     with pytest.raises(
         InputError, match=r"--algorithms: 'oracles' is not part of rdpcfl-mnist; allowed: r-dpcfl"
     ):
-        sweep_of(find("rdpcfl-mnist"), ScaleName.PAPER, Selection(algorithms=("oracles",)))
+        sweep_of(find("rdpcfl-mnist"), ScaleName.PAPER, Subset(algorithms=("oracles",)))
 
 
 def test_overrides_reach_every_run_and_mistakes_in_them_are_found() -> None:
@@ -181,7 +181,7 @@ def test_a_folder_grows_without_touching_what_is_finished(
     out = tmp_path / "copy"
     shutil.copytree(finished.folder, out)
     before = {path: path.read_bytes() for path in sorted(out.glob("runs/cells/*/*.json*"))}
-    grown = reproduce(tiny, ScaleName.QUICK, out, selection=Selection((5,), ("local",)), resume=True)
+    grown = reproduce(tiny, ScaleName.QUICK, out, selection=Subset((5,), ("local",)), resume=True)
     assert [(line.row, line.setting["privacy.epsilon"]) for line in grown.lines] == [
         ("local", 5),
         ("r-dpcfl", 10),

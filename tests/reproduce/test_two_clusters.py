@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from coterie.reproduce.two_clusters import (
-    LATE,
+    CURVATURE,
+    OPTIMA,
     STRATEGIES,
     TRAPPED_START,
+    Floats,
     choose_by_loss,
-    gradient,
-    loss,
     play,
     same_groups,
     split_by_update,
@@ -17,6 +17,17 @@ from coterie.reproduce.two_clusters import (
 )
 
 BY_LOSS, BY_UPDATE, BOTH = STRATEGIES
+LATE = (-4.5, 5.5)
+"""Models of the two clusters after some rounds, as printed."""
+
+
+def gradient(theta: float) -> Floats:
+    """Of each client, as a round computes it."""
+    return CURVATURE * (theta - OPTIMA)
+
+
+def loss(theta: float) -> Floats:
+    return CURVATURE / 2 * (theta - OPTIMA) ** 2
 
 
 def test_losses_and_gradients_are_the_printed_ones() -> None:

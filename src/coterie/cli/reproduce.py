@@ -11,7 +11,7 @@ from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.files import finite
-from coterie.reproduce.declared import ScaleName, Selection, find, names, sweep_of
+from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
 from coterie.reproduce.markdown import write_into
 from coterie.reproduce.table import Line, Reproduction, setting_text
 
@@ -52,7 +52,7 @@ def reproduce(
         return
     published = find(name)
     wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
-    selection = Selection(tuple(epsilon or ()), wanted, tuple(seeds or ()))
+    selection = Subset(tuple(epsilon or ()), wanted, tuple(seeds or ()))
     target = out or Path("runs") / f"reproduce-{name}-{scale.value}"
     if render:
         result = api.render(target)

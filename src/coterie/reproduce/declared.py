@@ -28,13 +28,12 @@ class ScaleName(StrEnum):
 
 
 class Source(Settings):
-    """Where the printed numbers stand."""
+    """Where the printed numbers stand; `rows` has the publication's names of rows that we call otherwise."""
 
     source: str
     data: str
     shift: str
     rows: Mapping[str, str] = Field(default_factory=dict)
-    """The publication's algorithm for each of our rows that is called otherwise there."""
 
 
 class Contender(Settings):
@@ -51,20 +50,23 @@ class Contender(Settings):
 
 
 class ExperimentScale(Settings):
-    """One size of a published experiment: its runs, and what differs from the publication."""
+    """One size of a published experiment: its runs, and what differs from the publication.
+
+    Args:
+        best_of: a key that varies: of its values, each row shows the one with the best average accuracy.
+        panels: rows that share a chart of accuracy and one of loss, by what the charts are called.
+        matrices: rows of which the figure `leakage` draws who learns how much about whom; by default all.
+        references: epochs of the central models for F_acc and F_loss; 0 trains none.
+    """
 
     base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
     best_of: str | None = None
-    """A key that varies: of its values, each row shows the one with the best average accuracy."""
     algorithms: tuple[Contender, ...] = ()
     differs: tuple[str, ...] = ()
     panels: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Rows that share a chart of accuracy and one of loss, by what the charts are called."""
     matrices: tuple[str, ...] = ()
-    """Rows of which the figure `leakage` draws who learns how much about whom; by default all."""
     references: int = Field(0, ge=0)
-    """Epochs of the central models for F_acc and F_loss; 0 trains none."""
 
 
 class PublishedExperiment(Settings):
@@ -80,7 +82,7 @@ class PublishedExperiment(Settings):
 
 
 @dataclass(frozen=True)
-class Selection:
+class Subset:
     """A part of a reproduction; what is empty is not narrowed."""
 
     epsilons: tuple[float, ...] = ()
@@ -88,7 +90,7 @@ class Selection:
     seeds: tuple[int, ...] = ()
 
 
-EVERYTHING = Selection()
+EVERYTHING = Subset()
 
 
 def names() -> list[str]:
@@ -119,7 +121,7 @@ def parse(name: str, text: str) -> PublishedExperiment:
 def sweep_of(
     published: PublishedExperiment,
     scale: ScaleName,
-    selection: Selection = EVERYTHING,
+    selection: Subset = EVERYTHING,
     overrides: Sequence[str] = (),
 ) -> Sweep | None:
     """The runs of a published experiment, or of a part of it; None where it has none."""

@@ -13,7 +13,7 @@ from coterie.privacy.plans import FIRST_ROUND, TRAINING, RecordReleases, noise_o
 
 
 @dataclass(frozen=True)
-class ClientBudget:
+class NoiseExample:
     """A client and its budget; the defaults are the setting of the publication's Figures 3 and 4."""
 
     records: int = 6600
@@ -26,7 +26,7 @@ class ClientBudget:
 
 
 @cache
-def noise_multiplier(client: ClientBudget, first: int, later: int) -> float:
+def noise_multiplier(client: NoiseExample, first: int, later: int) -> float:
     """The z that fits the budget with these batches in round 1 and afterwards."""
     own = RecordReleases(client.records, clip=client.clip)
     batches = {FIRST_ROUND: (first, 1), TRAINING: (later, client.rounds - 1)}
@@ -40,7 +40,7 @@ def noise_multiplier(client: ClientBudget, first: int, later: int) -> float:
     return noise
 
 
-def update_variance(client: ClientBudget, first: int, later: int, *, in_round_1: bool) -> float:
+def update_variance(client: NoiseExample, first: int, later: int, *, in_round_1: bool) -> float:
     """Variance of the noise in a client's update of one round, summed over its coordinates."""
     return update_noise_variance(
         records=client.records,

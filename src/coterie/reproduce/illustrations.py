@@ -53,7 +53,7 @@ def two_clusters_on_a_line() -> Iterator[Figure]:
 
 def noise_by_batches() -> Iterator[Figure]:
     """The noise multiplier and the noise of an update against the batches of round 1 and of later rounds."""
-    client = first_round.ClientBudget()
+    client = first_round.NoiseExample()
     firsts = (16, 64, 256, 1024, client.records)
     laters = (8, 16, 32, 64, 128, 256)
     batch = Scale(
@@ -101,7 +101,7 @@ def noise_by_batches() -> Iterator[Figure]:
             f"{where}.",
         )
     budgets = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
-    large = {epsilon: first_round.ClientBudget(records=50_000, epsilon=epsilon) for epsilon in budgets}
+    large = {epsilon: first_round.NoiseExample(records=50_000, epsilon=epsilon) for epsilon in budgets}
     yield line_figure(
         "ratio",
         "What a full batch in round 1 costs all rounds",

@@ -18,23 +18,20 @@ Key = tuple[str, str, str, str, float]
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed number: mean and, where it can be read, standard deviation over seeds, and its table."""
+    """One printed number and its table: the mean, and the standard deviation over seeds, where readable."""
 
     mean: float | None
-    """None where it is unreadable."""
     std: float | None
     table: int
 
 
 @dataclass(frozen=True)
 class Publication:
-    """The numbers of one publication and what it calls our algorithms."""
+    """The numbers of one publication, all but f_loss in percent, and what it calls each of our algorithms."""
 
     source: str
     algorithms: Mapping[str, str]
-    """Our name of each algorithm, and the publication's."""
     numbers: Mapping[Key, Printed]
-    """All but f_loss in percent."""
 
     def printed(self, data: str, shift: str, algorithm: str, figure: str, epsilon: float) -> Printed | None:
         """The number with its table, or None if the publication prints none for this."""

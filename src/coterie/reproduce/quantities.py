@@ -15,7 +15,12 @@ from coterie.table import NONE
 
 @dataclass(frozen=True)
 class Quantity:
-    """A figure of the table."""
+    """A figure of the table.
+
+    Args:
+        is_promise: an epsilon, never to be rounded down.
+        unit: the unit of privacy that papers which print it are about; None: any.
+    """
 
     key: str
     heading: str
@@ -24,9 +29,7 @@ class Quantity:
     scale: float = 100.0
     digits: int = 1
     is_promise: bool = False
-    """An epsilon: never to be rounded down."""
     unit: Unit | None = None
-    """The unit of privacy that papers which print it are about; None: any."""
 
     def value(self, run: FinishedRun) -> float | None:
         found = self.of(run) if self.unit in (None, run.unit) else None

@@ -20,7 +20,7 @@ from coterie.experiment.cells import Progress, compare
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text
 from coterie.reproduce.central import central_scores
-from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Selection, sweep_of
+from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Subset, sweep_of
 from coterie.reproduce.markdown import markdown
 from coterie.reproduce.table import RECORD, Reproduction, to_csv
 
@@ -30,7 +30,7 @@ def reproduce(
     scale: ScaleName,
     out: Path,
     *,
-    selection: Selection = EVERYTHING,
+    selection: Subset = EVERYTHING,
     overrides: Sequence[str] = (),
     resume: bool = False,
     workers: int | None = None,
@@ -85,7 +85,7 @@ def _claim(
     return known
 
 
-def _wanted(begun: Reproduction, selection: Selection) -> Sweep | None:
+def _wanted(begun: Reproduction, selection: Subset) -> Sweep | None:
     """The runs of the folder, and those of a new selection."""
     known = begun.sweep
     if known is not None and selection == EVERYTHING:

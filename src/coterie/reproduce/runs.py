@@ -19,14 +19,17 @@ from coterie.training.scoring import Score
 
 @dataclass(frozen=True)
 class Charged:
-    """What a run executed, from its ledger, against what its plan declared."""
+    """What a run executed, from its ledger, against what its plan declared.
+
+    Args:
+        exact: every release of every client exactly as often as planned.
+        within: none more often than planned.
+    """
 
     planned: int
     executed: int
     exact: bool
-    """Every release of every client exactly as often as planned."""
     within: bool
-    """None more often than planned."""
     spent: float
     promised: float
 
@@ -64,14 +67,18 @@ def charged_in(path: Path, result: RunResult) -> Charged:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished cell and what its ledger says."""
+    """A finished cell and what its ledger says.
+
+    Args:
+        test_records: held-out records of the client with fewest, and of the one with most: how fine its
+            accuracy can be.
+    """
 
     cell: Cell
     result: RunResult
     fairness: Fairness
     charged: Charged
     test_records: tuple[int, int]
-    """Held-out records of the client with fewest, and of the one with most: how fine its accuracy can be."""
 
     @classmethod
     def read(cls, cell: Cell, path: Path, out: Path) -> "FinishedRun":

@@ -37,12 +37,11 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: ours, and the printed number where there is one."""
+    """One cell: ours with its standard deviation over seeds, and the printed number where there is one."""
 
     quantity: Quantity
     ours: float | None
     spread: float | None
-    """Standard deviation over our seeds."""
     printed: Printed | None
 
     @property
@@ -84,16 +83,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    """One algorithm under one setting."""
+    """One algorithm under one setting.
+
+    Args:
+        printed_as: what the publication calls it, if it has it.
+        best: the setting that was best for this row, where several were tried.
+    """
 
     row: str
     setting: Mapping[str, Any]
     runs: tuple[FinishedRun, ...]
     entries: tuple[Entry, ...]
     printed_as: str | None
-    """What the publication calls it, if it has it."""
     best: str = ""
-    """The setting that was best for this row, where several were tried."""
 
     @property
     def name(self) -> str:
@@ -157,19 +159,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A published table beside ours: what the folder of a reproduction holds now."""
+    """A published table beside ours: what the folder of a reproduction holds now.
+
+    Args:
+        sweep: None where figures need no runs.
+        source: the publication, where it prints numbers.
+        missing: cells that have not finished.
+    """
 
     folder: Path
     experiment: PublishedExperiment
     scale_name: ScaleName
     overrides: tuple[str, ...]
     sweep: Sweep | None = None
-    """None where figures need no runs."""
     lines: tuple[Line, ...] = ()
     source: str | None = None
-    """The publication, where it prints numbers."""
     missing: tuple[str, ...] = ()
-    """Cells that have not finished."""
 
     @classmethod
     def load(cls, path: Path) -> "Reproduction":

@@ -20,39 +20,24 @@ OPTIMA = np.array([-6.0, -5.0, 5.0, 6.0])
 TRUTH = (0, 0, 1, 1)
 CURVATURE = 8.0
 TRAPPED_START = (13.0, 0.0)
-LATE = (-4.5, 5.5)
-"""Models of the two clusters after some rounds, as printed."""
 
 STRATEGIES = ("by loss", "by update, each round", "by update first, then by loss")
 
 
-def loss(theta: float | Floats) -> Floats:
-    """Loss of each client (last axis) at a model."""
-    return np.asarray(CURVATURE / 2 * (np.asarray(theta)[..., None] - OPTIMA) ** 2)
-
-
-def gradient(theta: float | Floats) -> Floats:
-    """Gradient of each client at a model."""
-    return np.asarray(CURVATURE * (np.asarray(theta)[..., None] - OPTIMA))
-
-
 def choose_by_loss(models: Sequence[float] | Floats) -> tuple[int, ...]:
     """The model with the lowest loss, for each client."""
-    return tuple(int(k) for k in np.argmin(loss(np.asarray(models, dtype=np.float64)), axis=0))
+    losses = CURVATURE / 2 * (np.asarray(models)[:, None] - OPTIMA) ** 2
+    return tuple(np.argmin(losses, axis=0).tolist())
 
 
 def split_by_update(updates: Floats) -> tuple[int, ...]:
     """Two groups of updates, closest within: on a line, the best of the cuts between neighbours."""
     order = np.argsort(updates)
-    ranked = updates[order]
-
-    def within(cut: int) -> float:
-        return float(sum(((part - part.mean()) ** 2).sum() for part in (ranked[:cut], ranked[cut:])))
-
-    cut = min(range(1, len(ranked)), key=within)
-    labels = np.zeros(len(updates), dtype=int)
-    labels[order[cut:]] = 1
-    return tuple(int(label) for label in labels)
+    cuts = [(updates[order[:cut]], updates[order[cut:]]) for cut in range(1, len(order))]
+    within = [sum(((part - part.mean()) ** 2).sum() for part in cut) for cut in cuts]
+    labels = np.zeros(len(order), dtype=int)
+    labels[order[int(np.argmin(within)) + 1 :]] = 1
+    return tuple(labels.tolist())
 
 
 def same_groups(found: Sequence[int]) -> bool:
@@ -64,8 +49,8 @@ def same_groups(found: Sequence[int]) -> bool:
 class Course:
     """Models of both clusters and the groups of the clients, from round to round."""
 
-    models: tuple[tuple[float, float], ...]
-    groups: tuple[tuple[int, ...], ...]
+    models: Sequence[tuple[float, float]]
+    groups: Sequence[tuple[int, ...]]
 
     @property
     def found(self) -> bool:
@@ -73,7 +58,7 @@ class Course:
 
 
 def play(
-    strategy: str, start: Sequence[float], noise: float, rng: np.random.Generator, rounds: int = 30
+    strategy: str, start: Sequence[float] | Floats, noise: float, rng: np.random.Generator, rounds: int = 30
 ) -> Course:
     """Train the two models with one way of grouping the clients; every gradient carries noise.
 
@@ -84,27 +69,25 @@ def play(
             can be compared only where they start from the same model.
         noise: standard deviation of what is added to every gradient.
     """
-    step = 0.03
+    by_loss, by_update, both = (strategy == name for name in STRATEGIES)
     models = np.array(start, dtype=np.float64)
     groups: tuple[int, ...] = (0, 0, 0, 0)
     history, chosen = [(float(models[0]), float(models[1]))], []
-    if strategy == STRATEGIES[2]:
+    if both:
         models[:] = models.mean()
     for round_ in range(rounds):
-        if strategy == STRATEGIES[0] or (strategy == STRATEGIES[2] and round_ > rounds // 2):
+        if by_loss or (both and round_ > rounds // 2):
             groups = choose_by_loss(models)
         began = models[list(groups)]
         noisy = CURVATURE * (began - OPTIMA) + noise * rng.standard_normal(len(OPTIMA))
-        if strategy == STRATEGIES[1] or (strategy == STRATEGIES[2] and round_ == 0):
+        if by_update or (both and round_ == 0):
             groups = split_by_update(noisy)
-        reached = began - step * noisy
-        for k in range(2):
-            mine = [client for client in range(len(OPTIMA)) if groups[client] == k]
-            if mine:
-                models[k] = reached[mine].mean()
+        reached = began - 0.03 * noisy
+        for k in set(groups):
+            models[k] = reached[np.equal(groups, k)].mean()
         history.append((float(models[0]), float(models[1])))
         chosen.append(groups)
-    return Course(tuple(history), tuple(chosen))
+    return Course(history, chosen)
 
 
 def success(strategy: str, noise: float, draws: int, seed: int) -> float:
