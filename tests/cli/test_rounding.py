@@ -23,7 +23,7 @@ from coterie.privacy import Adjacency, Budget, BudgetError, Unit, calibrate, gua
 from coterie.privacy.plan import UnitPlan
 from coterie.report import numbers
 from coterie.report.comparison import comparison_report
-from coterie.report.grid import CellRun, Comparison, Setting
+from coterie.report.grid import Comparison, Setting
 from coterie.report.record import ACCURACY, ClientFacts, RoundLine, RunRecord
 from coterie.report.run import run_report
 
@@ -164,9 +164,8 @@ def test_the_page_of_a_comparison(record: RunRecord, tmp_path: Path) -> None:
         warnings=(),
     )
     check(repr(result))
-    run = CellRun(sweep.cells()[0], result, record.rounds, ACCURACY, has_findings=False, has_report=False)
-    setting = Setting(ROW.values, ROW, (run,), 0)
-    check(comparison_report(Comparison("c", sweep, 1, (setting,), (), TOTAL, None)))
+    run = dataclasses.replace(record, result=result, name=sweep.cells()[0].name)
+    check(comparison_report(Comparison("c", sweep, (Setting(ROW.values, ROW, (run,), 0),), (), TOTAL)))
 
 
 def test_numbers_of_reports_and_reprs() -> None:

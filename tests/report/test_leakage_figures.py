@@ -123,9 +123,8 @@ def runs(tmp_path: Path) -> SimpleNamespace:
         folder = tmp_path / row.replace("/", "-")
         folder.mkdir()
         written(folder / "leakage.json", ring(12, 4), noise=noise)
-        experiment = SimpleNamespace(schedule=SimpleNamespace(rounds=rounds))
-        result = SimpleNamespace(folder=folder, accuracy=SimpleNamespace(mean=accuracy))
-        run = SimpleNamespace(cell=SimpleNamespace(experiment=experiment), result=result)
+        reached = SimpleNamespace(mean=accuracy)
+        run = SimpleNamespace(planned_rounds=rounds, accuracy=reached, leakage=read(folder / "leakage.json"))
         settings.append(SimpleNamespace(values={LABEL: row}, runs=[run]))
     return SimpleNamespace(settings=settings)
 

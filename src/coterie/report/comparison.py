@@ -9,10 +9,12 @@ from markupsafe import Markup
 
 from coterie import __version__
 from coterie.experiment.claim import RunClaim, with_claim
+from coterie.experiment.folder import RunFolder
 from coterie.files import write_text
 from coterie.report import grid_figures, words
+from coterie.report.clusters import Clusters
 from coterie.report.drawing import Figure, chip
-from coterie.report.grid import CellRun, Comparison, Failure, Setting, is_exact, read_comparison
+from coterie.report.grid import Comparison, Failure, Setting, read_comparison
 from coterie.report.numbers import count, epsilon, fixed, seconds
 from coterie.report.outside import (
     LEFT_OUT,
@@ -22,6 +24,7 @@ from coterie.report.outside import (
     public_comparison,
 )
 from coterie.report.page import page
+from coterie.report.record import RunRecord
 from coterie.table import NONE, Table
 
 MANY_RUNS = 40
@@ -39,7 +42,7 @@ def write_comparison_report(folder: Path, *, public: bool = False) -> Path:
     comparison = read_comparison(folder)
     target = folder / ("public.html" if public else "report.html")
     page = comparison_report(public_comparison(comparison) if public else comparison)
-    claims = {run.cell.name: RunClaim.of(run.result.folder) for run in _finished(comparison)}
+    claims = {run.name: RunClaim.of(run.outcome.folder) for run in comparison.runs}
     write_text(target, with_claim(page, claims))
     return target
 
@@ -52,7 +55,7 @@ def comparison_figures(folder: Path, *, public: bool = False) -> list[Figure]:
 
 def comparison_report(comparison: Comparison) -> str:
     """The whole page."""
-    runs, settings = _finished(comparison), comparison.settings
+    runs, settings = comparison.runs, comparison.settings
     return page(
         "comparison",
         _title(comparison),
@@ -64,14 +67,14 @@ def comparison_report(comparison: Comparison) -> str:
         promises=[(words.setting(each.values), each.row.guarantee) for each in settings],
         releases=_releases(comparison),
         results=_results(comparison),
-        exact=is_exact(comparison),
+        exact=comparison.is_exact,
         figures=grid_figures.figures_of(comparison),
         beside=2 if len(settings) >= TALL else 1,
         shared=_shared(comparison),
-        runs=_runs(comparison, runs),
+        runs=_runs(comparison),
         runs_of=count(len(runs), "finished run"),
         many=MANY_RUNS,
-        warned=[(run.cell.name, warning) for run in runs for warning in run.result.warnings],
+        warned=[(run.name, warning) for run in runs for warning in run.warnings],
         failed=list(map(_failed, comparison.failures)),
     )
 
@@ -88,8 +91,8 @@ def _title(comparison: Comparison) -> str:
 
 
 def _lede(comparison: Comparison) -> str:
-    finished = comparison.cells - len(comparison.failures)
-    done = f"{finished} of {count(comparison.cells, 'run')} finished"
+    finished = len(comparison.runs)
+    done = f"{finished} of {count(len(comparison.sweep.cells()), 'run')} finished"
     if not comparison.settings:
         return f"{done}."
     judged = [setting for setting in comparison.settings if not math.isnan(setting.row.accuracy)]
@@ -108,27 +111,21 @@ def _notices(comparison: Comparison) -> Iterator[tuple[str, str]]:
     elif any(cell.experiment.own_records for cell in comparison.sweep.cells()):
         if not comparison.has_privacy:
             yield "warn", MUST_NOT_UNBOUNDED
-        elif is_exact(comparison) or not all_tell_times(comparison):
+        elif comparison.is_exact or not all_tell_times(comparison):
             yield "warn", MUST_NOT
     if comparison.failures:
         unfinished = count(len(comparison.failures), "run")
         yield "warn", f"{unfinished} did not finish; see the end of this page."
-    warned = sum(bool(run.result.warnings) for run in _finished(comparison))
+    warned = sum(bool(run.warnings) for run in comparison.runs)
     if warned:
         yield "warn", f"{count(warned, 'run')} with warnings; see the end of this page."
-
-
-def _finished(comparison: Comparison) -> list[CellRun]:
-    return [run for setting in comparison.settings for run in setting.runs]
 
 
 def _releases(comparison: Comparison) -> Table:
     """One row for every kind of release of every setting."""
     rows: list[dict[str, str]] = []
     for setting in comparison.settings:
-        if setting.guarantee is None:
-            continue
-        told = words.releases(setting.guarantee) if setting.guarantee else Table([], [])
+        told = words.releases(setting.runs[0].guarantee) if setting.runs[0].guarantee else Table([], [])
         for row in told.rows:
             rows.append(
                 {"Setting": words.setting(setting.values), **dict(zip(told.headings, row, strict=True))}
@@ -139,7 +136,7 @@ def _releases(comparison: Comparison) -> Table:
 def _results(comparison: Comparison) -> Table:
     measure, settings = comparison.measure, comparison.settings
     several = any(setting.row.runs > 1 for setting in settings)
-    named = words.headings(comparison.varying or ["setting"], ["Runs", "Noise", "Disparity"])
+    named = words.headings(comparison.sweep.varying or ["setting"], ["Runs", "Noise", "Disparity"])
     first, *others = named
     rows = []
     for setting in settings:
@@ -189,7 +186,7 @@ def _clusters_found(setting: Setting) -> str:
     if all(run.knows_truth for run in setting.runs):
         return "given"
     found = setting.row.clusters_found
-    if found is None or not any(run.looked_for_clusters for run in setting.runs):
+    if found is None or not any(Clusters(run).looked_for for run in setting.runs):
         return NONE
     if setting.row.runs == 1:
         return "yes" if found else "no"
@@ -197,42 +194,40 @@ def _clusters_found(setting: Setting) -> str:
 
 
 def _chip(comparison: Comparison, setting: Setting) -> str:
-    if not comparison.varying:
+    if not comparison.sweep.varying:
         return "all runs"
-    text = str(setting.values[comparison.varying[0]])
-    return chip(text, setting.colour) if comparison.leading == comparison.varying[0] else text
+    text = str(setting.values[comparison.sweep.varying[0]])
+    return chip(text, setting.colour) if comparison.leading == comparison.sweep.varying[0] else text
 
 
 def _shared(comparison: Comparison) -> list[tuple[str, str]]:
     """What the grid left alone, as it was in every run."""
-    if comparison.example is None:
+    if not comparison.runs:
         return []
     varied = {key.partition(".")[0] for key, values in comparison.sweep.grid.items() if len(values) > 1}
-    return [(name, text) for name, text in words.what_ran(comparison.example) if name.lower() not in varied]
+    return [(name, text) for name, text in words.what_ran(comparison.runs[0]) if name.lower() not in varied]
 
 
-def _runs(comparison: Comparison, runs: list[CellRun]) -> Table:
-    measure = comparison.measure
-    named = words.headings(list(comparison.sweep.grid))
+def _runs(comparison: Comparison) -> Table:
+    measure, named = comparison.measure, words.headings(list(comparison.sweep.grid))
+    values = {cell.name: cell.values for cell in comparison.sweep.cells()}
     rows = [
         {
-            "Report": _link(run),
-            **{
-                heading: str(run.cell.values[key]) for heading, key in named.items() if key in run.cell.values
-            },
-            f"Mean {measure.name}": measure.text(run.result.accuracy.mean if run.result.accuracy else None),
-            "Worst client": measure.text(run.result.accuracy.min if run.result.accuracy else None),
-            _time(comparison): seconds(run.result.seconds),
+            "Report": run.name if comparison.public else _link(run),
+            **{named[key]: str(value) for key, value in values[run.name].items()},
+            f"Mean {measure.name}": measure.text(run.accuracy.mean if run.accuracy else None),
+            "Worst client": measure.text(run.accuracy.min if run.accuracy else None),
+            _time(comparison): seconds(run.outcome.seconds),
         }
-        for run in runs
+        for run in comparison.runs
     ]
     return Table.of(rows, "Every finished run", words=list(named.values())).without_empty()
 
 
-def _link(run: CellRun) -> str:
-    if not run.has_report:
-        return run.cell.name
-    return Markup('<a href="cells/{}/report.html">{}</a>').format(quote(run.cell.name), run.cell.name)
+def _link(run: RunRecord) -> str:
+    if not RunFolder(run.outcome.folder).report.exists():
+        return run.name
+    return Markup('<a href="cells/{}/report.html">{}</a>').format(quote(run.name), run.name)
 
 
 def _failed(failure: Failure) -> tuple[str, str]:

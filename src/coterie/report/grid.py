@@ -6,42 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.algorithms import find_algorithm
 from coterie.experiment.comparison import Row, SweepResult
 from coterie.experiment.composition import Total
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.files import read_json
-from coterie.privacy import Guarantee, Unit
-from coterie.report.record import ACCURACY, SCORE, Measure, RoundLine, RunRecord, read_rounds, read_run
+from coterie.report.record import ACCURACY, SCORE, Measure, RunRecord, read_rounds, read_run
 
 LEADING = ("label", "algorithm.name")
 """Keys whose values share a colour, the first of these that a grid varies."""
-
-
-@dataclass(frozen=True)
-class CellRun:
-    """A finished cell."""
-
-    cell: Cell
-    result: RunResult
-    rounds: tuple[RoundLine, ...]
-    measure: Measure
-    has_findings: bool
-    has_report: bool
-
-    @property
-    def looked_for_clusters(self) -> bool:
-        if self.cell.experiment.privacy.unit is Unit.WORKER:
-            return False
-        models = len(set(self.result.clusters.values()))
-        return self.has_findings or (1 < models < len(self.result.clusters) and not self.knows_truth)
-
-    @property
-    def knows_truth(self) -> bool:
-        experiment = self.cell.experiment
-        return find_algorithm(experiment.privacy.unit, experiment.algorithm.name).needs_truth
 
 
 @dataclass(frozen=True)
@@ -50,16 +22,17 @@ class Setting:
 
     values: Mapping[str, Any]
     row: Row
-    runs: tuple[CellRun, ...]
+    runs: tuple[RunRecord, ...]
     colour: int
-    guarantee: Guarantee | None = None
-    """Of its first run."""
 
-    def curve(self) -> list[tuple[int, float]]:
-        """Mean accuracy after each round that all runs measured."""
-        series = [{line.round: line.accuracy for line in run.rounds if line.accuracy} for run in self.runs]
-        common = sorted(set.intersection(*(set(values) for values in series)))
-        return [(number, sum(values[number].mean for values in series) / len(series)) for number in common]
+    def curve(self, kind: str = "accuracy") -> list[tuple[float, float]]:
+        """Mean accuracy, or loss, after each round that all runs measured."""
+        known = [
+            {line.round: spread.mean for line in run.rounds if (spread := getattr(line, kind)) is not None}
+            for run in self.runs
+        ]
+        common = sorted(set.intersection(*map(set, known))) if known else []
+        return [(number, sum(values[number] for values in known) / len(known)) for number in common]
 
 
 @dataclass(frozen=True)
@@ -75,13 +48,10 @@ class Failure:
 class Comparison:
     name: str
     sweep: Sweep
-    cells: int
     settings: tuple[Setting, ...]
     failures: tuple[Failure, ...]
     total: Total | None
     """What all runs that have begun spend together."""
-    example: RunRecord | None
-    """One finished run, for what all of them have in common."""
     public: bool = False
     """Whether what is outside the guarantees was left out."""
 
@@ -94,21 +64,21 @@ class Comparison:
     @property
     def measure(self) -> Measure:
         """Per cent only where every run is judged by the records it gets right."""
-        shares = all(run.measure.is_share for setting in self.settings for run in setting.runs)
-        return ACCURACY if shares else SCORE
+        return ACCURACY if all(run.measure.is_share for run in self.runs) else SCORE
 
     @property
-    def varying(self) -> list[str]:
-        return self.sweep.varying
+    def runs(self) -> list[RunRecord]:
+        """Those that finished."""
+        return [run for setting in self.settings for run in setting.runs]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether figures outside the guarantees are shown."""
+        return not self.public and any(setting.row.kind == "exact" for setting in self.settings)
 
     @property
     def leading(self) -> str | None:
         return leading_key(self.sweep)
-
-
-def is_exact(comparison: Comparison) -> bool:
-    """Whether figures outside the guarantees are shown."""
-    return not comparison.public and any(setting.row.kind == "exact" for setting in comparison.settings)
 
 
 def leading_key(sweep: Sweep) -> str | None:
@@ -126,10 +96,8 @@ def read_comparison(path: Path) -> Comparison:
     for row in loaded.rows:
         members = [cell for cell in cells if cell.name in loaded.cells and sweep.setting(cell) == row.values]
         colour = list(sweep.grid[leading]).index(row.values[leading]) if leading else 0
-        runs = tuple(_read_cell(cell, loaded.cells[cell.name]) for cell in members)
-        stored = read_json(RunFolder(runs[0].result.folder).guarantee) if runs else None
-        promise = None if stored is None else Guarantee.from_json(stored)
-        settings.append(Setting(row.values, row, runs, colour, promise))
+        runs = tuple(read_run(loaded.cells[cell.name]) for cell in members)
+        settings.append(Setting(row.values, row, runs, colour))
     failures = [
         Failure(
             cell, len(read_rounds(RunFolder(path / "cells" / cell.name).metrics)), loaded.failed[cell.name]
@@ -137,25 +105,4 @@ def read_comparison(path: Path) -> Comparison:
         for cell in cells
         if cell.name in loaded.failed
     ]
-    return Comparison(
-        name=path.resolve().name,
-        sweep=sweep,
-        cells=len(cells),
-        settings=tuple(settings),
-        failures=tuple(failures),
-        total=loaded.total,
-        example=read_run(settings[0].runs[0].result.folder) if settings else None,
-    )
-
-
-def _read_cell(cell: Cell, path: Path) -> CellRun:
-    files = RunFolder(path)
-    regression = read_json(files.federation).get("task") == "regression"
-    return CellRun(
-        cell=cell,
-        result=RunResult.load(path),
-        rounds=read_rounds(files.metrics),
-        measure=SCORE if regression else ACCURACY,
-        has_findings=files.findings.exists(),
-        has_report=files.report.exists(),
-    )
+    return Comparison(path.resolve().name, sweep, tuple(settings), tuple(failures), loaded.total)

@@ -15,7 +15,7 @@ from coterie.experiment.sweep import LABEL
 from coterie.report import words
 from coterie.report.charts import Scale, Series, line_figure, rounds, share_ticks, shares
 from coterie.report.drawing import COLOURS, Figure, colour, hollow, look, tips
-from coterie.report.grid import Comparison, Setting, is_exact
+from coterie.report.grid import Comparison, Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
         f"Mean over clients on held-out records. {told}{more}",
         paint,
         told,
-        is_exact(comparison),
+        comparison.is_exact,
         height=margins[2] + step * len(shown) + margins[3],
         margins=margins,
     )
@@ -78,7 +78,7 @@ def _dots(axes: "Axes", setting: Setting, comparison: Comparison, y: float) -> N
     if row.accuracy_std is not None:
         low, high = row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std
         axes.hlines(y, low, high, color=face, linewidth=6, alpha=0.35)
-        known = [(run.cell.name, run.result.accuracy.mean) for run in setting.runs if run.result.accuracy]
+        known = [(run.name, run.accuracy.mean) for run in setting.runs if run.accuracy]
         seeds = {**style, **hollow(face, 6.5)}
         (marks,) = axes.plot([mean for _, mean in known], [y] * len(known), **seeds)
         tips(marks, [f"{cell}: {measure.text(mean)}" for cell, mean in known])
@@ -107,11 +107,11 @@ def curves(comparison: Comparison) -> Iterator[Figure]:
             f"curves-{index}",
             f"{measure.name.capitalize()} against round" + (f": {name}" if name else ""),
             series,
-            rounds(max(run.cell.experiment.schedule.rounds for each in members for run in each.runs)),
+            rounds(max(run.planned_rounds for each in members for run in each.runs)),
             replace(shares(measure), places=share_ticks(values)),
             f"Mean over clients and seeds. At the end: {ends}.",
             f"At the end: {ends}.",
-            outside=is_exact(comparison),
+            outside=comparison.is_exact,
         )
 
 
@@ -130,7 +130,7 @@ def _accuracy(setting: Setting) -> tuple[float, float | None] | None:
 
 
 def _minority(setting: Setting) -> tuple[float, float | None] | None:
-    found = [run.result.groups.minority if run.result.groups else None for run in setting.runs]
+    found = [run.outcome.groups.minority if run.outcome.groups else None for run in setting.runs]
     known = [value for value in found if value is not None]
     if not known or len(known) < len(found):
         return None
@@ -187,7 +187,7 @@ def _against_epsilon(comparison: Comparison, reading: Reading, slug: str) -> Ite
             "budgets are spaced evenly.",
             f"Budgets from {_budget_label(budgets[0])} to {_budget_label(budgets[-1])}; "
             f"mean {reading.name} from {measure.text(min(means))} to {measure.text(max(means))}.",
-            outside=is_exact(comparison),
+            outside=comparison.is_exact,
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from coterie.errors import InputError
 from coterie.experiment.metrics import Spread
 from coterie.privacy import Unit
-from coterie.report.grid import CellRun, Comparison, Setting
+from coterie.report.grid import Comparison, Setting
 from coterie.report.record import RoundLine, RunRecord
 
 MUST_NOT = (
@@ -44,8 +44,7 @@ def tells_times(unit: Unit) -> bool:
 
 def all_tell_times(comparison: Comparison) -> bool:
     """The same of all its runs at once: they share a machine, and where one is slow, others beside it are."""
-    runs = (run for setting in comparison.settings for run in setting.runs)
-    return all(tells_times(run.cell.experiment.privacy.unit) for run in runs)
+    return all(tells_times(run.plan.unit) for run in comparison.runs)
 
 
 def has_outside(run: RunRecord) -> bool:
@@ -56,8 +55,11 @@ def has_outside(run: RunRecord) -> bool:
     return not run.has_privacy or run.is_exact or known or chosen or timed
 
 
-def public_run(run: RunRecord) -> RunRecord:
+def public_run(run: RunRecord, *, timed: bool = True) -> RunRecord:
     """The run without everything that is outside its guarantee.
+
+    Args:
+        timed: whether runs beside it let how long it took be told.
 
     Raises:
         InputError: there is no guarantee, so nothing would be left.
@@ -77,8 +79,14 @@ def public_run(run: RunRecord) -> RunRecord:
             loss=None,
             fairness=None,
             clusters=result.clusters if shown else {},
+            cluster_accuracy=None,
+            clusters_found=None,
+            groups=None,
+            minority_found=None,
+            clustering_accuracy=None,
+            whole_tests=None,
         )
-        if not tells_times(run.plan.unit):
+        if not timed or not tells_times(run.plan.unit):
             result = replace(result, seconds=math.nan, sample_gradients_per_second=math.nan)
     return replace(
         run,
@@ -104,7 +112,6 @@ def public_comparison(comparison: Comparison) -> Comparison:
     return replace(
         comparison,
         settings=tuple(_public_setting(setting, timed) for setting in comparison.settings),
-        example=None if comparison.example is None else public_run(comparison.example),
         public=True,
     )
 
@@ -125,24 +132,4 @@ def _public_setting(setting: Setting, timed: bool) -> Setting:
         row = replace(row, accuracy=math.nan, accuracy_std=None, worst_client=math.nan, best_client=math.nan)
     if not timed:
         row = replace(row, seconds=math.nan)
-    return replace(setting, row=row, runs=tuple(_public_cell(run, timed) for run in setting.runs))
-
-
-def _public_cell(run: CellRun, timed: bool) -> CellRun:
-    accuracy = _inside(run.result.accuracy)
-    rounds = tuple(replace(line, accuracy=_inside(line.accuracy), loss=None) for line in run.rounds)
-    result = replace(
-        run.result,
-        accuracy=accuracy,
-        loss=None,
-        fairness=None,
-        cluster_accuracy=None,
-        clusters_found=None,
-        groups=None,
-        minority_found=None,
-        clustering_accuracy=None,
-        whole_tests=None,
-        seconds=run.result.seconds if timed else math.nan,
-        sample_gradients_per_second=run.result.sample_gradients_per_second if timed else math.nan,
-    )
-    return replace(run, result=result, rounds=rounds, has_report=False)
+    return replace(setting, row=row, runs=tuple(public_run(run, timed=timed) for run in setting.runs))

@@ -118,6 +118,12 @@ class RunRecord:
         return self.result is not None
 
     @property
+    def outcome(self) -> RunResult:
+        """The result of a run that has one."""
+        assert self.result is not None, self.name
+        return self.result
+
+    @property
     def has_privacy(self) -> bool:
         """Whether anything is promised to everybody: one client without a bound is one too many."""
         return math.isfinite(self.guarantee.epsilon)

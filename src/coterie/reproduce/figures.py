@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from coterie.algorithms.findings import Findings
 from coterie.data import build_federation, load_dataset
 from coterie.errors import InputError
-from coterie.experiment.folder import RunFolder
 from coterie.experiment.sweep import LABEL
 from coterie.report import grid_figures, leakage, words
 from coterie.report.charts import Scale, Series, bar_figure, line_figure
 from coterie.report.drawing import Figure
 from coterie.report.figures import first_round_releases, sorted_scores
-from coterie.report.grid import CellRun, Comparison, Setting
-from coterie.report.record import LeakageRecord, read_findings, read_leakage, read_run
+from coterie.report.grid import Comparison, Setting
+from coterie.report.record import LeakageRecord, RunRecord
 from coterie.reproduce import illustrations
 from coterie.reproduce.table import Reproduction
 
@@ -49,17 +49,17 @@ def _budgets(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
         return
     yield from grid_figures.accuracy_against_epsilon(runs)
     yield from grid_figures.minority_against_epsilon(runs)
-    yield from _found(runs, "Runs that found all clusters", lambda run: run.result.clusters_found)
+    yield from _found(runs, "Runs that found all clusters", lambda run: run.outcome.clusters_found)
     yield from _found(
-        runs, "Runs that found the minority as a cluster of its own", lambda run: run.result.minority_found
+        runs, "Runs that found the minority as a cluster of its own", lambda run: run.outcome.minority_found
     )
 
 
-def _found(runs: Comparison, heading: str, of: Callable[[CellRun], bool | None]) -> Iterator[Figure]:
+def _found(runs: Comparison, heading: str, of: Callable[[RunRecord], bool | None]) -> Iterator[Figure]:
     searching = [
         each
         for each in runs.settings
-        if hasattr(each.runs[0].cell.experiment.algorithm, "clusters")
+        if hasattr(each.runs[0].experiment.algorithm, "clusters")
         and all(of(run) is not None for run in each.runs)
     ]
     budgets = sorted({float(each.values[EPSILON]) for each in searching if EPSILON in each.values})
@@ -92,23 +92,21 @@ def _rounds(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
         yield from grid_figures.curves(runs)
 
 
-def _clustered(runs: Comparison | None) -> list[tuple[Setting, CellRun]]:
+def _clustered(runs: Comparison | None) -> Iterator[tuple[Setting, RunRecord, Findings]]:
     """Runs that clustered the releases of round 1."""
-    if runs is None:
-        return []
-    return [(setting, run) for setting in runs.settings for run in setting.runs if run.has_findings]
+    for setting in runs.settings if runs is not None else ():
+        for run in setting.runs:
+            if run.findings is not None:
+                yield setting, run, run.findings
 
 
 def _separation(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Separation score against the number of clusters tried: a chart per setting, a line per run."""
     charts: dict[str, list[Series]] = {}
-    for setting, run in _clustered(runs):
-        findings = read_findings(RunFolder(run.result.folder).findings)
-        if findings is None:
-            continue
+    for setting, run, findings in _clustered(runs):
         points = [(float(tried), score) for tried, score in sorted_scores(findings.scores)]
         if len(points) > 1:
-            seed = f"seed {run.cell.experiment.seeds.simulation}: takes {len(findings.centres)}"
+            seed = f"seed {run.experiment.seeds.simulation}: takes {len(findings.centres)}"
             charts.setdefault(words.setting(setting.values), []).append(Series(seed, points))
     for place, (name, series) in enumerate(charts.items()):
         tried = [x for x, _ in series[0].points]
@@ -126,10 +124,9 @@ def _separation(result: Reproduction, runs: Comparison | None) -> Iterator[Figur
 def _success(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Whether the clusters were found, against the separation score of round 1: a mark for each run."""
     marks: dict[str, list[tuple[float, float]]] = {"found": [], "not found": []}
-    for _, run in _clustered(runs):
-        findings = read_findings(RunFolder(run.result.folder).findings)
-        if findings is not None and run.result.clusters_found is not None:
-            found = bool(run.result.clusters_found)
+    for _, run, findings in _clustered(runs):
+        found = run.outcome.clusters_found
+        if found is not None:
             marks["found" if found else "not found"].append((findings.separation, float(found)))
     series = [Series(name, points, joined=False) for name, points in marks.items() if points]
     if series:
@@ -146,25 +143,23 @@ def _success(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
 
 def _releases(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Releases of round 1 in the plane of their first two principal components, a chart for each run."""
-    for place, (setting, run) in enumerate(_clustered(runs)):
-        record = read_run(run.result.folder)
+    for place, (setting, run, _) in enumerate(_clustered(runs)):
         varied = {key: value for key, value in setting.values.items() if key != "algorithm.name"}
-        yield from first_round_releases(record, f"releases-{place}", f"Round 1: {words.setting(varied)}")
+        yield from first_round_releases(run, f"releases-{place}", f"Round 1: {words.setting(varied)}")
 
 
 def _batches(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Distance of the closest two centres and separation score, against the batch of round 1."""
     distances: dict[int, list[tuple[float, float]]] = {}
     scores: dict[int, list[tuple[float, float]]] = {}
-    for _, run in _clustered(runs):
-        findings = read_findings(RunFolder(run.result.folder).findings)
-        batch = getattr(run.cell.experiment.algorithm, "first_round_batch", None)
-        if findings is None or batch is None or len(findings.centres) < 2:
+    for _, run, findings in _clustered(runs):
+        batch = getattr(run.experiment.algorithm, "first_round_batch", None)
+        if batch is None or len(findings.centres) < 2:
             continue
-        size = float(_records(run) if batch == "all" else batch)
+        size = float(max(client.records for client in run.clients) if batch == "all" else batch)
         centres = np.array(findings.centres)
         apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
-        later = run.cell.experiment.schedule.batch
+        later = run.experiment.schedule.batch
         distances.setdefault(later, []).append((size, float(apart[np.triu_indices(len(centres), 1)].min())))
         scores.setdefault(later, []).append((size, findings.separation))
     varied = [later for later, points in distances.items() if len({size for size, _ in points}) > 1]
@@ -190,10 +185,6 @@ def _batches(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     )
 
 
-def _records(run: CellRun) -> int:
-    return max(client.records for client in read_run(run.result.folder).clients)
-
-
 def _panels(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
     """Accuracy and loss against round of the rows that a publication draws together."""
     by_row = {} if runs is None else {str(each.values.get(LABEL)): each for each in runs.settings}
@@ -202,7 +193,7 @@ def _panels(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
             series = [
                 Series(row, points)
                 for row in rows
-                if row in by_row and len(points := _curve(by_row[row], kind)) > 1
+                if row in by_row and len(points := by_row[row].curve(kind)) > 1
             ]
             if series:
                 ends = ", ".join(f"{each.name} {each.points[-1][1]:.3g}" for each in series)
@@ -214,16 +205,6 @@ def _panels(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
                     Scale(kind, lambda value: f"{value:.3g}", floor=0.0 if kind == "accuracy" else None),
                     f"Mean over clients on held-out records. At the end: {ends}.",
                 )
-
-
-def _curve(setting: Setting, kind: str) -> list[tuple[float, float]]:
-    """The mean over runs after each round that all of them measured."""
-    series = [
-        {line.round: float(spread.mean) for line in run.rounds if (spread := getattr(line, kind)) is not None}
-        for run in setting.runs
-    ]
-    common = sorted(set.intersection(*(set(values) for values in series))) if series else []
-    return [(number, sum(values[number] for values in series) / len(series)) for number in common]
 
 
 def _leakage(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
@@ -244,7 +225,7 @@ def _leakage(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
 def _watched(runs: Comparison | None) -> Iterator[tuple[str, LeakageRecord, Setting]]:
     """Rows in which workers watch each other, by name."""
     for setting in runs.settings if runs is not None else ():
-        record = read_leakage(RunFolder(setting.runs[0].result.folder).leakage) if setting.runs else None
+        record = setting.runs[0].leakage if setting.runs else None
         if record is not None:
             yield str(setting.values.get(LABEL) or words.setting(setting.values)), record, setting
 
@@ -264,7 +245,7 @@ def _exchange(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]
         for row, record, setting in found:
             values = [value for line in record.epsilon for value in line if value is not None]
             across = record.largest if name == "worst" else sum(values) / len(values)
-            scores = [run.result.accuracy.mean for run in setting.runs if run.result.accuracy]
+            scores = [run.accuracy.mean for run in setting.runs if run.accuracy]
             kinds.setdefault(row.split()[0], []).append((across, sum(scores) / len(scores)))
         yield line_figure(
             f"exchange-{name}",
@@ -278,7 +259,7 @@ def _exchange(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]
 
 
 def _epochs(setting: Setting) -> int:
-    return setting.runs[0].cell.experiment.schedule.rounds
+    return setting.runs[0].planned_rounds
 
 
 def _lines(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
@@ -287,8 +268,9 @@ def _lines(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
         return
     number = Scale("x", lambda value: f"{value:.1f}".replace("-", "−"))
     upward = Scale("", number.label)
-    for place, run in enumerate(run for setting in runs.settings for run in setting.runs):
-        experiment, models = run.cell.experiment, run.result.models
+    pairs = [(setting, run) for setting in runs.settings for run in setting.runs]
+    for place, (setting, run) in enumerate(pairs):
+        experiment, models = run.experiment, run.outcome.models
         if experiment.data.name != "lines" or models is None:
             continue
         seed = experiment.seeds.simulation
@@ -297,7 +279,7 @@ def _lines(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
         for client, cluster in zip(federation.clients, federation.truth or (), strict=True):
             x, y = client.train.features[:2, 0].tolist(), client.train.targets[:2].tolist()
             points.setdefault(cluster, []).extend(zip(x, y, strict=True))
-        users = Counter(run.result.clusters.values())
+        users = Counter(run.clusters.values())
         series = [
             Series(f"cluster {cluster}", spots, joined=False) for cluster, spots in sorted(points.items())
         ]
@@ -308,7 +290,7 @@ def _lines(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
             )
             for row, (slope, intercept) in enumerate(models)
         ]
-        row = str(run.cell.values.get("label") or experiment.algorithm.name)
+        row = str(setting.values.get(LABEL) or experiment.algorithm.name)
         used = sum(users[model] > 0 for model in range(len(models)))
         yield line_figure(
             f"lines-{place}",

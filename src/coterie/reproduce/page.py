@@ -43,7 +43,7 @@ def _read(folder: Path) -> tuple[Reproduction, RunsSideBySide | None]:
 
 
 def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
-    example = runs.example if runs is not None else None
+    example = runs.runs[0] if runs is not None and runs.runs else None
     return page(
         "reproduction",
         result.experiment.title,
