@@ -4,6 +4,7 @@ import doctest
 import math
 
 import numpy as np
+import published_arithmetic
 import pytest
 
 from coterie.privacy import PoissonSteps, PrivacyInputError, SecretKey, lemmas
@@ -14,7 +15,8 @@ SETTING = {"records": 6600, "epochs": 1, "learning_rate": 5e-4, "parameters": 11
 
 
 def test_examples_in_the_documentation_hold():
-    assert doctest.testmod(lemmas).failed == 0
+    for module in (lemmas, published_arithmetic):
+        assert doctest.testmod(module).failed == 0
 
 
 def test_update_noise_falls_with_the_cube_of_the_batch():
@@ -53,17 +55,21 @@ def test_overlap_is_the_shared_mass_of_two_gaussians():
     one = np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
     other = np.exp(-((points - 2.6) ** 2) / 2) / math.sqrt(2 * math.pi)
     shared = float(np.minimum(one, other).sum() * step)
-    score = lemmas.separation_score(distance=2.6, variance=5.0, parameters=5)
-    assert lemmas.overlap(score) == pytest.approx(shared, rel=1e-6)
+    score = published_arithmetic.separation_score(distance=2.6, variance=5.0, parameters=5)
+    assert published_arithmetic.overlap(score) == pytest.approx(shared, rel=1e-6)
 
 
 def test_larger_first_batches_separate_unless_the_noise_grows_as_fast():
-    assert lemmas.overlap_after_growth(1.0, growth=206.0, noise_growth=1.21) < lemmas.overlap(10.0)
-    assert lemmas.overlap_after_growth(1.0, growth=4.0, noise_growth=2.0) == lemmas.overlap(1.0)
+    assert published_arithmetic.overlap_after_growth(
+        1.0, growth=206.0, noise_growth=1.21
+    ) < published_arithmetic.overlap(10.0)
+    assert published_arithmetic.overlap_after_growth(
+        1.0, growth=4.0, noise_growth=2.0
+    ) == published_arithmetic.overlap(1.0)
 
 
 def test_meaningless_parameters_are_refused():
     with pytest.raises(PrivacyInputError, match="batch"):
         lemmas.update_noise_variance(batch=7000, noise_multiplier=1.0, **SETTING)
     with pytest.raises(PrivacyInputError, match="variance"):
-        lemmas.separation_score(1.0, 0.0, 5)
+        published_arithmetic.separation_score(1.0, 0.0, 5)

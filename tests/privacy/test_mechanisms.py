@@ -29,7 +29,7 @@ def test_poisson_steps():
     assert mechanism.steps == 8
     assert mechanism.denominator == 30
     assert mechanism.noise_std == 3.0
-    assert mechanism.sensitivity == 2.0
+    assert mechanism.adjacency.reach * mechanism.clip == 2.0
     step = dp.PoissonSampledDpEvent(0.3, dp.GaussianDpEvent(1.5))
     assert mechanism.event == dp.SelfComposedDpEvent(step, 8)
 
@@ -53,7 +53,7 @@ def test_full_batches_divide_by_all_records():
 def test_noise_multiplier_means_the_same_under_replacement_and_sensitivity_doubles():
     mechanism = PoissonSteps(2.0, 1.5, 100, 30, 2, REPLACE_ONE)
     assert mechanism.noise_std == 3.0
-    assert mechanism.sensitivity == 4.0
+    assert mechanism.adjacency.reach * mechanism.clip == 4.0
 
 
 @pytest.mark.parametrize(("adjacency", "scale"), [(ZERO_OUT, 10.0), (ADD_REMOVE, 10.0), (REPLACE_ONE, 20.0)])
@@ -74,7 +74,7 @@ def test_selection_by_accuracy_saves_nothing(adjacency):
 def test_client_level_sums():
     routed = CohortSums(0.5, 1.2, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)
     assert routed.noise_std == pytest.approx(0.6)
-    assert routed.sensitivity == 0.5
+    assert routed.adjacency.reach * routed.clip == 0.5
     assert routed.histogram_multiplier == pytest.approx(4.8)
     assert routed.event.event == dp.ComposedDpEvent([dp.GaussianDpEvent(4.8), dp.GaussianDpEvent(1.2)])
     rebalanced = CohortSums(0.5, 4.0, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=1.5)

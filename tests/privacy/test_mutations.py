@@ -92,7 +92,7 @@ def test_dividing_by_the_realised_batch_is_caught():
         return float(np.linalg.norm(one - two))
 
     # Between neighbours with equal noise, the mean may move by the declared sensitivity over the constant.
-    allowed = mechanism.sensitivity / mechanism.denominator
+    allowed = mechanism.adjacency.reach * mechanism.clip / mechanism.denominator
     assert moved(lambda records: mechanism.denominator) <= allowed
     # With the realised size the noise moves too, and with loud noise by more than any record could.
     mechanism = dataclasses.replace(mechanism, noise_multiplier=100 * NOISE)

@@ -72,7 +72,7 @@ def test_sums_of_neighbours_differ_by_at_most_the_declared_sensitivity(records, 
     one = noisy_sum(mechanism, list(records), 3, stream())
     changed = [*records[1:], other] if adjacency is REPLACE_ONE else list(records[1:])
     two = noisy_sum(mechanism, changed, 3, stream())
-    assert np.linalg.norm(one - two) <= mechanism.sensitivity * (1 + 1e-12)
+    assert np.linalg.norm(one - two) <= mechanism.adjacency.reach * mechanism.clip * (1 + 1e-12)
 
 
 def test_empty_batch_releases_noise_of_the_declared_size():
@@ -163,7 +163,7 @@ def test_one_client_moves_all_routed_sums_together_by_at_most_the_clip(updates, 
     mechanism = CohortSums(1.0, 1.2, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)
     one = routed_sums(mechanism, list(updates), clusters, (3, 2), stream())
     two = routed_sums(mechanism, list(updates[1:]), clusters[1:], (3, 2), stream())
-    assert np.linalg.norm(one - two) <= mechanism.sensitivity * (1 + 1e-12)
+    assert np.linalg.norm(one - two) <= mechanism.adjacency.reach * mechanism.clip * (1 + 1e-12)
 
 
 def test_empty_clusters_and_empty_cohorts_release_noise_like_the_others():

@@ -130,8 +130,7 @@ class CohortSums(NoisySum):
             whoever shares the drafts sees updates without noise: nothing bounds what that tells.
     """
 
-    kind = "one of a cohort"
-    sampled = True
+    kind, sampled = "one of a cohort", True
     histogram_ratio: Annotated[float | None, RATIO] = field(default=None, kw_only=True)
     identifier_ratio: Annotated[float | None, RATIO] = field(default=None, kw_only=True)
     sampling: Sample

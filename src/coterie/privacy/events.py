@@ -77,13 +77,6 @@ def poisson_gaussian(rate: float, noise_multiplier: float) -> DpEvent:
     return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise_multiplier))
 
 
-def poisson_gaussians(rate: float, noise_multipliers: Sequence[float]) -> DpEvent:
-    """Several Gaussian releases on one Poisson sample: one coin decides over all of them."""
-    return dp.PoissonSampledDpEvent(
-        rate, dp.ComposedDpEvent([gaussian(noise) for noise in noise_multipliers])
-    )
-
-
 def selection(gumbel_scale: float, monotone: bool = True) -> DpEvent:
     """A noisy argmax; without noise it is not private."""
     return SelectionDpEvent(gumbel_scale, monotone) if gumbel_scale > 0 else dp.NonPrivateDpEvent()

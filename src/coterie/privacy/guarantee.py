@@ -15,7 +15,7 @@ from coterie.privacy import accounting, paper, wording
 from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.meaning import Meaning, from_bound, sharpest, weakest
-from coterie.privacy.plain import Json, Key, KeyedBy, Plain, to_plain
+from coterie.privacy.plain import Json, Key, Plain, codec
 from coterie.privacy.plan import PrivacyPlan, UnitPlan
 from coterie.privacy.pld import GridError
 from coterie.privacy.units import (
@@ -55,7 +55,7 @@ class ClientCost:
     """How many records its releases are computed from, where the plan counts them."""
 
 
-PerClient = Annotated[tuple[ClientCost, ...], KeyedBy("name")]
+PerClient = Annotated[tuple[ClientCost, ...], Key(by="name")]
 """Written as an object: what each costs, by name."""
 
 
@@ -116,7 +116,7 @@ class Guarantee(Plain):
 
     def per_client_json(self) -> Json:
         """Epsilon, delta and records of every client by name."""
-        return cast(Json, to_plain(PerClient, self.per_client))
+        return cast(Json, codec(PerClient).write(self.per_client))
 
     @classmethod
     def read(cls, data: object) -> Self:

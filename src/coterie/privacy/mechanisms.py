@@ -45,18 +45,21 @@ HALF = 0.5
 class Mechanism(Plain, ABC):
     """One kind of release; subclasses are frozen dataclasses known to the registry by name.
 
-    Numbers whose annotation names a range are checked against it.
+    Numbers whose annotation names a range are checked against it. Of a class it is known
+        tag: its name in plans on disk;
+        kind: what it serves for, as a request that needs another kind of release says it;
+        words: what one use of it lets out;
+        sampled: whether chance decides whose contribution is in it;
+        at_sites: whether a site that trusts nobody releases it on its own.
     """
 
     called = "mechanism"
     kind: ClassVar[str]
-    """What it serves for, as a request that needs another kind of release says it."""
     tag: ClassVar[str]
-    adjacency: Adjacency
+    words: ClassVar[str]
     sampled: ClassVar[bool] = False
-    """Whether chance decides whose contribution is in it."""
     at_sites: ClassVar[bool] = False
-    """Whether a site that trusts nobody releases it on its own."""
+    adjacency: Adjacency
 
     def __post_init__(self) -> None:
         for name, allowed in _ranges(type(self)):
@@ -76,7 +79,7 @@ class Mechanism(Plain, ABC):
     @property
     def summary(self) -> str:
         """What one use of it lets out, in plain words."""
-        return self.name
+        return self.words.format(self)
 
     @property
     def noise_summary(self) -> str:
@@ -103,12 +106,7 @@ class Mechanism(Plain, ABC):
         return parameters
 
     def gradients(self, times: int, learning: int) -> int:
-        """Per-record gradients of so many uses, in expectation.
-
-        Args:
-            times: how often it is used.
-            learning: gradients that all members together take to learn once.
-        """
+        """Per-record gradients of so many uses, where all members together take `learning` to learn once."""
         return 0
 
     def with_noise(self, noise_multiplier: float) -> Self:
@@ -189,11 +187,6 @@ class NoisySum(Mechanism):
         return self.clip * self.multiplier
 
     @property
-    def sensitivity(self) -> float:
-        """How far the sum can move between neighbours."""
-        return self.adjacency.reach * self.clip
-
-    @property
     def noise_summary(self) -> str:
         return f"{self.multiplier:.4g} x clip {self.clip:g}"
 
@@ -224,11 +217,4 @@ class NoisyScores(NoisySum):
         if self.clip != HALF:
             raise RangeError(f"clip: {self.clip} is not allowed for scores, {HALF} is")
 
-    @property
-    def denominator(self) -> int:
-        """The public number of units that are scored."""
-        return self.units
-
-    @property
-    def summary(self) -> str:
-        return f"how well the models do: the sum of {self.units:,} held-out scores between 0 and 1"
+    words = "how well the models do: the sum of {0.units:,} held-out scores between 0 and 1"

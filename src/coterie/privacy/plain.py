@@ -10,7 +10,7 @@ import dataclasses
 import math
 import reprlib
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -19,6 +19,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NoReturn,
     Self,
     TypeVar,
     Union,
@@ -30,9 +31,8 @@ from typing import (
 
 from coterie.privacy.errors import CoterieError, PlanError
 
-T = TypeVar("T")
-_F = TypeVar("_F", bound=Callable[..., object])
 Json = dict[str, object]
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
 class MalformedError(ValueError):
@@ -41,32 +41,33 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """In an annotation: the key under which a field is written, where it is not the field's name."""
+    """In an annotation: how a field is written.
 
-    name: str
+    Args:
+        name: the key, where it is not the field's name.
+        by: of a tuple of facts: as an object whose keys are this field of each.
+    """
 
-
-@dataclass(frozen=True)
-class KeyedBy:
-    """In an annotation of a tuple of facts: written as an object whose keys are this field of each."""
-
-    name: str
+    name: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True)
 class Codec:
     """How values of one kind are written and read."""
 
-    write: Callable[[Any], object]
-    read: Callable[[object], object]
+    write: Callable[[Any], Any]
+    read: Callable[[object], Any]
 
 
 class Plain:
-    """A dataclass that can be written as plain data and read back."""
+    """A dataclass that can be written as plain data and read back.
+
+    `called` is what it is, for whoever wrote one that is malformed, and `mistake` the error about that.
+    """
 
     __slots__ = ()
     called: ClassVar[str]
-    """What it is, for whoever wrote one that is malformed."""
     mistake: ClassVar[type[CoterieError]] = PlanError
 
     def to_json(self) -> Json:
@@ -87,7 +88,7 @@ class Plain:
         return cast(Self, record(cls).read(data))
 
 
-def _remembered(function: _F) -> _F:
+def _once(function: _F) -> _F:
     return cast(_F, cache(function))
 
 
@@ -99,31 +100,20 @@ def register(kind: object, write: Callable[[Any], object], read: Callable[[objec
     _CODECS[kind] = Codec(write, read)
 
 
-def to_plain(kind: object, value: object) -> object:
-    """A value of this kind (a class or an annotation) as plain data."""
-    return codec(kind).write(value)
-
-
-def from_plain(kind: type[T], data: object) -> T:
-    """The value of this kind that `to_plain` wrote."""
-    return cast(T, codec(kind).read(data))
-
-
-@_remembered
+@_once
 def codec(kind: object) -> Codec:
-    """How values of this kind are written and read."""
+    """How values of this kind (a class or an annotation) are written and read."""
     if kind in _CODECS:
         return _CODECS[kind]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        keyed = [note.name for note in arguments[1:] if isinstance(note, KeyedBy)]
-        return _keyed(get_args(arguments[0])[0], keyed[0]) if keyed else codec(arguments[0])
+        return _keyed(kind) if _note(kind).by else codec(arguments[0])
     if origin in (Union, types.UnionType):
         return _either(arguments)
     if origin is Literal:
-        return Codec(_same, lambda data: data if data in arguments else _refuse(data, f"one of {arguments}"))
+        return _one_of({value: value for value in arguments})
     if origin in (tuple, list):
-        return _row(origin, arguments)
+        return _row(cast(type, origin), arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         inner = codec(arguments[1])
         return Codec(
@@ -133,15 +123,12 @@ def codec(kind: object) -> Codec:
     if isinstance(kind, type) and issubclass(kind, Plain):
         return Codec(lambda value: value.to_json(), kind.read)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        allowed = {member.value: member for member in kind}
-        return Codec(lambda value: value.value, lambda data: _member(data, allowed))
-    if dataclasses.is_dataclass(kind):
-        return record(cast(type, kind))
-    raise TypeError(f"{kind}: no way to write it is known")
+        return _one_of({member.value: member for member in kind})
+    return record(kind)
 
 
-@_remembered
-def record(kind: type, keys: tuple[tuple[str, str], ...] = ()) -> Codec:
+@_once
+def record(kind: Any, keys: tuple[tuple[str, str], ...] = ()) -> Codec:
     """How a class with declared fields is written: key by key, in the order of its fields.
 
     Args:
@@ -150,14 +137,14 @@ def record(kind: type, keys: tuple[tuple[str, str], ...] = ()) -> Codec:
     """
     hints = get_type_hints(kind, include_extras=True)
     if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind) if field.init]
-        keys = tuple((name, _key(name, hints[name])) for name in names)
+        keys = tuple(
+            (each.name, _note(hints[each.name]).name or each.name) for each in dataclasses.fields(kind)
+        )
     fields = [(name, key, codec(hints[name])) for name, key in keys]
-    expected = {key for _, key in keys}
 
     def read(data: object) -> object:
         found = _object(data)
-        odd = sorted(map(str, found.keys() ^ expected))
+        odd = sorted(map(str, found.keys() ^ {key for _, key in keys}))
         if odd:
             raise MalformedError(f"missing or unknown fields: {', '.join(odd)}")
         return kind(**{name: _inside(key, each, found[key]) for name, key, each in fields})
@@ -165,18 +152,18 @@ def record(kind: type, keys: tuple[tuple[str, str], ...] = ()) -> Codec:
     return Codec(lambda value: {key: each.write(getattr(value, name)) for name, key, each in fields}, read)
 
 
-def _key(name: str, hint: object) -> str:
+def _note(hint: object) -> Key:
     notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((note.name for note in notes if isinstance(note, Key)), name)
+    return next((note for note in notes if isinstance(note, Key)), Key())
 
 
-def _keyed(kind: type, by: str) -> Codec:
+def _keyed(hint: object) -> Codec:
     """Facts in an object, by one of their fields."""
-    inner = codec(kind)
+    by, inner = _note(hint).by, codec(get_args(get_args(hint)[0])[0])
 
-    def write(values: Iterable[object]) -> Json:
-        rows = [cast(Json, inner.write(value)) for value in values]
-        return {str(row[by]): {key: each for key, each in row.items() if key != by} for row in rows}
+    def write(values: Any) -> Json:
+        rows = [inner.write(value) for value in values]
+        return {row.pop(by): row for row in rows}
 
     def read(data: object) -> object:
         rows = {name: _object(row) for name, row in _object(data).items()}
@@ -185,45 +172,46 @@ def _keyed(kind: type, by: str) -> Codec:
     return Codec(write, read)
 
 
-def _either(kinds: tuple[object, ...]) -> Codec:
-    """The first of several kinds that fits."""
-    options = [(kind, codec(kind)) for kind in kinds]
+def _either(kinds: tuple[Any, ...]) -> Codec:
+    """The first of several kinds that fits; an integer, too, where a number is allowed."""
 
     def write(value: object) -> object:
-        for kind, option in options:
-            plain = get_origin(kind) or kind
-            if isinstance(plain, type) and isinstance(value, plain):
-                return option.write(value)
-        return codec(float).write(value)  # an integer, where a number is allowed
+        fitting = (kind for kind in kinds if isinstance(value, get_origin(kind) or kind))
+        return codec(next(fitting, float)).write(value)
 
     def read(data: object) -> object:
         said = []
-        for _, option in options:
+        for kind in kinds:
             try:
-                return option.read(data)
+                return codec(kind).read(data)
             except MalformedError as mistake:
-                said.append(str(mistake))
-        raise MalformedError(said[0])
+                said.append(mistake)
+        raise said[0]
 
     return Codec(write, read)
 
 
-def _row(origin: Callable[[Iterable[object]], object], kinds: tuple[object, ...]) -> Codec:
+def _row(origin: Any, kinds: tuple[Any, ...]) -> Codec:
     """A tuple of so many values of these kinds, or a tuple or list of any number of one kind."""
-    many = origin is list or (len(kinds) == 2 and kinds[1] is ...)
+    many = origin is list or kinds[-1] is ...
     inner = [codec(kind) for kind in (kinds[:1] if many else kinds)]
 
     def read(data: object) -> object:
         if not isinstance(data, list | tuple) or not (many or len(data) == len(inner)):
-            return _refuse(data, "a list" if many else f"a list of {len(inner)}")
+            _refuse(data, "a list" if many else f"a list of {len(inner)}")
         each = inner * len(data) if many else inner
         return origin(_inside(str(place), one, data[place]) for place, one in enumerate(each))
 
-    def write(value: Any) -> list[object]:
-        each = inner * len(value) if many else inner
-        return [one.write(item) for one, item in zip(each, value, strict=True)]
+    return Codec(lambda value: [inner[at % len(inner)].write(item) for at, item in enumerate(value)], read)
 
-    return Codec(write, read)
+
+def _one_of(allowed: Mapping[object, object]) -> Codec:
+    def read(data: object) -> object:
+        if not isinstance(data, str | int) or data not in allowed:
+            _refuse(data, f"one of {', '.join(map(str, allowed))}")
+        return allowed[data]
+
+    return Codec(lambda value: value.value if isinstance(value, Enum) else value, read)
 
 
 def _inside(key: str, inner: Codec, data: object) -> object:
@@ -233,40 +221,28 @@ def _inside(key: str, inner: Codec, data: object) -> object:
         raise MalformedError(f"{key}: {mistake}") from None
 
 
-def _refuse(data: object, allowed: str) -> object:
+def _refuse(data: object, allowed: str) -> NoReturn:
     raise MalformedError(f"{reprlib.repr(data)} is not allowed, {allowed} is")
 
 
 def _object(data: object) -> Mapping[str, object]:
-    return data if isinstance(data, Mapping) else cast(Mapping[str, object], _refuse(data, "an object"))
+    return data if isinstance(data, Mapping) else _refuse(data, "an object")
 
 
-def _member(data: object, allowed: Mapping[object, object]) -> object:
-    if isinstance(data, str | int) and data in allowed:
-        return allowed[data]
-    return _refuse(data, f"one of {', '.join(map(str, allowed))}")
-
-
-def _number(data: object) -> object:
+def _number(data: object) -> float:
     """JSON has no infinity: it is written as a word."""
-    if data == "inf":
-        return math.inf
     if isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data):
         return float(data)
-    return _refuse(data, "a number")
+    return math.inf if data == "inf" else _refuse(data, "a number")
 
 
 def _exactly(kind: type, name: str) -> Callable[[object], object]:
     return lambda data: data if type(data) is kind else _refuse(data, name)
 
 
-def _same(value: object) -> object:
-    return value
-
-
 # By declared type, so that a clip of 1 and a clip of 1.0 have the same spelling.
 register(float, lambda value: "inf" if math.isinf(value) else float(value), _number)
 register(int, int, _exactly(int, "an integer"))
-register(str, _same, _exactly(str, "a text"))
+register(str, str, _exactly(str, "a text"))
 register(bool, bool, _exactly(bool, "true or false"))
-register(type(None), _same, _exactly(type(None), "null"))
+register(type(None), lambda value: value, _exactly(type(None), "null"))

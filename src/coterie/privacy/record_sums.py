@@ -18,16 +18,16 @@ LARGEST = float(np.finfo(np.float32).max)
 """Of what is released."""
 
 
-def _steps(number: int) -> str:
-    return "1 step" if number == 1 else f"{number:,} steps"
-
-
 class RecordSums(NoisySum):
     """Noisy sums over the records of one client, each divided by a public number."""
 
-    kind = "trainable"
-    at_sites = True
+    kind, at_sites = "trainable", True
     records: int
+
+    @property
+    def taken(self) -> str:
+        """How many steps, in words."""
+        return "1 step" if self.steps == 1 else f"{self.steps:,} steps"
 
     @property
     def rate(self) -> float:
@@ -93,7 +93,6 @@ class BatchedSteps(RecordSums):
 
     @property
     def steps(self) -> int:
-        """Steps of one round."""
         return self.epochs * math.ceil(self.records / self.batch)
 
     @property
@@ -108,16 +107,11 @@ class PoissonSteps(BatchedSteps):
     """Batches into which every record comes by a coin of its own."""
 
     sampled = True
+    words = "{0.taken} on Poisson batches, {0.batch:,} of {0.records:,} records in expectation"
 
     @property
     def rate(self) -> float:
-        """Probability that a record is in a batch."""
         return self.batch / self.records
-
-    @property
-    def summary(self) -> str:
-        batches = f"{self.batch:,} of {self.records:,} records in expectation"
-        return f"{_steps(self.steps)} on Poisson batches, {batches}"
 
     @property
     def event(self) -> DpEvent:
@@ -132,12 +126,8 @@ class ShuffledSteps(BatchedSteps):
     For plans alone: no engine trains so.
     """
 
-    kind = "executed"
-    at_sites = False
-
-    @property
-    def summary(self) -> str:
-        return f"{_steps(self.steps)} on shuffled batches, {self.batch:,} of {self.records:,} records"
+    kind, at_sites = "executed", False
+    words = "{0.taken} on shuffled batches, {0.batch:,} of {0.records:,} records"
 
     @property
     def event(self) -> DpEvent:
@@ -151,18 +141,14 @@ class ShuffledSteps(BatchedSteps):
 class FullBatchSteps(RecordSums):
     """One step an epoch over all records, divided by their public number."""
 
+    words = "{0.taken} on all {0.records:,} records"
     records: Annotated[int, RECORDS]
     epochs: Annotated[int, EPOCHS]
     adjacency: Adjacency
 
     @property
     def steps(self) -> int:
-        """Steps of one round."""
         return self.epochs
-
-    @property
-    def summary(self) -> str:
-        return f"{_steps(self.steps)} on all {self.records:,} records"
 
     @property
     def event(self) -> DpEvent:
@@ -174,6 +160,10 @@ class FullBatchSteps(RecordSums):
 class FullBatchSketch(RecordSums):
     """One noisy sum of per-record gradients, each projected at random (publicly) and then clipped."""
 
+    words = (
+        "the sum of the gradients of all {0.records:,} records, each projected to {0.dimensions} numbers "
+        "and clipped"
+    )
     records: Annotated[int, RECORDS]
     dimensions: Annotated[int, DIMENSIONS]
     adjacency: Adjacency
@@ -185,10 +175,3 @@ class FullBatchSketch(RecordSums):
     def multiplier_for(self, length: float) -> float:
         """The multiplier whose noise is so long on the mean sketch, in clips."""
         return float(length * self.records / math.sqrt(self.dimensions))
-
-    @property
-    def summary(self) -> str:
-        return (
-            f"the sum of the gradients of all {self.records:,} records, each projected to "
-            f"{self.dimensions} numbers and clipped"
-        )

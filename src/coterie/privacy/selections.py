@@ -75,7 +75,7 @@ class PrivateSelection(NoisySelection):
     def reach(self) -> float:
         return self.adjacency.reach
 
-    summary = "the model that fits best, by the exponential mechanism on counts of records it gets right"
+    words = "the model that fits best, by the exponential mechanism on counts of records it gets right"
 
     @property
     def event(self) -> DpEvent:
@@ -92,7 +92,7 @@ class AccuracySelection(NoisySelection):
     """
 
     reach = 2.0
-    summary = "the model that fits best, by the exponential mechanism on train accuracy, as published"
+    words = "the model that fits best, by the exponential mechanism on train accuracy, as published"
 
     @property
     def event(self) -> DpEvent:
@@ -106,7 +106,7 @@ class LowestLoss(ModelSelection):
 
     adjacency: Adjacency
 
-    summary = "the model with the lowest loss, as it is"
+    words = "the model with the lowest loss, as it is"
 
     @property
     def event(self) -> DpEvent:

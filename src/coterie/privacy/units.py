@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from coterie.privacy.errors import PrivacyInputError, RangeError
-from coterie.privacy.plain import Plain, from_plain, record, register
+from coterie.privacy.plain import Plain, codec, register
 from coterie.privacy.ranges import DELTA
 
 
@@ -108,11 +108,11 @@ def _write_budgets(budgets: Mapping[str, Budget]) -> list[object]:
     for subject, budget in budgets.items():
         alike.setdefault(budget, []).append(subject)
     same = (_SameBudget(tuple(names), each.epsilon, each.delta) for each, names in alike.items())
-    return [record(_SameBudget).write(each) for each in same]
+    return [codec(_SameBudget).write(each) for each in same]
 
 
 def _read_budgets(data: object) -> dict[str, Budget]:
-    found = from_plain(tuple[_SameBudget, ...], data)
+    found = codec(tuple[_SameBudget, ...]).read(data)
     return {subject: Budget(each.epsilon, each.delta) for each in found for subject in each.subjects}
 
 
