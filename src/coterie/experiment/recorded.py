@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from coterie import __version__
 from coterie.algorithms.protocol import PublicFacts, Vector
@@ -25,6 +26,8 @@ from coterie.experiment.seal import METRICS, NAME, ChainedLines, Check, Seal
 from coterie.files import read_json
 from coterie.groups import Observer, Structure
 from coterie.privacy import Custody, Guarantee, LedgerView, PrivacyPlan, Unit
+
+P = TypeVar("P", PrivacyPlan, Guarantee)
 
 
 @dataclass(frozen=True)
@@ -56,25 +59,23 @@ class RecordedRun:
 
     @cached_property
     def plan(self) -> PrivacyPlan:
-        try:
-            return PrivacyPlan.from_json(read_json(self.files.plan))
-        except PlanError as mistake:
-            raise LedgerError(f"{self.files.plan}: {mistake}") from None
+        return self._read(PrivacyPlan, self.files.plan)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         """The guarantee that the folder states, in words that say what its figures do."""
-        content = read_json(self.files.guarantee)
-        try:
-            stored = Guarantee.from_json(content)
-        except PlanError as mistake:
-            raise LedgerError(f"{self.files.guarantee}: {mistake}") from None
+        path = self.files.guarantee
+        stored, content = self._read(Guarantee, path), read_json(path)
         for form in ("line", "text"):
             if content.get(form) != getattr(stored, form):
-                raise LedgerError(
-                    f"{self.files.guarantee}: its {form} does not say what its figures do: {stored.line}"
-                )
+                raise LedgerError(f"{path}: its {form} does not say what its figures do: {stored.line}")
         return stored
+
+    def _read(self, kind: type[P], path: Path) -> P:
+        try:
+            return kind.from_json(read_json(path))
+        except PlanError as mistake:
+            raise LedgerError(f"{path}: {mistake}") from None
 
     @cached_property
     def ledger(self) -> LedgerView:
@@ -147,7 +148,7 @@ class RecordedRun:
         yield self._check_checkpoint
         yield self.check_ledger
         yield self._check_metrics
-        yield self._check_sealed_by_checkpoint
+        yield lambda: self._check_heads("seal", self.seal.lines, sealed=False)
 
     def _check_secret(self) -> None:
         """The noise key, for whoever may read it: whole, and the one that the run was begun with."""
@@ -172,17 +173,11 @@ class RecordedRun:
     def check_ledger(self) -> None:
         if not self.begun:
             return
-        if self.checkpoint is not None:
-            self.ledger.check_seen(self.checkpoint.heads["ledger"], "the checkpoint")
-        for head in self.seal.heads("ledger"):
-            self.ledger.check_seen(head, NAME)
+        self._check_heads("ledger", self.ledger)
 
     def _check_metrics(self) -> None:
         saved, lines = self.checkpoint, self.metrics
-        if saved is not None:
-            lines.check_seen(saved.heads["metrics"], "the checkpoint")
-        for head in self.seal.heads("metrics") if self.files.finished else ():
-            lines.check_seen(head, NAME)
+        self._check_heads("metrics", lines, sealed=self.files.finished)
         # A crash comes at most between a round's line and its checkpoint.
         known = saved.heads["metrics"].count if saved is not None else 0
         if not self.files.finished and lines.head.count > known + 1:
@@ -191,9 +186,12 @@ class RecordedRun:
                 f"{lines.head.count} rounds, the checkpoint of {known}"
             )
 
-    def _check_sealed_by_checkpoint(self) -> None:
+    def _check_heads(self, name: str, chain: ChainedLines | LedgerView, *, sealed: bool = True) -> None:
+        """Whether a chain still has every line that checkpoint and seal have seen."""
         if self.checkpoint is not None:
-            self.seal.lines.check_seen(self.checkpoint.heads["seal"], "the checkpoint")
+            chain.check_seen(self.checkpoint.heads[name], "the checkpoint")
+        for head in self.seal.heads(name) if sealed else ():
+            chain.check_seen(head, NAME)
 
 
 def check_folder(files: RunFolder) -> None:

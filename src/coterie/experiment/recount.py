@@ -4,13 +4,11 @@ A run folder states its epsilon several times: in the guarantee, in the result, 
 them follow from the plan and from the ledger, so they are computed again from these two and compared.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from coterie.engines.secret import SEEDED
 from coterie.errors import LedgerError
@@ -20,9 +18,6 @@ from coterie.experiment.schema import EvaluationKind
 from coterie.experiment.seal import Check
 from coterie.files import read_json
 from coterie.models import code_caveats
-from coterie.privacy import ClientCost, Meaning, ReleaseCost
-from coterie.privacy.guarantee import PerClient
-from coterie.privacy.plain import MalformedError, codec
 from coterie.privacy.units import number_from_json, round_up
 
 TOLERANCE = 1e-6
@@ -71,24 +66,13 @@ def recount_checks(run: RecordedRun) -> Iterator[Check]:
 
 def _check_guarantee(run: RecordedRun) -> None:
     path, stored, proven = run.files.guarantee, run.guarantee, run.proven.prove(run.guarantee.caveats)
-    figures = ("epsilon", "epsilon_replace_one", "published_epsilon", "delta")
-    words = (
-        "unit",
-        "subject",
-        "adjacency",
-        "threat",
-        "held_by",
-        "accountant",
-        "mode",
-        "event",
-        "most_exposed",
-    )
-    for name in (*figures, *words, "meaning", "releases", "per_client"):
-        says, follows = getattr(stored, name), getattr(proven, name)
-        if not _alike(says, follows):
+    says, follows = stored.to_json(), proven.to_json()
+    for name in (name for name in says if name not in ("caveats", "line", "text")):
+        exact = name == "event"  # what is accounted for is written, not computed
+        if not (says[name] == follows[name] if exact else _alike(says[name], follows[name])):
             raise LedgerError(
-                f"{path}: {name} is {_shown(says)}; counted again from the plan and the ledger it is "
-                f"{_shown(follows)}"
+                f"{path}: {name} is {_shown(says[name])}; counted again from the plan and the ledger it is "
+                f"{_shown(follows[name])}"
             )
     for caveat in proven.caveats:
         if caveat not in stored.caveats:
@@ -152,19 +136,12 @@ def _check_result(run: RecordedRun) -> None:
     for key, follows in (("guarantee", stored.line), ("guarantee_text", stored.text)):
         if result.get(key) != follows:
             raise LedgerError(f"{path}: its {key} is not the one of the run's plan: {stored.line}")
-    if not _alike(_clients(result.get("per_client")), stored.per_client):
+    if not _alike(result.get("per_client"), stored.per_client_json()):
         raise LedgerError(f"{path}: per_client is not what every client spends by the run's plan")
     for name in ("epsilon", "delta"):
         says, follows = result.get(name), getattr(stored, name)
         if says is None or not close_to(number_from_json(says), follows):
             raise LedgerError(f"{path}: {name} is {says!r}; the guarantee says {follows!r}")
-
-
-def _clients(content: object) -> tuple[ClientCost, ...] | None:
-    try:
-        return cast(tuple[ClientCost, ...], codec(PerClient).read(content))
-    except MalformedError:
-        return None
 
 
 def close_to(one: float | None, other: float | None) -> bool:
@@ -174,16 +151,13 @@ def close_to(one: float | None, other: float | None) -> bool:
 
 
 def _alike(one: object, other: object) -> bool:
-    """Equal, but for figures inside, which may differ in the last digits."""
-    if isinstance(one, float) and isinstance(other, float):
-        return close_to(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
+    """Equal plain data, but for figures inside, which may differ in the last digits."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, Meaning | ReleaseCost | ClientCost) and type(one) is type(other):
-        return all(
-            _alike(getattr(one, part.name), getattr(other, part.name)) for part in dataclasses.fields(one)
-        )
-    return one == other
+    figures = isinstance(one, float) and isinstance(other, float)
+    return math.isclose(one, other, rel_tol=TOLERANCE) if figures else one == other  # type: ignore[arg-type]
 
 
 def _within(less: float, more: float) -> bool:

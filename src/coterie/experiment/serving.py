@@ -80,13 +80,13 @@ class ServedRun:
             def tell(report: RoundReport) -> None:
                 self._journal.forget(before=report.round + 1)
                 answered, missing = participation.of_round(report.round)
-                spent, budget = self._spent(opened.ledger), self._budgets()
+                spent, budget = self._spent(opened.ledger)
                 self.callbacks.round(
                     replace(report, answered=answered, missing=missing, spent=spent, budget=budget)
                 )
 
             result = run.result(answer_all(run.rounds(tell)))
-            spent = self._spent(opened.ledger)
+            spent, _ = self._spent(opened.ledger)
             asked = dict.fromkeys(self.contracts, spent[EVERYONE]) if self._trusted else spent
             result = replace(result, participation=participation.tally, asked=asked)
             server.finish(self.transport, self.contracts)
@@ -133,22 +133,16 @@ class ServedRun:
         )
         return engine, SiteScores(engine, tuple(self.contracts), private, members)
 
-    def _spent(self, ledger: Ledger) -> dict[str, float]:
-        """Epsilon by client; of a population, or of workers who observe each other, the largest of all."""
+    def _spent(self, ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
+        """Epsilon and its budget by client; one for all of a population, or of workers in groups."""
+        plan, budgets = self.calibrated.plan, self.calibrated.budgets
         if self._trusted:
-            return {EVERYONE: self.calibrated.spent(ledger)}
+            most = min(budget.epsilon for budget in budgets.values())
+            return {EVERYONE: self.calibrated.spent(ledger)}, {EVERYONE: most}
         return {
-            client: max(
-                ledger.spent(unit.subject) for unit in self.calibrated.plan.units if unit.owner == client
-            )
+            client: max(ledger.spent(unit.subject) for unit in plan.units if unit.owner == client)
             for client in self.contracts
-        }
-
-    def _budgets(self) -> dict[str, float]:
-        budgets = {subject: budget.epsilon for subject, budget in self.calibrated.budgets.items()}
-        if self._trusted:
-            return {EVERYONE: min(budgets.values())}
-        return {client: budgets[client] for client in self.contracts}
+        }, {client: budgets[client].epsilon for client in self.contracts}
 
 
 @dataclass(frozen=True)
