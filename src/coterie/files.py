@@ -70,7 +70,7 @@ def digest_file(path: Path) -> str:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinities and no NaN: a figure that is none (a diverged loss) is null."""
+    """JSON has no infinities and no NaN: a diverged loss is null."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -188,9 +188,7 @@ class _StrictLoader(yaml.SafeLoader):
                 continue
             if key.tag != "tag:yaml.org,2002:str":
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
-                problem = (
-                    f"the key {shown or 'null'} is no name; allowed: a text, in quotes if it looks otherwise"
-                )
+                problem = f"key {shown or 'null'} must be a string; quote it"
             elif key.value in seen:
                 problem = f"key '{key.value}' stands twice"
             if problem is not None:
@@ -210,5 +208,5 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"{where}{problem}{hint}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except ValueError as error:  # a date that is none
+    except ValueError as error:  # not a date
         raise ValueError(str(error)) from None

@@ -51,7 +51,7 @@ class Cohorts:
         ledger: Ledger,
         context: str,
     ) -> None:
-        """Args beside the obvious:
+        """Args:
 
         parameters: of the model.
         context: whatever else decides what members compute from what they are sent.

@@ -87,7 +87,7 @@ class LocalEngine:
         max_memory: int | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
-        """Args beside the obvious:
+        """Args:
 
         public_seed: of the random projection that sketches share.
         context: whatever else decides what a client computes from what it is sent (model, step size,

@@ -102,7 +102,7 @@ class LocalMembers:
         records: Mapping[str, Batch],
         workers: Callable[[float], WorkerPool | None] = lambda gradients: None,
     ) -> None:
-        """Args beside the obvious:
+        """Args:
 
         workers: processes that compute on a CPU, a member each, if so many gradients repay their start.
         """

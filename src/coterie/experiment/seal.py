@@ -31,7 +31,7 @@ class ChainedLines:
     """A file of JSON lines, each bound to the one before by a hash."""
 
     def __init__(self, path: Path, what: str) -> None:
-        """Read what is there; a line torn by a crash is none.
+        """Read what is there, without a line torn by a crash.
 
         Raises:
             LedgerError: a line does not follow from the one before.

@@ -141,7 +141,7 @@ class FlowerEngine:
         watch: Callable[[Participation], None] | None = None,
         cohorts: Cohorts | None = None,
     ) -> None:
-        """Args beside the obvious:
+        """Args:
 
         contracts: of every client, as it approved it.
         context: as for the in-process engine; equal to the sites' own where they run the same versions.

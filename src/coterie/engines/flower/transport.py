@@ -60,7 +60,7 @@ class Transport:
         timeouts: Timeouts,
         sent: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """Args beside the obvious:
+        """Args:
 
         sent: is told the bytes of arrays in the largest of the messages that were sent at a time.
         """
