@@ -32,6 +32,7 @@ from typing import (
 from coterie.privacy.errors import CoterieError, PlanError
 
 Json = dict[str, object]
+T = TypeVar("T")
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -98,6 +99,11 @@ _CODECS: dict[object, Codec] = {}
 def register(kind: object, write: Callable[[Any], object], read: Callable[[object], object]) -> None:
     """Say how values of a kind are spelled that is no dataclass of ours."""
     _CODECS[kind] = Codec(write, read)
+
+
+def from_plain(kind: type[T], data: object) -> T:
+    """The value of this kind that was written as plain data."""
+    return cast(T, codec(kind).read(data))
 
 
 @_once
