@@ -32,7 +32,7 @@ from coterie.engines.flower.messages import (
     SiteRequest,
 )
 from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
-from coterie.engines.flower.proxy import AllowlistProxy, OpenDoor, Upstream
+from coterie.engines.flower.proxy import AllowlistProxy, RunningProxy, Upstream
 from coterie.engines.flower.runtime import Control
 from coterie.engines.flower.transport import Timeouts
 from coterie.experiment.deployment import APP, Serving, on_grid
@@ -78,7 +78,7 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
     with ExitStack() as stack:
         link = stack.enter_context(open_link(folder / "link", keys, "127.0.0.1", 0, APP))
         for name, data in sites.items():
-            join = ["join", "--data", str(data), "--server", f"127.0.0.1:{link.door.port}", "--epsilon", "8"]
+            join = ["join", "--data", str(data), "--server", f"127.0.0.1:{link.proxy.port}", "--epsilon", "8"]
             secure = ["--ca", str(keys.authority), "--key", str(keys.sites / f"{name}.key")]
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
             process = subprocess.Popen(
@@ -90,16 +90,16 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
         last = [0]
 
         def note(report: RoundReport) -> None:
-            now = passed(link.door.door)
+            now = passed(link.proxy.application)
             found.append((report.seconds, now - last[0]))
             last[0] = now
 
         def start(guarantee: str) -> None:
-            last[0] = passed(link.door.door)
+            last[0] = passed(link.proxy.application)
 
         serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
         callbacks = Callbacks(agreed=start, round=note)
-        expect = link.door.door.expect
+        expect = link.proxy.application.expect
         on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, sent=expect)
     return found
 
@@ -128,7 +128,7 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
             control.register(name, public_key_bytes(keys.sites / f"{name}.pub"))
         control.close()
         door = AllowlistProxy(Upstream(address, keys.authority))
-        opened = stack.enter_context(OpenDoor(door, "127.0.0.1", 0, keys.certificate, keys.key))
+        opened = stack.enter_context(RunningProxy(door, "127.0.0.1", 0, keys.certificate, keys.key))
         for name, data in sites.items():
             node = Child(
                 "flower-supernode",

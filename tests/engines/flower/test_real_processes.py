@@ -25,7 +25,7 @@ from real_federation import PATIENCE, RealFederation, processes_about
 from site_folders import NAMES, TRUTH, write_sites
 
 from coterie.algorithms import find_algorithm
-from coterie.engines.flower import runtime
+from coterie.engines.flower import internals, runtime
 from coterie.engines.flower.keys import make_site_key
 from coterie.engines.flower.processes import environment, free_port
 from coterie.experiment import checkpoint, local
@@ -113,17 +113,19 @@ def test_a_stranger_cannot_join(federation: RealFederation, public: dict[str, An
 
 
 def test_a_stranger_cannot_take_the_servers_task(federation: RealFederation, public: dict[str, Any]) -> None:
-    desk = runtime.TaskClient(
-        public["server_address"], b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP
+    tasks = runtime.TaskClient(
+        public["server_address"], b"guessed", public["root_certificates"], internals.TaskType.SERVER_APP
     )
     with pytest.raises(runtime.Unreachable):
-        desk.acquire()
-    desk.close()
+        tasks.acquire()
+    tasks.close()
     # Not even from inside, on the link's own port, without the secret.
     inside = inner_address(federation)
-    desk = runtime.TaskClient(inside, b"guessed", public["root_certificates"], runtime.TaskType.SERVER_APP)
-    assert 400 <= refused(desk._client.AcquireTask, runtime.AcquireTaskRequest(supported_task_types=[])) < 500
-    desk.close()
+    tasks = runtime.TaskClient(inside, b"guessed", public["root_certificates"], internals.TaskType.SERVER_APP)
+    assert (
+        400 <= refused(tasks._client.AcquireTask, internals.AcquireTaskRequest(supported_task_types=[])) < 500
+    )
+    tasks.close()
     secret = federation.run.with_name("run.link") / "task.secret"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 

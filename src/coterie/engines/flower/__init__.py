@@ -3,7 +3,7 @@
 The server keeps the algorithm and its state; every site runs its own installed code on its own records, with
 its own ledger and its own secret noise, and answers only what the plan it approved allows. Flower carries the
 messages. `messages` says what travels, `contract` what a site agrees to, `site` how it answers, `server` how
-answers become an algorithm's replies; `runtime` is the one place that touches Flower's internals.
+answers become an algorithm's replies; `internals` is the one place that imports what is not public in Flower.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from coterie.errors import InputError
 
 FLOWER = "1.41"
-"""The minor release that `runtime` was written against; internals move between minors."""
+"""The minor release that `internals` was written against; internals move between minors."""
 
 
 def require_flower() -> None:

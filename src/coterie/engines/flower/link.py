@@ -1,10 +1,8 @@
-"""The server's side of the network: Flower's link on loopback, its door, and the sites that may come in."""
+"""The server's side of the network: Flower's link on loopback, the proxy before it, and the sites' keys."""
 
 import contextlib
 import ipaddress
 import logging
-import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,37 +11,18 @@ from flwr.serverapp import Grid
 
 from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import KeyFolder, public_key_bytes
-from coterie.engines.flower.processes import Child, free_port, wait_until_healthy
-from coterie.engines.flower.proxy import AllowlistProxy, OpenDoor, Upstream
+from coterie.engines.flower.processes import Child, free_port, new_secret, wait_until_healthy
+from coterie.engines.flower.proxy import AllowlistProxy, RunningProxy, Upstream
 from coterie.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LinkFolder:
-    """Where the link keeps its own state, beside the run's."""
-
-    path: Path
-
-    @property
-    def database(self) -> Path:
-        return self.path / "link.db"
-
-    @property
-    def secret(self) -> Path:
-        return self.path / "task.secret"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "link.log"
-
-
-@dataclass(frozen=True)
 class OpenLink:
     """A link that sites can reach."""
 
-    door: OpenDoor
+    proxy: RunningProxy
     address: str
     nodes: dict[str, int]
     """Registered sites by name; empty where nodes have no keys."""
@@ -74,7 +53,7 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: Path) -> Iterator[OpenLink]:
-    """Start the link with its door shut, register the sites' keys, then open what sites need.
+    """Start the link where only this machine reaches it, register the sites' keys, then open what sites need.
 
     Args:
         keys: certificates and the sites' public keys; None is the plaintext mode, on loopback only.
@@ -85,34 +64,33 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
         raise InputError(f"--plaintext: only on loopback, and --host is {host}; allowed: 127.0.0.1, ::1")
     if keys is not None:
         keys.check()
-    files = LinkFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # the link keeps messages there: who was asked, and what was answered
-    secret = _new_secret(files.secret)
+    secret = new_secret(folder / "task.secret")
     authority = keys.authority if keys else None
     address = f"127.0.0.1:{free_port()}"
-    child = Child("flower-superlink", _arguments(files, keys, address), folder / "flwr", files.log)
+    child = Child("flower-superlink", _arguments(folder, keys, address), folder / "flwr", folder / "link.log")
     try:
         upstream = Upstream(address, authority)
         wait_until_healthy(child, upstream.url, authority)
         pem = authority.read_bytes() if authority else None
         nodes = _register(address, pem, keys) if keys else {}
-        door = AllowlistProxy(upstream, self_registration=keys is None)
+        proxy = AllowlistProxy(upstream, self_registration=keys is None)
         certificate, key = (keys.certificate, keys.key) if keys else (None, None)
-        with OpenDoor(door, host, port, certificate, key) as opened:
+        with RunningProxy(proxy, host, port, certificate, key) as opened:
             log.info("listening on %s:%d for %s", host, opened.port, ", ".join(nodes) or "anybody")
             yield OpenLink(opened, address, nodes, secret, pem, app)
     finally:
         child.stop()
 
 
-def _arguments(files: LinkFolder, keys: KeyFolder | None, address: str) -> list[str]:
+def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     arguments = [
         *("--host", host, "--port", port),
-        *("--database", str(files.database)),
+        *("--database", str(folder / "link.db")),
         # The server's task is ours alone: nobody else knows the secret, and no process is started for it.
-        *("--isolation", "process", "--superexec-auth-secret-file", str(files.secret)),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "task.secret")),
         "--disable-runtime-dependency-installation",
     ]
     if keys is None:
@@ -134,12 +112,3 @@ def _register(address: str, authority: bytes | None, keys: KeyFolder) -> dict[st
         }
     finally:
         control.close()
-
-
-def _new_secret(path: Path) -> bytes:
-    """A fresh secret for every start, readable by its owner alone."""
-    path.unlink(missing_ok=True)
-    secret = secrets.token_bytes(32)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
-    return secret

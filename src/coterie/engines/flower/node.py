@@ -1,7 +1,5 @@
-"""A site's side of the network: Flower's node as a child, and our own code in place of Flower's app."""
+"""A site's side of the network: Flower's node as a child process, our own code in place of Flower's app."""
 
-import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from flwr.app import Message, RecordDict
 
 from coterie.engines.flower import runtime
 from coterie.engines.flower.link import is_loopback
-from coterie.engines.flower.processes import Child, ChildEnded, free_port, wait_until_healthy
+from coterie.engines.flower.processes import Child, ChildEnded, free_port, new_secret, wait_until_healthy
 from coterie.engines.flower.words import site_log
 from coterie.errors import InputError
 
@@ -90,11 +88,8 @@ class _Node:
 
     def __init__(self, connection: Connection, folder: Path) -> None:
         self.log = folder / "node.log"
-        self._secret = secrets.token_bytes(32)
         path = folder / "task.secret"
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(self._secret)
+        self._secret = new_secret(path)
         port = str(free_port())
         self._address = f"127.0.0.1:{port}"
         arguments = [
@@ -106,8 +101,8 @@ class _Node:
 
     def attend(self, handle: Callable[[Message], RecordDict], done: Callable[[], bool]) -> None:
         wait_until_healthy(self._child, f"http://{self._address}", None)
-        desk = runtime.client_desk(self._address, self._secret)
-        worker = runtime.TaskWorker(desk, handle)
+        tasks = runtime.TaskClient(self._address, self._secret)
+        worker = runtime.TaskWorker(tasks, handle)
         try:
             while not done():
                 if self._child.ended:
@@ -117,7 +112,7 @@ class _Node:
             worker.settle(SETTLE_SECONDS)
             time.sleep(LAST_WORDS_SECONDS)
         finally:
-            desk.close()
+            tasks.close()
 
     def stop(self) -> None:
         self._child.stop()

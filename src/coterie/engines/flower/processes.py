@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -48,7 +49,6 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_HOME": str(home),
         "PATH": f"{ours}{os.pathsep}{os.environ.get('PATH', '')}",
-        "RAY_USAGE_STATS_ENABLED": "0",
     }
 
 
@@ -116,3 +116,12 @@ def wait_until_healthy(child: Child, url: str, authority: Path | None, seconds: 
             pass
         time.sleep(0.2)
     raise ChildEnded(f"{child.program} does not answer; see {child.log}")
+
+
+def new_secret(path: Path) -> bytes:
+    """A fresh secret for every start, readable by its owner alone."""
+    path.unlink(missing_ok=True)
+    secret = secrets.token_bytes(32)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+    return secret

@@ -1,4 +1,4 @@
-"""The door to the link: passes what sites need, and nothing else.
+"""The proxy before the link: passes what sites need, and nothing else.
 
 Flower's link serves three kinds of callers on one port: sites, operators and the server's own task. Only
 sites prove who they are. So the link listens on loopback, and this proxy in front of it passes exactly the
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import httpx
 import uvicorn
 
+from coterie.engines.flower.internals import PUBLIC_KEY_HEADER
 from coterie.errors import CoterieError
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ HOP_BY_HOP = frozenset(
 )
 PUSHES = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 """What the link keeps on its disk."""
-KEY_HEADER = b"flwr-public-key-bin"
+KEY_HEADER = PUBLIC_KEY_HEADER.encode()
 """Under which a node's key travels; the link checks that it is the sender's own."""
 LARGEST_BODY = 16 * 2**20
 """Flower cuts arrays into pieces of 5 MiB."""
@@ -180,13 +181,13 @@ async def _reply(
     await send({"type": "http.response.body", "body": body})
 
 
-class OpenDoor:
+class RunningProxy:
     """The proxy, listening in a thread of this process."""
 
     def __init__(
-        self, door: AllowlistProxy, host: str, port: int, certificate: Path | None, key: Path | None
+        self, application: AllowlistProxy, host: str, port: int, certificate: Path | None, key: Path | None
     ) -> None:
-        self.door = door
+        self.application = application
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,7 +199,7 @@ class OpenDoor:
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                door,
+                application,
                 http="h11",
                 ws="none",
                 lifespan="on",
@@ -214,10 +215,10 @@ class OpenDoor:
             )
         )
         self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="door", daemon=True
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="proxy", daemon=True
         )
 
-    def __enter__(self) -> "OpenDoor":
+    def __enter__(self) -> "RunningProxy":
         self._thread.start()
         until = time.monotonic() + 30
         while not self._server.started:

@@ -1,4 +1,4 @@
-"""The one module that touches Flower's internals, written against the release that the extra pins.
+"""Our process in the place of the one in which Flower would run an app.
 
 Flower runs an app by fetching its code from the link and starting a process for every message. A site must
 never run code that a server ships, and need not pay seconds for every message. So our process takes the place
@@ -16,29 +16,8 @@ from typing import Any
 
 import httpx
 from flwr.app import Message, RecordDict
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto, context_to_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
+from coterie.engines.flower import internals as flower
 from coterie.engines.flower.words import site_log
 from coterie.errors import CoterieError
 
@@ -58,20 +37,26 @@ class Unreachable(CoterieError):
 
 
 class TaskClient:
-    """Where a node or a link hands out its tasks, to whoever knows the secret."""
+    """Takes the tasks of a node or a link, which gives them to whoever knows the secret."""
 
-    def __init__(self, address: str, secret: bytes, authority: bytes | None, kind: Any) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        authority: bytes | None = None,
+        kind: Any = flower.TaskType.CLIENT_APP,
+    ) -> None:
         self.address, self.authority = address, authority
         self._kind = kind
         self._client = self._connect(
-            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE),
+            flower.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            flower.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE),
         )
 
     def acquire(self) -> str | None:
         """The token of the next task, if there is one."""
         try:
-            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+            found = self._client.AcquireTask(flower.AcquireTaskRequest(supported_task_types=[self._kind]))
         except httpx.HTTPError as trouble:
             raise Unreachable(f"{self.address}: {type(trouble).__name__}") from None
         return str(found.token) if found.HasField("task") and found.token else None
@@ -79,14 +64,15 @@ class TaskClient:
     def connect(self, token: str, component: str) -> Any:
         """A client that acts for one task."""
         return self._connect(
-            RuntimeVersionHttpInterceptor(component_name=component), RuntimeTokenHttpInterceptor(token)
+            flower.RuntimeVersionHttpInterceptor(component_name=component),
+            flower.RuntimeTokenHttpInterceptor(token),
         )
 
     def close(self) -> None:
         self._client.close()
 
     def _connect(self, *interceptors: Any) -> Any:
-        return RuntimeHttpClient.from_server_address(
+        return flower.RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=self.authority is None,
             root_certificates=self.authority,
@@ -102,10 +88,10 @@ def _heartbeats(client: Any) -> Iterator[None]:
     def beat() -> None:
         while not done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(httpx.HTTPError):
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
 
     with contextlib.suppress(httpx.HTTPError):
-        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -122,8 +108,8 @@ class TaskWorker:
     ended while it was fetching. Only answering is serial.
     """
 
-    def __init__(self, desk: TaskClient, handle: Callable[[Message], RecordDict]) -> None:
-        self._desk = desk
+    def __init__(self, tasks: TaskClient, handle: Callable[[Message], RecordDict]) -> None:
+        self._tasks = tasks
         self._handle = handle
         self._one_at_a_time = threading.Lock()
         self._answering: set[threading.Thread] = set()
@@ -132,8 +118,8 @@ class TaskWorker:
     def take_next(self) -> bool:
         """Take the next task, if there is one."""
         if self._trouble is not None:
-            raise Unreachable(f"{self._desk.address}: {type(self._trouble).__name__}")
-        token = self._desk.acquire()
+            raise Unreachable(f"{self._tasks.address}: {type(self._trouble).__name__}")
+        token = self._tasks.acquire()
         if token is None:
             return False
         threading.Thread(target=self._attend, args=(token,), name="task", daemon=True).start()
@@ -145,16 +131,18 @@ class TaskWorker:
             thread.join(timeout=seconds)
 
     def _attend(self, token: str) -> None:
-        client = self._desk.connect(token, "flwr-clientapp")
+        client = self._tasks.connect(token, "flwr-clientapp")
         try:
             with _heartbeats(client):
-                message, context, _run, _code = pull_task_input(client)
+                message, context, _run, _code = flower.pull_task_input(client)
                 with self._one_at_a_time:
                     self._answering.add(threading.current_thread())
                     reply = Message(self._handle(message), reply_to=message)
-                push_message(client, reply, context)
+                flower.push_message(client, reply, context)
                 client.PushTaskOutput(
-                    PushTaskOutputRequest(context=context_to_proto(context), sub_status=SubStatus.COMPLETED)
+                    flower.PushTaskOutputRequest(
+                        context=flower.context_to_proto(context), sub_status=flower.SubStatus.COMPLETED
+                    )
                 )
         except httpx.HTTPStatusError as refused:
             log.warning("a task was lost: the node answered %d", refused.response.status_code)
@@ -167,45 +155,39 @@ class TaskWorker:
             client.close()
 
 
-def client_desk(address: str, secret: bytes) -> TaskClient:
-    """The desk of this machine's own node, on loopback."""
-    return TaskClient(address, secret, None, TaskType.CLIENT_APP)
-
-
 @contextlib.contextmanager
-def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[HttpGrid]:
+def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[flower.HttpGrid]:
     """The grid of the run that was started, in place of Flower's own server process."""
-    desk = TaskClient(address, secret, authority, TaskType.SERVER_APP)
+    tasks = TaskClient(address, secret, authority, flower.TaskType.SERVER_APP)
     try:
-        token = desk.acquire()
+        token = tasks.acquire()
         if token is None:
             raise CoterieError("the link has no task for the run that was started")
-        client = desk.connect(token, "flwr-serverapp")
+        client = tasks.connect(token, "flwr-serverapp")
         try:
             with _heartbeats(client):
-                yield from _server_task(desk, client, token)
+                yield from _server_task(tasks, client, token)
         finally:
             client.close()
     finally:
-        desk.close()
+        tasks.close()
 
 
-def _server_task(desk: TaskClient, client: Any, token: str) -> Iterator[HttpGrid]:
-    found = client.PullTaskInput(PullTaskInputRequest())
-    TaskIdentity.task_id = found.task_id
-    TaskIdentity.run_id = found.run.run_id
-    TaskIdentity.node_id = found.context.node_id
-    context = context_from_proto(found.context)
-    grid = HttpGrid(desk.address, desk.authority is None, desk.authority, token=token)
-    grid.set_run(run_from_proto(found.run))
+def _server_task(tasks: TaskClient, client: Any, token: str) -> Iterator[flower.HttpGrid]:
+    found = client.PullTaskInput(flower.PullTaskInputRequest())
+    flower.TaskIdentity.task_id = found.task_id
+    flower.TaskIdentity.run_id = found.run.run_id
+    flower.TaskIdentity.node_id = found.context.node_id
+    grid = flower.HttpGrid(tasks.address, tasks.authority is None, tasks.authority, token=token)
+    grid.set_run(flower.run_from_proto(found.run))
     grid._retry_invoker.max_time = LINK_SECONDS
-    status = SubStatus.FAILED
+    status = flower.SubStatus.FAILED
     try:
         yield grid
-        status = SubStatus.COMPLETED
+        status = flower.SubStatus.COMPLETED
     finally:
         with contextlib.suppress(httpx.HTTPError):
-            client.PushTaskOutput(PushTaskOutputRequest(context=context_to_proto(context), sub_status=status))
+            client.PushTaskOutput(flower.PushTaskOutputRequest(context=found.context, sub_status=status))
         grid.close()
 
 
@@ -216,11 +198,11 @@ class Control:
     """The link's control API, which listens on this machine alone."""
 
     def __init__(self, address: str, authority: bytes | None) -> None:
-        self._client = ControlHttpClient.from_server_address(
+        self._client = flower.ControlHttpClient.from_server_address(
             server_address=address,
             insecure=authority is None,
             root_certificates=authority,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
 
     def register(self, name: str, public_key: bytes) -> int:
@@ -228,18 +210,20 @@ class Control:
         known = self.nodes()
         if public_key in known:
             return known[public_key]
-        return int(self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name)).node_id)
+        return int(
+            self._client.RegisterNode(flower.RegisterNodeRequest(public_key=public_key, name=name)).node_id
+        )
 
     def nodes(self) -> dict[bytes, int]:
         """Registered keys and the numbers of their nodes."""
-        found = self._client.ListNodes(ListNodesRequest())
+        found = self._client.ListNodes(flower.ListNodesRequest())
         return {bytes(node.public_key): int(node.node_id) for node in found.nodes_info}
 
     def start_run(self, app: Path) -> int:
         """Start a run of an app; neither side ever loads its code."""
-        code = build_fab_from_disk(app)
-        fab = Fab(hashlib.sha256(code).hexdigest(), code, {})
-        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id)
+        code = flower.build_fab_from_disk(app)
+        fab = {"hash_str": hashlib.sha256(code).hexdigest(), "content": code}
+        return int(self._client.StartRun(flower.StartRunRequest(fab=fab)).run_id)
 
     def close(self) -> None:
         self._client.close()

@@ -10,15 +10,14 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie.engines.flower import messages
+from coterie.engines.flower.internals import ErrorCode
 from coterie.engines.flower.messages import GarbageError
 from coterie.errors import CoterieError
 from coterie.files import forget_rounds
 
 T = TypeVar("T")
-EXPIRED = frozenset({3, 4})
-"""Flower's codes for a message, or its reply, that is past its time."""
-NODE_UNAVAILABLE = 5
-"""Flower's code for a node that went away with a message."""
+EXPIRED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
+"""A message, or its reply, is past its time."""
 TOO_LATE = "no answer in time"
 
 
@@ -119,7 +118,7 @@ class Transport:
                 name = waiting.pop(str(reply.metadata.reply_to_message_id), None)
                 if name is None:
                     continue  # an answer that nobody waits for any more
-                if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+                if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                     away.setdefault(name, now)
                     continue
                 pending.discard(name)

@@ -1,0 +1,193 @@
+"""What we rely on in Flower beside its public API: a test that fails says what an upgrade broke."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
+
+import coterie
+from coterie.engines.flower import internals
+from coterie.engines.flower.proxy import ALLOWED, SELF_REGISTRATION
+from coterie.experiment.deployment import APP
+
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+
+
+def takes(function: Callable[..., Any], *names: str) -> bool:
+    """Whether it can be called with these arguments by name, and needs no others."""
+    wanted = inspect.signature(function).parameters
+    needed = {
+        name
+        for name, parameter in wanted.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    }
+    return needed - {"self"} <= set(names) <= set(wanted)
+
+
+def has_fields(message: Any, names: Iterable[str]) -> bool:
+    return set(names) <= {field.name for field in message.DESCRIPTOR.fields}
+
+
+def connects(client: Any, *methods: str) -> bool:
+    arguments = ("server_address", "insecure", "root_certificates", "interceptors")
+    return takes(client.from_server_address, *arguments) and set(methods) <= set(dir(client))
+
+
+def context_survives() -> bool:
+    context = Context(run_id=7, node_id=3, node_config={}, state=RecordDict({}), run_config={})
+    return bool(internals.context_to_proto(context).run_id == 7)
+
+
+def fab_is_built() -> bool:
+    code = internals.build_fab_from_disk(APP)
+    fab = {"hash_str": hashlib.sha256(code).hexdigest(), "content": code}
+    return bool(code) and internals.StartRunRequest(fab=fab).fab.content == code
+
+
+CHECKS: dict[str, tuple[Callable[[], bool], str]] = {
+    "build_fab_from_disk": (fab_is_built, "an app's folder no longer becomes the bytes of a run's code"),
+    "ErrorCode": (
+        lambda: (
+            (
+                internals.ErrorCode.MESSAGE_UNAVAILABLE,
+                internals.ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+                internals.ErrorCode.NODE_UNAVAILABLE,
+            )
+            == (3, 4, 5)
+        ),
+        "messages past their time, or nodes that went away, are reported by other numbers",
+    ),
+    "PUBLIC_KEY_HEADER": (
+        lambda: internals.PUBLIC_KEY_HEADER == "flwr-public-key-bin",
+        "a node's key travels under another header, and the proxy no longer bounds what a node pushes",
+    ),
+    "SubStatus": (
+        lambda: {internals.SubStatus.COMPLETED, internals.SubStatus.FAILED} == {"completed", "failed"},
+        "a task that has ended says so in other words",
+    ),
+    "context_to_proto": (context_survives, "a task's context can no longer be handed back"),
+    "run_from_proto": (
+        lambda: takes(internals.run_from_proto, "run_proto"),
+        "the grid can no longer be told which run it is for",
+    ),
+    "ListNodesRequest": (
+        lambda: has_fields(internals.ListNodesRequest, ()),
+        "registered nodes can no longer be listed",
+    ),
+    "RegisterNodeRequest": (
+        lambda: has_fields(internals.RegisterNodeRequest, ("public_key", "name")),
+        "a site's public key can no longer be registered under its name",
+    ),
+    "StartRunRequest": (
+        lambda: has_fields(internals.StartRunRequest, ("fab",)),
+        "a run can no longer be started with the bytes of its code",
+    ),
+    "AcquireTaskRequest": (
+        lambda: has_fields(internals.AcquireTaskRequest, ("supported_task_types",)),
+        "a task can no longer be asked for by its type",
+    ),
+    "PullTaskInputRequest": (
+        lambda: has_fields(internals.PullTaskInputRequest, ()),
+        "the server's task has no input to pull",
+    ),
+    "PushTaskOutputRequest": (
+        lambda: has_fields(internals.PushTaskOutputRequest, ("context", "sub_status")),
+        "a task can no longer hand back its context and how it ended",
+    ),
+    "SendTaskHeartbeatRequest": (
+        lambda: has_fields(internals.SendTaskHeartbeatRequest, ()),
+        "a long answer can no longer be kept alive",
+    ),
+    "TaskType": (
+        lambda: (
+            {internals.TaskType.CLIENT_APP, internals.TaskType.SERVER_APP}
+            == {"flwr-clientapp", "flwr-serverapp"}
+        ),
+        "tasks of sites and servers have other names",
+    ),
+    "ControlHttpClient": (
+        lambda: connects(internals.ControlHttpClient, "RegisterNode", "ListNodes", "StartRun", "close"),
+        "the link's control API is reached in another way",
+    ),
+    "RuntimeTokenHttpInterceptor": (
+        lambda: takes(internals.RuntimeTokenHttpInterceptor, "token"),
+        "a task's token is sent in another way",
+    ),
+    "RuntimeVersionHttpInterceptor": (
+        lambda: takes(internals.RuntimeVersionHttpInterceptor, "component_name"),
+        "programs tell their version in another way",
+    ),
+    "SuperExecAuthHttpInterceptor": (
+        lambda: takes(internals.SuperExecAuthHttpInterceptor, "master_secret", "protected_methods"),
+        "tasks are given out by another proof than the machine's secret",
+    ),
+    "RuntimeHttpClient": (
+        lambda: connects(
+            internals.RuntimeHttpClient,
+            *("AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat", "close"),
+        ),
+        "tasks are taken, kept alive or ended in another way",
+    ),
+    "TaskIdentity": (
+        lambda: {"task_id", "run_id", "node_id"} <= set(dir(type(internals.TaskIdentity))),
+        "messages are stamped with another identity than task, run and node",
+    ),
+    "HttpGrid": (
+        lambda: (
+            issubclass(internals.HttpGrid, Grid)
+            and takes(internals.HttpGrid, "runtime_api_address", "insecure", "root_certificates", "token")
+            and hasattr(internals.HttpGrid(token="any")._retry_invoker, "max_time")
+        ),
+        "a grid is made, or bounded in time, in another way: a link that is gone would be tried for ever",
+    ),
+    "pull_task_input": (
+        lambda: takes(internals.pull_task_input, "client"),
+        "a site can no longer pull the message of a task",
+    ),
+    "push_message": (
+        lambda: takes(internals.push_message, "client", "message", "context"),
+        "a site can no longer push its answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_we_rely_on_is_there(name: str) -> None:
+    check, broken = CHECKS[name]
+    assert hasattr(internals, name), f"Flower has no {name} any more: {broken}"
+    assert check(), f"Flower's {name} has changed: {broken}"
+
+
+def test_every_internal_name_has_a_check() -> None:
+    tree = ast.parse(Path(internals.__file__).read_text())
+    imported = {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == set(CHECKS)
+
+
+def test_nothing_else_imports_what_is_not_public() -> None:
+    for path in Path(coterie.__file__).parent.rglob("*.py"):
+        if path == Path(internals.__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.partition(".")[0] != "flwr" or name in PUBLIC, f"{path} imports {name}"
+
+
+def test_the_proxy_knows_the_paths_of_the_link() -> None:
+    """A path that was renamed would be refused, and no site could join."""
+    from flwr.superlink.routers.fleet.router import router
+
+    known = {(method, route.path.encode()) for route in router.routes for method in route.methods}
+    assert {path for path in ALLOWED | SELF_REGISTRATION if path[1] != b"/health"} <= known
