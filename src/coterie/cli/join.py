@@ -84,7 +84,7 @@ def join(
     site = open_site(joining)
     if site.finished:
         raise InputError(
-            f"{site.files.path}: these books are closed; another experiment needs another --state, and what "
+            f"{site.files.path}: its experiment is finished; another needs another --state, and what "
             "it spends adds to what was spent"
         )
     try:

@@ -13,7 +13,7 @@ from coterie.engines.flower.joining import Joining, open_site
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Answer one message; Flower may start a process for each, so the books are opened and closed."""
+    """Answer one message; Flower may start a process for each, so the site is opened and closed."""
     try:
         site = open_site(Joining.from_config(context.node_config))
     except Exception:  # its text may name records

@@ -1,7 +1,7 @@
-"""A site from what its operator says: which records, which name, which limits, where its books are."""
+"""A site from what its operator says: which records, which name, which limits, where its ledger is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,7 @@ from coterie.engines.flower.site import Records, Site
 from coterie.errors import InputError
 from coterie.privacy import Adjacency, Budget, HeldOut
 
-BOOKS = ".coterie"
+STATE = ".coterie"
 """Beside the records by default: a ledger belongs to them, and whoever copies them copies it, too."""
 
 
@@ -29,7 +29,7 @@ class Joining:
     Args:
         data: a folder with `federation.yaml` and one file of records.
         name: under which the server's operator knows the site; by default, that of the file.
-        state: the site's books; by default inside the data folder.
+        state: the folder of its ledger, noise key and contract; by default inside the data folder.
         epsilon, delta: the most that may be spent of these records; delta defaults to a fifth of one over
             their number.
         models: models of the form package.module:function whose code may run here.
@@ -63,31 +63,13 @@ class Joining:
         """From a Flower node's configuration, where names have dashes and everything is a plain value."""
         if "data" not in config or "epsilon" not in config:
             raise InputError("node config: data and epsilon are needed")
-        numbers = "epsilon", "delta", "held-out", "evaluation-epsilon", "evaluation-reports", "noise-seed"
-        for key in numbers:
-            if isinstance(config.get(key), bool):
-                raise InputError(f"node config: {key}: {config[key]} is not allowed, a number is")
-        trusts = config.get("trust-server", False)
-        if not isinstance(trusts, bool):  # the text "false" would be true
-            raise InputError(f"node config: trust-server: {trusts} is not allowed, true or false is")
-        models = str(config.get("models", ""))
-        return cls(
-            data=Path(str(config["data"])),
-            epsilon=float(config["epsilon"]),
-            delta=float(config["delta"]) if "delta" in config else None,
-            name=str(config["name"]) if "name" in config else None,
-            state=Path(str(config["state"])) if "state" in config else None,
-            models=tuple(models.split(",")) if models else (),
-            held_out=float(config["held-out"]) if "held-out" in config else None,
-            split=parse_split(str(config.get("split", "0"))),
-            evaluation_epsilon=float(config["evaluation-epsilon"])
-            if "evaluation-epsilon" in config
-            else None,
-            evaluation_reports=int(config.get("evaluation-reports", 1)),
-            noise_seed=int(config["noise-seed"]) if "noise-seed" in config else None,
-            trust_server=trusts,
-            adjacency=_adjacency(str(config["adjacency"])) if "adjacency" in config else None,
-        )
+        for key, value in config.items():
+            # The text "false" would be true, and true a number.
+            if isinstance(value, bool) != (key == "trust-server") and _CONFIG.get(key) in (float, int, bool):
+                wanted = "true or false" if key == "trust-server" else "a number"
+                raise InputError(f"node config: {key}: {value} is not allowed, {wanted} is")
+        known = {key.replace("-", "_"): read(config[key]) for key, read in _CONFIG.items() if key in config}
+        return cls(**known)
 
 
 def _adjacency(name: str) -> Adjacency:
@@ -104,8 +86,26 @@ def parse_split(text: str) -> tuple[int, int]:
     return int(seed), int(place or "0")
 
 
+_CONFIG: Mapping[str, Callable[[Any], Any]] = {
+    "data": Path,
+    "epsilon": float,
+    "delta": float,
+    "name": str,
+    "state": Path,
+    "models": lambda names: tuple(name for name in str(names).split(",") if name),
+    "held-out": float,
+    "split": lambda split: parse_split(str(split)),
+    "evaluation-epsilon": float,
+    "evaluation-reports": int,
+    "noise-seed": int,
+    "trust-server": bool,
+    "adjacency": _adjacency,
+}
+"""Keys of a Flower node's configuration and how each is read."""
+
+
 def open_site(joining: Joining) -> Site:
-    """Read the records once, and open or reopen the books."""
+    """Read the records once, and open the site, or open it again."""
     if joining.trust_server and joining.delta is None:
         raise InputError(
             "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
@@ -133,7 +133,7 @@ def open_site(joining: Joining) -> Site:
     return Site(
         name,
         _records(name, dataset, joining),
-        joining.state or joining.data / BOOKS,
+        joining.state or joining.data / STATE,
         limits,
         noise_seed=joining.noise_seed,
     )

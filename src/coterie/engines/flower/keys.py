@@ -9,7 +9,6 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -25,33 +24,19 @@ ALWAYS = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-@dataclass(frozen=True)
 class KeyFolder:
-    """Paths inside the server's folder of keys."""
+    """Paths inside the server's folder of keys.
 
-    path: Path
+    Args:
+        authority: the certificate that everybody gets; it opens nothing.
+        sites: public keys of the sites that may join, NAME.pub each.
+    """
 
-    @property
-    def authority(self) -> Path:
-        """The certificate that everybody gets; it opens nothing."""
-        return self.path / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
-        return self.path / "ca.key"
-
-    @property
-    def certificate(self) -> Path:
-        return self.path / "server.crt"
-
-    @property
-    def key(self) -> Path:
-        return self.path / "server.key"
-
-    @property
-    def sites(self) -> Path:
-        """Public keys of the sites that may join, NAME.pub each."""
-        return self.path / "sites"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.authority, self.authority_key = path / "ca.crt", path / "ca.key"
+        self.certificate, self.key = path / "server.crt", path / "server.key"
+        self.sites = path / "sites"
 
     def site_names(self) -> list[str]:
         return sorted(path.stem for path in self.sites.glob("*.pub"))
@@ -66,7 +51,7 @@ class KeyFolder:
 
 
 def check_site_name(name: str) -> None:
-    """Refuse a name that is no file name everywhere."""
+    """Refuse a name that could not be a file name everywhere."""
     if not _NAME.fullmatch(name):
         raise InputError(f"site: {name!r}; allowed: letters, digits, '.', '_' and '-', at most 100")
 
