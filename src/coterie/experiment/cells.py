@@ -41,21 +41,18 @@ CELLS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Progress:
-    """How far each cell is."""
+    """How many of its rounds each cell has completed, and which cells failed."""
 
     done: Mapping[str, int]
-    """Rounds completed, by cell."""
     rounds: Mapping[str, int]
     failed: frozenset[str]
 
 
 class Executor(Protocol):
-    """Where cells run."""
+    """Where cells run: so many processes at a time, each with a GPU or none."""
 
     workers: int
-    """How many processes at a time."""
     gpu: bool
-    """Whether each of them has one."""
 
     def start(self, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
         """Begin or resume these runs in one process; the function that is returned says whether it has ended.

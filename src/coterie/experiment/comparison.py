@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ CSV, MARKDOWN = "table.csv", "table.md"
 
 @dataclass(frozen=True)
 class Row:
-    """One setting of everything but the seeds: means and spreads over its runs."""
+    """One setting of everything but the seeds: means and spreads over its runs.
+
+    Args:
+        clusters_found: runs that found all clusters, where the truth is known.
+        kind: how it was judged: private where all of its runs were, exact where one was, or none.
+        guarantee, guarantee_text: the line and the paragraph of the run that spent most.
+    """
 
     values: Mapping[str, Any]
     runs: int
@@ -40,16 +47,12 @@ class Row:
     f_acc: float | None
     f_loss: float | None
     clusters_found: int | None
-    """Runs that found all clusters, where the truth is known."""
     kind: str
-    """How it was judged: private where all of its runs were, exact where one was, or none."""
     epsilon: float
     noise_multiplier: float
     seconds: float
     guarantee: str
-    """The line of the run that spent most."""
     guarantee_text: str
-    """Its paragraph."""
 
     def to_json(self) -> dict[str, Any]:
         content = {key: value for key, value in self.__dict__.items() if key != "values"}
@@ -58,14 +61,13 @@ class Row:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The finished cells, the table over them, and what broke."""
+    """The finished cells, the table over them, and why other cells did not finish."""
 
     folder: Path
     sweep: Sweep
     rows: tuple[Row, ...]
     cells: Mapping[str, Path]
     failed: Mapping[str, str]
-    """Why, for each cell that did not finish."""
 
     @classmethod
     def load(cls, path: Path) -> "SweepResult":
@@ -121,19 +123,13 @@ def check_tables(out: Path) -> None:
     sweep = Sweep.read(out / "sweep.yaml")
     cells = [cell for cell in sweep.cells() if made_of and cell.name in made_of[-1]]
     results = {cell.name: RunResult.load(cell.folder(out)) for cell in cells}
-    counted = _table_lines(table_csv(tuple(_rows(sweep, cells, results))))
-    stated = _table_lines((out / CSV).read_text(encoding="utf-8", errors="replace"))
+    counted = table_csv(tuple(_rows(sweep, cells, results)))
+    stated = (out / CSV).read_text(encoding="utf-8", errors="replace")
     # A sweep that has grown since has its rows in another order.
-    if len(stated) != len(counted) or not all(map(_same_line, sorted(stated), sorted(counted))):
+    lines = [sorted(csv.reader(io.StringIO(text))) for text in (counted, stated)]
+    shapes = [[len(line) for line in table] for table in lines]
+    if shapes[0] != shapes[1] or not all(map(_same_cell, *map(chain.from_iterable, lines))):
         raise LedgerError(f"{out / CSV}: its rows are not those of the runs that it was made of")
-
-
-def _table_lines(text: str) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(text)))
-
-
-def _same_line(one: Sequence[str], other: Sequence[str]) -> bool:
-    return len(one) == len(other) and all(map(_same_cell, one, other))
 
 
 def _same_cell(one: str, other: str) -> bool:
@@ -202,7 +198,9 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
 
 
 FIGURES: Mapping[str, Callable[[Row], str]] = {
-    "accuracy": lambda row: _percent(row.accuracy) + _plus_minus(row.accuracy_std),
+    "accuracy": lambda row: (
+        _percent(row.accuracy) + ("" if row.accuracy_std is None else f" ± {100 * row.accuracy_std:.1f}")
+    ),
     "worst client": lambda row: _percent(row.worst_client),
     "best client": lambda row: _percent(row.best_client),
     "worst cluster": lambda row: _percent(row.worst_cluster),
@@ -240,10 +238,6 @@ def heading_of(key: str) -> str:
     """A key of the grid in one word: `algorithm` for algorithm.name, `epsilon` for privacy.epsilon."""
     section, _, name = key.rpartition(".")
     return section if key in SELECTORS else name
-
-
-def _plus_minus(std: float | None) -> str:
-    return "" if std is None else f" ± {100 * std:.1f}"
 
 
 def _percent(value: float | None) -> str:

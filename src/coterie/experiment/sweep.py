@@ -38,13 +38,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """Values that vary together, and what else is set with them: one algorithm, its clip and its seeds."""
+    """Values that vary together, and what else is set with them: one algorithm, its clip and its seeds.
+
+    Args:
+        settings: dotted keys that the base of the sweep does not decide for this part.
+        label: what its rows are called where the grid alone does not tell them from those of another part.
+    """
 
     grid: Mapping[str, Sequence[Any]]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted keys that the base of the sweep does not decide for this part."""
     label: str | None = None
-    """What its rows are called where the grid alone does not tell them from those of another part."""
 
     def to_content(self) -> dict[str, Any]:
         content: dict[str, Any] = {"label": self.label} if self.label is not None else {}
@@ -55,13 +58,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A base experiment and the values that vary: one grid, or several parts with a grid each."""
+    """A base experiment and the values that vary: one grid, or several parts with a grid each.
+
+    Args:
+        grid: every value of every varying key, over all parts.
+        parts: empty where the grid is all there is.
+    """
 
     base: Mapping[str, Any]
     grid: Mapping[str, Sequence[Any]]
-    """Every value of every varying key, over all parts."""
     parts: tuple[Part, ...] = ()
-    """Empty where the grid is all there is."""
 
     @classmethod
     def of_parts(cls, base: Mapping[str, Any], parts: Sequence[Part]) -> "Sweep":

@@ -54,7 +54,7 @@ def value(answer: RecordDict) -> np.ndarray:
 
 def offered(tmp_path: Path, data: dict[str, Any], limits: Limits = LIMITS) -> str | None:
     """What a site says to a contract that a server wrote by itself; nothing may be left of one refused."""
-    made = site(tmp_path / "books", limits)
+    made = site(tmp_path / "state", limits)
     sent = messages.pack({"contract": json.dumps(data)})
     reason = refused(deliver(made, messages.OFFER, sent))
     assert made.files.contract.exists() == (reason is None)
@@ -207,7 +207,7 @@ def test_an_update_asked_again_is_not_answered_with_a_score_of_the_same_name(tmp
 def test_no_name_of_a_release_is_a_path(tmp_path: Path) -> None:
     release = dataclasses.replace(releases()[1], name="../../../out of here")
     assert offered(tmp_path, contract(plan=plan_of((release,))).to_json()) == "words"
-    assert {path.name for path in tmp_path.iterdir()} == {"books"}
+    assert {path.name for path in tmp_path.iterdir()} == {"state"}
 
 
 # --- noise that is not the planned one --------------------------------------------------------------
@@ -235,8 +235,8 @@ def test_a_model_that_does_not_fit_the_records_is_refused_and_leaves_no_trace(
 ) -> None:
     offer = contract(model=ModelSettings(name=name))
     assert offered(tmp_path, offer.to_json()) == "model"
-    assert not list((tmp_path / "books").iterdir())
-    made = joined(tmp_path / "books")  # the site goes on with the next offer
+    assert not list((tmp_path / "state").iterdir())
+    made = joined(tmp_path / "state")  # the site goes on with the next offer
     assert refused(deliver(made, messages.TRAIN, training())) is None
     made.close()
 
@@ -251,8 +251,8 @@ def test_books_that_cannot_be_opened_leave_no_trace(
     with monkeypatch.context() as patch:
         patch.setattr(f"coterie.engines.flower.site.{broken}", fails)
         assert offered(tmp_path, contract().to_json()) == "failed"
-    assert not list((tmp_path / "books").iterdir())
-    joined(tmp_path / "books").close()
+    assert not list((tmp_path / "state").iterdir())
+    joined(tmp_path / "state").close()
 
 
 def test_a_model_larger_than_any_message_is_refused_before_it_takes_memory(

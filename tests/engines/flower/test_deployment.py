@@ -156,8 +156,8 @@ def test_after_all_that_what_was_spent_is_what_was_released(federation: RealFede
         # that a killed site could not give any more: their charge stands.
         assert answered[name] <= computed <= set(spent), name
         assert set(spent) - computed <= KILLED.get(name, set()), name
-        books = federation.sites[name] / ".coterie"
-        told = json.loads((books / "finished.json").read_text())["epsilon"]
+        state = federation.sites[name] / ".coterie"
+        told = json.loads((state / "finished.json").read_text())["epsilon"]
         assert told <= result["asked"][name] + 1e-9
     federation.stop()
     assert processes_about(federation.folder) == []

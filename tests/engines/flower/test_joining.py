@@ -104,7 +104,7 @@ def test_a_nodes_configuration_says_what_the_command_line_does(tmp_path: Path) -
         "epsilon": 2.0,
         "delta": 1e-4,
         "name": "va",
-        "state": str(tmp_path / "books"),
+        "state": str(tmp_path / "state"),
         "models": "a.b:c,d:e",
         "held-out": 0.2,
         "split": "0:3",
@@ -114,7 +114,7 @@ def test_a_nodes_configuration_says_what_the_command_line_does(tmp_path: Path) -
         "adjacency": "replace-one",
     }
     models = ("a.b:c", "d:e")
-    expected = Joining(tmp_path, 2.0, 1e-4, "va", tmp_path / "books", models, 0.2, (0, 3), 1.0, 2, 3)
+    expected = Joining(tmp_path, 2.0, 1e-4, "va", tmp_path / "state", models, 0.2, (0, 3), 1.0, 2, 3)
     expected = replace(expected, adjacency=Adjacency.REPLACE_ONE)
     assert Joining.from_config(config) == expected
     for key, value in (

@@ -58,7 +58,7 @@ def test_flwr_run_reaches_sites_through_their_nodes_configuration(tmp_path: Path
     assert result["rounds"] == 1
     assert all(tally == {"answered": 1, "missed": 0} for tally in result["participation"].values())
     for name in names:
-        books = sites[name] / ".coterie"
-        assert (books / "finished.json").exists()
-        assert len((books / "ledger.jsonl").read_text().splitlines()) == 2
+        state = sites[name] / ".coterie"
+        assert (state / "finished.json").exists()
+        assert len((state / "ledger.jsonl").read_text().splitlines()) == 2
     assert processes_about(tmp_path) == []

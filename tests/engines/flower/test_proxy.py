@@ -1,4 +1,4 @@
-"""The door passes what registered sites need, byte for byte, and nothing else."""
+"""The proxy passes what registered sites need, byte for byte, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Inside:
 def knock(
     method: str, path: bytes, body: bytes = b"", query: bytes = b"", **options: bool
 ) -> tuple[int, bytes, Inside]:
-    """One request at the door: the status, the body, and what was inside."""
+    """One request at the proxy: the status, the body, and what was inside."""
     inside = Inside()
-    door = AllowlistProxy(Upstream("127.0.0.1:1", None), **options)
-    door._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
+    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None), **options)
+    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
     sent: list[dict[str, Any]] = []
     pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)] or [b""]
 
@@ -59,7 +59,7 @@ def knock(
         "query_string": query,
         "headers": [(b"host", b"public"), (b"x-signature", b"abc"), (b"connection", b"close")],
     }
-    asyncio.run(door(scope, receive, send))
+    asyncio.run(proxy(scope, receive, send))
     return sent[0]["status"], sent[1]["body"], inside
 
 
@@ -118,7 +118,7 @@ def test_a_body_that_no_site_sends_does_not_pass() -> None:
     assert inside.reached == []
 
 
-def pushing(door: AllowlistProxy, key: bytes, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
+def pushing(proxy: AllowlistProxy, key: bytes, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
     """The status that a node with this key gets for so many bytes."""
     sent: list[dict[str, Any]] = []
     headers = [(KEY_HEADER, key)]
@@ -130,7 +130,7 @@ def pushing(door: AllowlistProxy, key: bytes, size: int, path: bytes = b"/v1/fle
         sent.append(event)
 
     scope = {"type": "http", "method": "POST", "raw_path": path, "query_string": b"", "headers": headers}
-    asyncio.run(door(scope, receive, send))
+    asyncio.run(proxy(scope, receive, send))
     status: int = sent[0]["status"]
     return status
 
@@ -138,29 +138,29 @@ def pushing(door: AllowlistProxy, key: bytes, size: int, path: bytes = b"/v1/fle
 def test_a_site_cannot_fill_the_servers_disk() -> None:
     """A few megabytes at first, then a few times what it was sent; what others push counts for them."""
     inside = Inside()
-    door = AllowlistProxy(Upstream("127.0.0.1:1", None))
-    door._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
-    assert pushing(door, b"a", FIRST_BYTES) == 200
-    assert pushing(door, b"a", 1) == 413
-    assert pushing(door, b"a", 1, b"/v1/fleet/push-messages") == 413
-    assert pushing(door, b"a", 10**6, b"/v1/fleet/pull-messages") == 200
-    assert pushing(door, b"b", FIRST_BYTES) == 200
+    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None))
+    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
+    assert pushing(proxy, b"a", FIRST_BYTES) == 200
+    assert pushing(proxy, b"a", 1) == 413
+    assert pushing(proxy, b"a", 1, b"/v1/fleet/push-messages") == 413
+    assert pushing(proxy, b"a", 10**6, b"/v1/fleet/pull-messages") == 200
+    assert pushing(proxy, b"b", FIRST_BYTES) == 200
     model = 650 * 4
-    door.expect(model)
-    assert pushing(door, b"a", 2 * model + 10_000) == 200  # an update in float64, and what goes with it
-    assert pushing(door, b"a", 2 * model + 10_000) == 200  # and again, where a connection was lost
-    assert pushing(door, b"a", 2**20) == 413
+    proxy.expect(model)
+    assert pushing(proxy, b"a", 2 * model + 10_000) == 200  # an update in float64, and what goes with it
+    assert pushing(proxy, b"a", 2 * model + 10_000) == 200  # and again, where a connection was lost
+    assert pushing(proxy, b"a", 2**20) == 413
     assert len(inside.reached) == 5
 
 
 def test_a_stranger_cannot_use_up_what_a_site_may_push() -> None:
     """The link answers 401 to who sends another's key: that counts for nobody."""
-    door = AllowlistProxy(Upstream("127.0.0.1:1", None))
-    door._client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(401)))
+    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None))
+    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(401)))
     for _ in range(3):
-        assert pushing(door, b"a", FIRST_BYTES) == 401
-    door._client = httpx.AsyncClient(transport=httpx.MockTransport(Inside()))
-    assert pushing(door, b"a", FIRST_BYTES) == 200
+        assert pushing(proxy, b"a", FIRST_BYTES) == 401
+    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(Inside()))
+    assert pushing(proxy, b"a", FIRST_BYTES) == 200
 
 
 def test_the_key_is_read_where_flower_puts_it() -> None:

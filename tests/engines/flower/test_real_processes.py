@@ -172,12 +172,12 @@ def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federati
     assert alone.accuracy is not None
     assert result["accuracy"]["per_client"] == alone.accuracy.per_client
     for name in NAMES:
-        books = federation.sites[name] / ".coterie"
+        state = federation.sites[name] / ".coterie"
         assert federation.joined[name].returncode == 0, federation.log(name)
-        assert json.loads((books / "finished.json").read_text())["epsilon"] == pytest.approx(
+        assert json.loads((state / "finished.json").read_text())["epsilon"] == pytest.approx(
             result["asked"][name]
         )
-        assert not (books / "noise.key").exists()
+        assert not (state / "noise.key").exists()
 
 
 def test_nothing_is_left_running(federation: RealFederation) -> None:

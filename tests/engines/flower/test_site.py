@@ -82,7 +82,7 @@ OFFERS: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_the_operator_did_not_allow_is_not_signed(
     changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    made = site(tmp_path / "books")
+    made = site(tmp_path / "state")
     assert refused(deliver(made, messages.OFFER, contract(**changes).to_content())) == reason
     assert made.session is None
     assert not made.files.contract.exists()

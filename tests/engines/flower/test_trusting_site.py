@@ -132,7 +132,7 @@ OFFERS: dict[str, tuple[Contract, str]] = {
 def test_what_the_operator_did_not_allow_is_not_signed(
     offered: Contract, reason: str, tmp_path: Path
 ) -> None:
-    made = site(tmp_path / "books", LIMITS)
+    made = site(tmp_path / "state", LIMITS)
     assert refused(deliver(made, messages.OFFER, offered.to_content())) == reason
     assert not made.files.contract.exists()
 
@@ -169,7 +169,7 @@ def ring(workers: int, kinds: int, epochs: int) -> Contract:
 def test_more_groups_than_a_site_should_price_are_not_signed(
     workers: int, kinds: int, epochs: int, reason: str | None, tmp_path: Path
 ) -> None:
-    made = site(tmp_path / "books", LIMITS)
+    made = site(tmp_path / "state", LIMITS)
     assert refused(deliver(made, messages.OFFER, ring(workers, kinds, epochs).to_content())) == reason
     assert made.files.contract.exists() == (reason is None)
     made.close()
@@ -202,7 +202,7 @@ WORK: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", WORK.values(), ids=WORK.keys())
 def test_work_out_of_range_is_not_done_for_a_trusted_server(changes: dict[str, Any], tmp_path: Path) -> None:
-    made = site(tmp_path / "books", LIMITS)
+    made = site(tmp_path / "state", LIMITS)
     data: dict[str, Any] = trusting().to_json()
     data["trusted"]["training"].update(changes)
     sent = messages.pack({"contract": json.dumps(data)})

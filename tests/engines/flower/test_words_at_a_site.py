@@ -21,7 +21,7 @@ LIE = ThreatModel("nobody", "nothing at all", "nobody", 7)
 
 
 def offered(tmp_path: Path, data: dict[str, Any]) -> str | None:
-    made = site(tmp_path / "books")
+    made = site(tmp_path / "state")
     reason = messages.is_refusal(deliver(made, messages.OFFER, messages.pack({"contract": json.dumps(data)})))
     assert made.files.contract.exists() == (reason is None)
     made.close()

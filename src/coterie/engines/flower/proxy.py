@@ -3,7 +3,7 @@
 Flower's link serves three kinds of callers on one port: sites, operators and the server's own task. Only
 sites prove who they are. So the link listens on loopback, and this proxy in front of it passes exactly the
 paths that a registered site uses, by name; whatever else there is, or a later release adds, stays inside.
-Uvicorn and httpx, which come with Flower, do the work.
+Uvicorn, Starlette and httpx, which come with Flower, do the work.
 """
 
 import contextlib
@@ -13,22 +13,19 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import httpx
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from coterie.engines.flower.internals import PUBLIC_KEY_HEADER
 from coterie.errors import CoterieError
 
 log = logging.getLogger(__name__)
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ALLOWED = frozenset(
     [("GET", b"/health")]
@@ -96,15 +93,13 @@ class AllowlistProxy:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            await self._pass(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):
+                answer = await self._pass(Request(scope, receive))
+                await answer(scope, receive, send)
 
     def expect(self, size: int) -> None:
         """A message of so many bytes was sent: every node may push as much more as an answer takes."""
         self._allowance += TIMES_ASKED * size + EACH_MESSAGE
-
-    def _pusher(self, scope: Scope) -> bytes | None:
-        """The key of a node that pushes what the link will keep. Nodes without keys are on this machine."""
-        return dict(scope["headers"]).get(KEY_HEADER) if scope["raw_path"] in PUSHES else None
 
     async def _live(self, receive: Receive, send: Send) -> None:
         verify = (
@@ -121,64 +116,41 @@ class AllowlistProxy:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass(self, request: Request) -> Response:
         # The raw path, compared as a whole: nothing is decoded, joined or normalised on the way.
-        wanted = (scope["method"], scope["raw_path"])
-        if wanted not in self._allowed or scope["query_string"]:
+        path: bytes = request.scope["raw_path"]
+        if (request.method, path) not in self._allowed or request.scope["query_string"]:
             self.refused += 1
-            await _reply(send, 404)
-            return
-        body = await _body(receive)
-        pusher = self._pusher(scope)
-        if body is None or (pusher is not None and self._pushed[pusher] + len(body) > self._allowance):
+            return Response(status_code=404)
+        # The key of a node that pushes what the link will keep. Nodes without keys are on this machine.
+        pusher = dict(request.headers.raw).get(KEY_HEADER) if path in PUSHES else None
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_BODY:
+                break
+        over = pusher is not None and self._pushed[pusher] + len(body) > self._allowance
+        if len(body) > LARGEST_BODY or over:
             self.refused += 1
-            await _reply(send, 413)
-            return
-        path = scope["raw_path"].decode()
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in HOP_BY_HOP]
+            return Response(status_code=413)
         assert self._client is not None
+        url, headers = f"{self._upstream.url}{path.decode()}", _passed_on(request.headers.raw)
         try:
-            answer = await self._client.request(
-                scope["method"], f"{self._upstream.url}{path}", headers=headers, content=body
-            )
+            answer = await self._client.request(request.method, url, headers=headers, content=bytes(body))
         except httpx.HTTPError:
-            await _reply(send, 502)
-            return
+            return Response(status_code=502)
         if pusher is not None and answer.is_success:  # the link found that the key is the sender's own
             self._pushed[pusher] += len(body)
-        self.bytes_in[path] += len(body)
-        self.bytes_out[path] += len(answer.content)
-        kept = [
-            (name, value)
-            for name, value in answer.headers.raw
-            if name.lower() not in HOP_BY_HOP and name.lower() != b"content-encoding"
-        ]
-        await _reply(send, answer.status_code, kept, answer.content)
+        self.bytes_in[path.decode()] += len(body)
+        self.bytes_out[path.decode()] += len(answer.content)
+        reply = Response(answer.content, answer.status_code)
+        headers = _passed_on(answer.headers.raw)
+        reply.raw_headers += [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+        return reply
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """The whole body, or None where it is too long."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            return b"".join(parts)
-        part = event.get("body", b"")
-        size += len(part)
-        if size > LARGEST_BODY:
-            return None
-        parts.append(part)
-        if not event.get("more_body"):
-            return b"".join(parts)
-
-
-async def _reply(
-    send: Send, status: int, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b""
-) -> None:
-    length = [(b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*(headers or []), *length]})
-    await send({"type": "http.response.body", "body": body})
+def _passed_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in HOP_BY_HOP]
 
 
 class RunningProxy:
