@@ -33,11 +33,8 @@ class OpenLink:
     @contextlib.contextmanager
     def grid(self) -> Iterator[Grid]:
         """Start a run and be its server."""
-        control = runtime.Control(self.address, self._authority)
-        try:
+        with contextlib.closing(runtime.Control(self.address, self._authority)) as control:
             control.start_run(self._app)
-        finally:
-            control.close()
         with runtime.server_grid(self.address, self._secret, self._authority) as grid:
             yield grid
 
@@ -104,11 +101,8 @@ def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:
 
 
 def _register(address: str, authority: bytes | None, keys: KeyFolder) -> dict[str, int]:
-    control = runtime.Control(address, authority)
-    try:
+    with contextlib.closing(runtime.Control(address, authority)) as control:
         return {
             name: control.register(name, public_key_bytes(keys.sites / f"{name}.pub"))
             for name in keys.site_names()
         }
-    finally:
-        control.close()

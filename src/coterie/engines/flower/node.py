@@ -1,5 +1,6 @@
 """A site's side of the network: Flower's node as a child process, our own code in place of Flower's app."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,9 +102,8 @@ class _Node:
 
     def attend(self, handle: Callable[[Message], RecordDict], done: Callable[[], bool]) -> None:
         wait_until_healthy(self._child, f"http://{self._address}", None)
-        tasks = runtime.TaskClient(self._address, self._secret)
-        worker = runtime.TaskWorker(tasks, handle)
-        try:
+        with contextlib.closing(runtime.TaskClient(self._address, self._secret)) as tasks:
+            worker = runtime.TaskWorker(tasks, handle)
             while not done():
                 if self._child.ended:
                     raise ChildEnded(f"the node ended; see {self.log}")
@@ -111,8 +111,6 @@ class _Node:
                     time.sleep(POLL_SECONDS)
             worker.settle(SETTLE_SECONDS)
             time.sleep(LAST_WORDS_SECONDS)
-        finally:
-            tasks.close()
 
     def stop(self) -> None:
         self._child.stop()

@@ -158,37 +158,31 @@ class TaskWorker:
 @contextlib.contextmanager
 def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[flower.HttpGrid]:
     """The grid of the run that was started, in place of Flower's own server process."""
-    tasks = TaskClient(address, secret, authority, flower.TaskType.SERVER_APP)
-    try:
+    with contextlib.ExitStack() as stack:
+        tasks = TaskClient(address, secret, authority, flower.TaskType.SERVER_APP)
+        stack.callback(tasks.close)
         token = tasks.acquire()
         if token is None:
             raise CoterieError("the link has no task for the run that was started")
         client = tasks.connect(token, "flwr-serverapp")
+        stack.callback(client.close)
+        stack.enter_context(_heartbeats(client))
+        found = client.PullTaskInput(flower.PullTaskInputRequest())
+        flower.TaskIdentity.task_id = found.task_id
+        flower.TaskIdentity.run_id = found.run.run_id
+        flower.TaskIdentity.node_id = found.context.node_id
+        grid = flower.HttpGrid(address, authority is None, authority, token=token)
+        stack.callback(grid.close)
+        grid.set_run(flower.run_from_proto(found.run))
+        grid._retry_invoker.max_time = LINK_SECONDS
+        status = flower.SubStatus.FAILED
         try:
-            with _heartbeats(client):
-                yield from _server_task(tasks, client, token)
+            yield grid
+            status = flower.SubStatus.COMPLETED
         finally:
-            client.close()
-    finally:
-        tasks.close()
-
-
-def _server_task(tasks: TaskClient, client: Any, token: str) -> Iterator[flower.HttpGrid]:
-    found = client.PullTaskInput(flower.PullTaskInputRequest())
-    flower.TaskIdentity.task_id = found.task_id
-    flower.TaskIdentity.run_id = found.run.run_id
-    flower.TaskIdentity.node_id = found.context.node_id
-    grid = flower.HttpGrid(tasks.address, tasks.authority is None, tasks.authority, token=token)
-    grid.set_run(flower.run_from_proto(found.run))
-    grid._retry_invoker.max_time = LINK_SECONDS
-    status = flower.SubStatus.FAILED
-    try:
-        yield grid
-        status = flower.SubStatus.COMPLETED
-    finally:
-        with contextlib.suppress(httpx.HTTPError):
-            client.PushTaskOutput(flower.PushTaskOutputRequest(context=found.context, sub_status=status))
-        grid.close()
+            with contextlib.suppress(httpx.HTTPError):
+                ended = flower.PushTaskOutputRequest(context=found.context, sub_status=status)
+                client.PushTaskOutput(ended)
 
 
 # --- what only the operator may do ------------------------------------------------------------------
