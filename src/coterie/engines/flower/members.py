@@ -45,21 +45,17 @@ class _Sampled:
     number: int
 
 
+@dataclass
 class RemoteMembers:
     """Asks the sites."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        contracts: Mapping[str, Contract],
-        parameters: int,
-        journal: Journal | None = None,
-    ) -> None:
-        self._transport = transport
-        self._contracts = contracts
-        self._digests = {name: contract.digest() for name, contract in contracts.items()}
-        self._parameters = parameters
-        self._journal = journal
+    transport: Transport
+    contracts: Mapping[str, Contract]
+    parameters: int
+    journal: Journal
+
+    def __post_init__(self) -> None:
+        self.digests = {name: contract.digest() for name, contract in self.contracts.items()}
 
     def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
         """The choices of those who answered. Their updates come with them: models travel once."""
@@ -80,13 +76,12 @@ class RemoteMembers:
             models: one for each site, in a row; or several that it chooses from itself.
         """
         digest = hashlib.sha256(b"".join(rows.tobytes() for rows in models.values())).hexdigest()
-        path = None if self._journal is None else self._journal.next(round, digest)
-        known = None if path is None else read_arrays(path)
-        if known is None:
-            there = self._transport.present(list(models))
-            wanted = {name: RequestId(self._digests[name], round, EVALUATION) for name in there}
+        path = self.journal.next(round, digest)
+        if (known := read_arrays(path)) is None:
+            there = self.transport.present(list(models))
+            wanted = {name: RequestId(self.digests[name], round, EVALUATION) for name in there}
             kind = messages.EVALUATE
-            answers = self._transport.ask(
+            answers = self.transport.ask(
                 kind,
                 {name: SiteRequest(wanted[name], models[name]).to_content(kind) for name in there},
                 lambda name, content: read_score(content, wanted[name], 0.0, 1.0),
@@ -96,9 +91,8 @@ class RemoteMembers:
             for name, reason in answers.missing.items():
                 log.warning("round %d, %s: %s adds nothing (%s)", round, EVALUATION, name, reason)
             known = dict(answers.by_client)
-            if path is not None:
-                # Before anything is released: the same noise on other answers would cancel.
-                write_arrays(path, known)
+            # Before anything is released: the same noise on other answers would cancel.
+            write_arrays(path, known)
         return {name: float(value[0]) for name, value in known.items()}
 
     # --- asking -------------------------------------------------------------------------------------
@@ -106,13 +100,14 @@ class RemoteMembers:
     def _gather(self, cohorts: Sequence[OpenCohort]) -> list[NDArray[np.int64]]:
         """Fill in the updates of these cohorts; the rows that their members chose."""
         found: dict[int, dict[str, Contribution]] = {}
-        paths = [self._remembered(cohort) for cohort in cohorts]
-        for number, path in enumerate(paths):
-            known = None if path is None else read_arrays(path)
-            if known is not None:
-                found[number] = _from_arrays(known)
-        unknown = [number for number in range(len(cohorts)) if number not in found]
-        found.update({number: {} for number in unknown})
+        unknown: dict[int, Path] = {}
+        for number, cohort in enumerate(cohorts):
+            self._check(cohort)
+            path = self.journal.next(cohort.round, cohort.input_hash)
+            known = read_arrays(path)
+            found[number] = {} if known is None else _from_arrays(known)
+            if known is None:
+                unknown[number] = path
         everyone = [
             _Sampled(member, cohorts[number], number)
             for number in unknown
@@ -121,32 +116,26 @@ class RemoteMembers:
         for wave in _waves(everyone):
             for sampled, contribution in self._ask(wave):
                 found[sampled.number][sampled.member] = contribution
-        for number in unknown:
+        for number, path in unknown.items():
             # Before anything is released: if this process dies, the round is repeated with the same answers,
             # or the same noise would be added to another sum.
-            if (path := paths[number]) is not None:
-                write_arrays(path, _to_arrays(found[number]))
+            write_arrays(path, _to_arrays(found[number]))
         return [self._fill(cohort, found[number]) for number, cohort in enumerate(cohorts)]
-
-    def _remembered(self, cohort: OpenCohort) -> Path | None:
-        """Where the answers of this cohort belong until the round is over."""
-        self._check(cohort)
-        return None if self._journal is None else self._journal.next(cohort.round, cohort.input_hash)
 
     def _check(self, cohort: OpenCohort) -> None:
         """Sites do what they signed: a job that asks for something else would not get it."""
-        signed = {self._contracts[member].trusted for member in cohort.job.members}
+        signed = {self.contracts[member].trusted for member in cohort.job.members}
         if any(work is None or not _same_work(cohort.job, work) for work in signed):
             raise PlanError(f"release '{cohort.release}': not the training that the sites signed")
 
     def _ask(self, wave: Sequence[_Sampled]) -> list[tuple[_Sampled, Contribution]]:
         by_name = {sampled.member: sampled for sampled in wave}
         first = wave[0].cohort
-        if not self._transport.online():
+        if not self.transport.online():
             # Of all sites, not of those that were sampled: stopping must not tell who they are.
             raise NobodyAnswered(f"round {first.round}: no site is connected; --resume tries it again")
         contents = {name: self._content(sampled) for name, sampled in by_name.items()}
-        answers = self._transport.ask(
+        answers = self.transport.ask(
             messages.CONTRIBUTE,
             contents,
             lambda name, content: self._read(by_name[name], content),
@@ -159,7 +148,7 @@ class RemoteMembers:
         return [(by_name[name], contribution) for name, contribution in answers.by_client.items()]
 
     def _wanted(self, sampled: _Sampled) -> RequestId:
-        return RequestId(self._digests[sampled.member], sampled.cohort.round, sampled.cohort.release)
+        return RequestId(self.digests[sampled.member], sampled.cohort.round, sampled.cohort.release)
 
     def _models(self, sampled: _Sampled) -> NDArray[np.float32]:
         """All models for a member that chooses; for one that is told where to start, that one alone."""
@@ -176,15 +165,15 @@ class RemoteMembers:
 
     def _read(self, sampled: _Sampled, content: RecordDict) -> Contribution:
         cohort = sampled.cohort
-        choices, length = len(self._models(sampled)), int(_leaves(cohort.job, self._parameters).sum())
+        choices, length = len(self._models(sampled)), int(_leaves(cohort.job, self.parameters).sum())
         return read_contribution(content, self._wanted(sampled), choices, length, cohort.mechanism.clip)
 
     # --- answers ------------------------------------------------------------------------------------
 
     def _fill(self, cohort: OpenCohort, found: Mapping[str, Contribution]) -> NDArray[np.int64]:
         """Put the updates in the order of the sample, zeros for who did not answer."""
-        updates = np.zeros((len(cohort.sampled), self._parameters), dtype=np.float64)
-        leaves = _leaves(cohort.job, self._parameters)
+        updates = np.zeros((len(cohort.sampled), self.parameters), dtype=np.float64)
+        leaves = _leaves(cohort.job, self.parameters)
         choices = np.full(len(cohort.sampled), NO_ANSWER, dtype=np.int64)
         for position, member in enumerate(cohort.sampled):
             if member in found:

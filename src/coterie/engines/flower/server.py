@@ -10,7 +10,7 @@ simulation, and `members` asks the sites.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import RecordDict
@@ -125,53 +125,44 @@ class Participation:
     seconds: float
 
 
+@dataclass
 class FlowerEngine:
-    """Answers `Train` and `Select` by asking the sites; the rest through cohorts, if it is trusted."""
+    """Answers `Train` and `Select` by asking the sites; the rest through cohorts, if it is trusted.
 
-    def __init__(
-        self,
-        transport: Transport,
-        contracts: Mapping[str, Contract],
-        plan: PrivacyPlan,
-        ledger: Ledger,
-        lr: float,
-        parameters: int,
-        context: str,
-        journal: Journal | None = None,
-        watch: Callable[[Participation], None] | None = None,
-        cohorts: Cohorts | None = None,
-    ) -> None:
-        """Args:
-
+    Args:
         contracts: of every client, as it approved it.
         context: as for the in-process engine; equal to the sites' own where they run the same versions.
         journal: keeps the answers of the round under way.
-        watch: is told about every request, as it is answered.
+        note: is told about every request, as it is answered.
         cohorts: of a server that the sites trust; None where they trust nobody.
-        """
-        self._transport = transport
-        self._plan = plan
-        self._ledger = ledger
-        self._lr = lr
-        self._parameters = parameters
-        self._context = context
-        self._journal = journal
-        self._watch = watch or (lambda participation: None)
-        self._cohorts = cohorts
-        self.waited = 0.0
-        self.personal: Mapping[str, Vector] = {}
-        self._digests = {name: contract.digest() for name, contract in contracts.items()}
+    """
+
+    transport: Transport
+    contracts: Mapping[str, Contract]
+    plan: PrivacyPlan
+    ledger: Ledger
+    lr: float
+    parameters: int
+    context: str
+    journal: Journal
+    note: Callable[[Participation], None]
+    cohorts: Cohorts | None
+    waited: float = 0.0
+    personal: Mapping[str, Vector] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.digests = {name: contract.digest() for name, contract in self.contracts.items()}
 
     def answer(self, request: Request, round: int) -> Reply:
         if isinstance(request, Train):
             return self._train(request, round)
         if isinstance(request, Select):
             return self._select(request, round)
-        if self._cohorts is None:
+        if self.cohorts is None:
             raise PlanError(f"{type(request).__name__}: a request that trusts the server, which nobody does")
         if isinstance(request, Cohort):
-            return self._cohorts.open(request, round)
-        return self._cohorts.count(request) if isinstance(request, Count) else self._cohorts.add_up(request)
+            return self.cohorts.open(request, round)
+        return self.cohorts.count(request) if isinstance(request, Count) else self.cohorts.add_up(request)
 
     # --- training ---------------------------------------------------------------------------------------
 
@@ -179,13 +170,13 @@ class FlowerEngine:
         jobs = {job.client: job for job in request.jobs}
         if len(jobs) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
-        mechanisms = {client: self._plan.training(client, request.release) for client in jobs}
+        mechanisms = {client: self.plan.training(client, request.release) for client in jobs}
 
         def read(client: str, found: RecordDict, wanted: RequestId) -> Vector:
             mechanism = mechanisms[client]
             messages.read_answer(found, wanted, {})
-            value: Vector = messages.read_vector(found, mechanism.length(self._parameters))
-            if float(np.abs(value).max()) > largest_release(jobs[client], mechanism, self._lr):
+            value: Vector = messages.read_vector(found, mechanism.length(self.parameters))
+            if float(np.abs(value).max()) > largest_release(jobs[client], mechanism, self.lr):
                 raise GarbageError("values that no honest site could have released")
             return value
 
@@ -193,7 +184,7 @@ class FlowerEngine:
             messages.TRAIN,
             request.release,
             round,
-            {client: job_hash(self._context, job) for client, job in jobs.items()},
+            {client: job_hash(self.context, job) for client, job in jobs.items()},
             lambda client, wanted: SiteRequest(
                 wanted, jobs[client].start[None], jobs[client].anchor, jobs[client].anchor_weight
             ),
@@ -203,7 +194,7 @@ class FlowerEngine:
             {
                 client: Released(
                     answers[client].astype(np.float32, copy=False),
-                    mechanisms[client].noise_in_release(self._lr, jobs[client].anchor_weight),
+                    mechanisms[client].noise_in_release(self.lr, jobs[client].anchor_weight),
                 )
                 for client in jobs
                 if client in answers
@@ -214,7 +205,7 @@ class FlowerEngine:
 
     def _select(self, request: Select, round: int) -> Choices:
         for client in request.clients:
-            mechanism = self._plan.selection(client, request.release)
+            mechanism = self.plan.selection(client, request.release)
             if not mechanism.at_sites:
                 raise PlanError(
                     f"release '{request.release}' is planned as {mechanism.name}: no private selection"
@@ -224,7 +215,7 @@ class FlowerEngine:
             messages.SELECT,
             request.release,
             round,
-            dict.fromkeys(request.clients, input_hash(self._context, request.models)),
+            dict.fromkeys(request.clients, input_hash(self.context, request.models)),
             lambda client, wanted: SiteRequest(wanted, request.models),
             lambda client, found, wanted: np.array(
                 [messages.read_choice(found, wanted, choices)], dtype=np.int64
@@ -237,7 +228,7 @@ class FlowerEngine:
 
     def evaluate(self, models: Mapping[str, Vector], round: int) -> dict[str, Released[float]]:
         """Noisy number of held-out records that each client's model gets right; of those that answer."""
-        mechanisms = {client: self._plan.scores(held_out(client), EVALUATION) for client in models}
+        mechanisms = {client: self.plan.scores(held_out(client), EVALUATION) for client in models}
 
         def read(client: str, found: RecordDict, wanted: RequestId) -> NDArray[np.float64]:
             stray = NOISE_DEVIATIONS * mechanisms[client].noise_std
@@ -247,7 +238,7 @@ class FlowerEngine:
             messages.EVALUATE,
             EVALUATION,
             round,
-            {client: input_hash(self._context, model) for client, model in models.items()},
+            {client: input_hash(self.context, model) for client, model in models.items()},
             lambda client, wanted: SiteRequest(wanted, models[client][None]),
             read,
             held_out,
@@ -274,35 +265,31 @@ class FlowerEngine:
         Args:
             subject_of: whose records of a client answer, and are charged.
         """
-        path = None
-        if self._journal is not None:
-            request = hashlib.sha256(repr((kind, release, sorted(hashes.items()))).encode()).hexdigest()
-            path = self._journal.next(round, request)
-            known = read_arrays(path)
-            if known is not None:
-                before = {client: "missing before the restart" for client in hashes if client not in known}
-                self._watch(Participation(round, release, tuple(known), before, 0.0))
-                return known
-        present = self._transport.present(list(hashes))
+        request = hashlib.sha256(repr((kind, release, sorted(hashes.items()))).encode()).hexdigest()
+        path = self.journal.next(round, request)
+        if (known := read_arrays(path)) is not None:
+            before = {client: "missing before the restart" for client in hashes if client not in known}
+            self.note(Participation(round, release, tuple(known), before, 0.0))
+            return known
+        present = self.transport.present(list(hashes))
         if present:
-            self._ledger.charge(
+            self.ledger.charge(
                 [Charge(subject_of(client), round, release, hashes[client]) for client in present]
             )
-        wanted = {client: RequestId(self._digests[client], round, release) for client in present}
-        found = self._transport.ask(
+        wanted = {client: RequestId(self.digests[client], round, release) for client in present}
+        found = self.transport.ask(
             kind,
             {client: asking(client, wanted[client]).to_content(kind) for client in present},
             lambda client, content: read(client, content, wanted[client]),
             group=str(round),
         )
         away = {client: "not there" for client in hashes if client not in present}
-        self._watch(
+        self.note(
             Participation(round, release, tuple(found.by_client), {**away, **found.missing}, found.seconds)
         )
         if not found.by_client:
             raise NobodyAnswered(f"round {round}: no client answered '{release}'; --resume tries it again")
-        if path is not None:
-            write_arrays(path, found.by_client)
+        write_arrays(path, found.by_client)
         return found.by_client
 
 
