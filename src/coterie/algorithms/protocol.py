@@ -55,9 +55,6 @@ class PublicFacts:
     structure: Structure | None = None
 
 
-# --- requests and replies ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TrainJob:
     """One client's share of a `Train` request: start here, release what the plan says.
@@ -108,9 +105,6 @@ class Choices:
     """Answer to `Select`: one released index per client that answered; clients may be missing."""
 
     by_client: Mapping[str, Released[int]]
-
-
-# --- cohorts: a unit is a client or a worker ---------------------------------------------------------
 
 
 class Choice(StrEnum):
@@ -404,8 +398,7 @@ class Algorithm(ABC, Generic[S]):
     """One way to learn together. Subclass, override these, register; one file.
 
     Attributes:
-        needs_truth: whether it is handed the true clusters (as `truth=`), which its guarantee must then
-            mention.
+        needs_truth: whether it is handed the true clusters (as `truth=`), as its guarantee must then say.
         additive: whether its model is two of the experiment's, outputs added, parameters one after the other.
         personal: whether clients keep parameters of their own, without which no model is whole.
     """
