@@ -250,6 +250,16 @@ def test_an_experiment_costs_what_its_run_will_promise_and_nothing_is_written(fi
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_an_experiment_and_the_same_numbers_on_the_command_line_need_the_same_noise(file):
+    told = SMALL | {"algorithm": {"name": "global"}, "privacy": {"epsilon": 8, "delta": 1e-3}}
+    file.write_text(yaml.safe_dump(told))
+    numbers = ["sample", "--records", 60, "--batch", 20, "--rounds", 4, "--delta", 1e-3, "--epsilon", 8]
+    alike = facts(*numbers, "--first-round", "none")
+    found = facts(file)
+    assert found["noise_multiplier"] == alike["noise_multiplier"]
+    assert found["epsilon"] == alike["epsilon"]
+
+
 def test_an_experiment_can_be_changed_on_the_command_line_before_or_after_its_name(file):
     file.write_text(yaml.safe_dump(SMALL | UNITS["record"]))
     for arguments in ([file, "--set", "privacy.epsilon=2"], ["--set", "privacy.epsilon=2", file]):
