@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from coterie.algorithms.registry import register
+from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.algorithms.worker.worker_level import WorkerLevel, WorkerLevelSettings
 
 
@@ -18,6 +19,6 @@ class DPOGL(WorkerLevel):
     settings_type = OGLSettings
     settings: OGLSettings
 
-    @property
-    def period(self) -> int:
-        return self.settings.period
+    def __init__(self, settings: OGLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
+        super().__init__(settings, schedule, privacy)
+        self.period = settings.period

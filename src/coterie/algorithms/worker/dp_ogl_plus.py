@@ -32,10 +32,8 @@ class DPOGLPlus(DPOGL):
             raise InputError(
                 f"algorithm.period: {settings.period} is longer than the run; allowed: 1 to {schedule.rounds}"
             )
-
-    @property
-    def releases(self) -> int:
-        return self.schedule.rounds // self.period
+        self.releases = schedule.rounds // settings.period
+        self.drafts = settings.period if privacy.mode is Mode.PAPER else 1
 
     def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> CohortSums:
         about = CohortReleases(rate, math.sqrt(self.period) * clip, self.privacy.adjacency)
@@ -48,7 +46,3 @@ class DPOGLPlus(DPOGL):
 
     def local_training(self) -> LocalTraining:
         return self.epochs(self.period // self.drafts)
-
-    @property
-    def drafts(self) -> int:
-        return self.period if self.privacy.mode is Mode.PAPER else 1

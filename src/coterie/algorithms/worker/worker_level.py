@@ -93,7 +93,13 @@ class WorkerLevelState(State):
 
 
 class WorkerLevel(Algorithm[WorkerLevelState]):
-    """Groups that may overlap, each with a model that moves by a noisy sum of its workers' updates."""
+    """Groups that may overlap, each with a model that moves by a noisy sum of its workers' updates.
+
+    Attributes:
+        period: epochs from one merge to the next.
+        releases: of each group in the whole run.
+        drafts: how often the members of a group train before a release, sharing drafts without noise.
+    """
 
     unit = Unit.WORKER
     state_type = WorkerLevelState
@@ -102,6 +108,7 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
 
     def __init__(self, settings: WorkerLevelSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
         super().__init__(settings, schedule, privacy)
+        self.period, self.releases, self.drafts = 1, schedule.rounds, 1
         if privacy.adjacency is Adjacency.ADD_REMOVE:
             raise InputError(
                 "privacy.adjacency: add-remove would make the size of a group secret, but its updates are "
@@ -114,16 +121,6 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
             )
 
     # --- what is public ------------------------------------------------------------------------------
-
-    @property
-    def period(self) -> int:
-        """Epochs from one merge to the next."""
-        return 1
-
-    @property
-    def releases(self) -> int:
-        """Releases of each group in the whole run."""
-        return self.schedule.rounds
 
     def structure(self, facts: PublicFacts) -> Structure:
         """Who is in which group."""
@@ -196,11 +193,6 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
     def round(self, state: WorkerLevelState) -> Rounds[WorkerLevelState]:
         merges = state.round % self.period == 0  # line 9, epochs numbered from 1
         return (yield from self.epoch(state, merges))
-
-    @property
-    def drafts(self) -> int:
-        """How often the members of a group train before a release, sharing drafts without noise."""
-        return 1
 
     def local_training(self) -> LocalTraining:
         return self.epochs(1)
