@@ -40,6 +40,7 @@ class ScriptedEngine:
             return Updates(
                 {job.client: Released(self.update(job, request.release), SCRIPTED_NOISE) for job in jobs}
             )
+        assert isinstance(request, Select)
         clients = [client for client in request.clients if client not in self.missing]
         return Choices({client: Released(self.choice(client, request.models), 0.0) for client in clients})
 

@@ -1,20 +1,25 @@
 """Slow and simple twins of what `coterie.groups` computes."""
 
 import itertools
+from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from coterie.groups import GroupAlgorithm, Structure
+from coterie.groups import GroupAlgorithm, GroupSchedule, Structure
 from coterie.privacy import Mode
 from coterie.privacy.divergences import ORDERS
 from coterie.privacy.rdp import epsilon_from_rdp
 from coterie.privacy.shifts import shift_rdp
 
+Releases = set[tuple[int, int]]
+"""Groups, and numbers of their releases."""
 
-def random_structure(rng, most_workers=9, most_groups=5):
+
+def random_structure(rng: np.random.Generator, most_workers: int = 9, most_groups: int = 5) -> Structure:
     """Any overlapping groups, each with a worker and every worker in one."""
     workers, groups = int(rng.integers(2, most_workers + 1)), int(rng.integers(1, most_groups + 1))
-    members = [set() for _ in range(groups)]
+    members: list[set[int]] = [set() for _ in range(groups)]
     for worker in range(workers):
         for group in rng.choice(groups, size=rng.integers(1, min(3, groups) + 1), replace=False):
             members[group].add(worker)
@@ -22,7 +27,7 @@ def random_structure(rng, most_workers=9, most_groups=5):
     return Structure("random", tuple(kept), workers)
 
 
-def tainted_views(structure, schedule, epochs):
+def tainted_views(structure: Structure, schedule: GroupSchedule, epochs: int) -> dict[int, list[Releases]]:
     """views[t][worker]: the set of (group, release) inside all models the worker has seen up to index t.
 
     Every model carries the set of releases it was computed from, worker by worker, as the algorithm is told.
@@ -34,13 +39,15 @@ def tainted_views(structure, schedule, epochs):
     published = plus and schedule.mode is Mode.PAPER
     period = schedule.period
 
-    def started(models):
-        merged = [set().union(*(models[m] for m in groups_of[worker])) for worker in range(structure.workers)]
-        return [set().union(*(merged[worker] for worker in members[m])) for m in groups]
+    def started(models: Sequence[Releases]) -> list[Releases]:
+        merged = [
+            Releases().union(*(models[m] for m in groups_of[worker])) for worker in range(structure.workers)
+        ]
+        return [Releases().union(*(merged[worker] for worker in members[m])) for m in groups]
 
-    models = [set() for _ in groups]  # what is inside the model of each group
+    models: list[Releases] = [set() for _ in groups]  # what is inside the model of each group
     block_start = models
-    seen = [set() for _ in range(structure.workers)]
+    seen: list[Releases] = [set() for _ in range(structure.workers)]
     views = {1: [set(view) for view in seen]}
     for epoch in range(1, epochs):
         inter = (epoch - 1) % period == 0
@@ -67,7 +74,7 @@ def tainted_views(structure, schedule, epochs):
     return views
 
 
-def tainted_counts(structure, schedule, epochs):
+def tainted_counts(structure: Structure, schedule: GroupSchedule, epochs: int) -> dict[int, NDArray[np.int_]]:
     """counts[t][target, observer], by looking into the sets."""
     views = tainted_views(structure, schedule, epochs)
     found = {}
@@ -80,16 +87,24 @@ def tainted_counts(structure, schedule, epochs):
     return found
 
 
-def hidden_bound(structure, schedule, target, seen, hidden, epoch, delta):
+def hidden_bound(
+    structure: Structure,
+    schedule: GroupSchedule,
+    target: int,
+    seen: Collection[int],
+    hidden: Collection[int],
+    epoch: int,
+    delta: float,
+) -> float:
     """Epsilon behind one cut, by its definition: sets of releases that travel along visible groups only."""
     visible = [m for m in range(len(structure.groups)) if m not in hidden]
     members = {m: set(structure.groups[m]) for m in visible}
-    inside = {m: set() for m in visible}
+    inside: dict[int, Releases] = {m: set() for m in visible}
     for release in range(1, schedule.releases(epoch) + 1):
         merge = (release - 1) % schedule.merge_period == 0
         sources = {m: [g for g in visible if members[m] & members[g]] if merge else [m] for m in visible}
-        inside = {m: set().union(*(inside[g] for g in sources[m])) | {(m, release)} for m in visible}
-    view = set().union(*(inside[m] for m in seen))
+        inside = {m: Releases().union(*(inside[g] for g in sources[m])) | {(m, release)} for m in visible}
+    view = Releases().union(*(inside[m] for m in seen))
     total = np.zeros_like(ORDERS)
     for m, release in view:
         bridges = {

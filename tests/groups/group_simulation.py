@@ -5,13 +5,18 @@ everybody takes part. `Coins` gives the same noise to every run that uses the sa
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
+from coterie.groups import Structure
 
 DIMENSION = 3
+Vector = NDArray[np.float64]
 
 
-def clipped(vector, clip):
+def clipped(vector: Vector, clip: float) -> Vector:
     length = float(np.linalg.norm(vector))
     return vector * min(1.0, clip / length) if length > 0 else vector
 
@@ -19,23 +24,23 @@ def clipped(vector, clip):
 class Coins:
     """Noise for (group, release), the same for equal seeds."""
 
-    def __init__(self, seed):
+    def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def noise(self, group, release):
+    def noise(self, group: int, release: int) -> Vector:
         return np.random.default_rng((self.seed, group, release)).normal(size=DIMENSION)
 
 
-def train(start, data):
+def train(start: Vector, data: Vector) -> Vector:
     """One local epoch: any deterministic map of the start model and the worker's data will do."""
-    return start + np.tanh(0.7 * data - start) + 0.1 * np.sin(3 * start)
+    return np.asarray(start + np.tanh(0.7 * data - start) + 0.1 * np.sin(3 * start))
 
 
-def groups_of(structure, worker):
+def groups_of(structure: Structure, worker: int) -> list[int]:
     return [number for number, members in enumerate(structure.groups) if worker in members]
 
 
-def starts(structure, models):
+def starts(structure: Structure, models: Sequence[Vector]) -> dict[int, Vector]:
     """Where each worker starts after a merge: the mean of its groups' models."""
     return {
         worker: np.mean([models[group] for group in groups_of(structure, worker)], axis=0)
@@ -43,7 +48,15 @@ def starts(structure, models):
     }
 
 
-def dp_ogl(structure, period, epochs, data, seed, clip=1.0, noise=1.0):
+def dp_ogl(
+    structure: Structure,
+    period: int,
+    epochs: int,
+    data: Mapping[int, Vector],
+    seed: int,
+    clip: float = 1.0,
+    noise: float = 1.0,
+) -> dict[int, list[Vector]]:
     """models[t][group] for t = 1..epochs."""
     coins = Coins(seed)
     models = [np.zeros(DIMENSION) for _ in structure.groups]
@@ -63,7 +76,15 @@ def dp_ogl(structure, period, epochs, data, seed, clip=1.0, noise=1.0):
     return history
 
 
-def dp_ogl_plus(structure, period, epochs, data, seed, clip=1.0, noise=1.0):
+def dp_ogl_plus(
+    structure: Structure,
+    period: int,
+    epochs: int,
+    data: Mapping[int, Vector],
+    seed: int,
+    clip: float = 1.0,
+    noise: float = 1.0,
+) -> dict[int, list[Vector]]:
     """The sound version: workers train alone through a block; models change at its end only."""
     coins = Coins(seed)
     models = [np.zeros(DIMENSION) for _ in structure.groups]

@@ -207,7 +207,7 @@ class OwnBackward(nn.Module):
         self.function, self.body, self.head = function, nn.Linear(6, 5), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.function.apply(self.body(x)))  # type: ignore[no-untyped-call]
+        return self.head(self.function.apply(self.body(x)))
 
 
 class Constants(nn.Module):
@@ -218,7 +218,8 @@ class Constants(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.arange(1.0, 7.0))
-        self.options, self.history = {"power": 2, "names": ["a", "b"]}, [torch.ones(6)]
+        self.options: dict[str, Any] = {"power": 2, "names": ["a", "b"]}
+        self.history = [torch.ones(6)]
         self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:

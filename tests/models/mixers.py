@@ -243,7 +243,7 @@ class MixedBackward(nn.Module):
         self.first, self.layer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(_AveragedBackward.apply(self.first(x)))  # type: ignore[no-untyped-call]
+        return self.layer(_AveragedBackward.apply(self.first(x)))
 
 
 def own_rule() -> type[nn.Module]:
@@ -268,7 +268,7 @@ def own_rule() -> type[nn.Module]:
 
     class MixesWhenMapped(Mixer):
         def mix(self, x: Tensor) -> Tensor:
-            return OwnRule.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+            return OwnRule.apply(x)
 
     return MixesWhenMapped
 
@@ -305,7 +305,7 @@ class PatchedLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         inner = nn.Linear(WIDTH, WIDTH)
-        inner.forward = centred  # type: ignore[method-assign]
+        inner.forward = centred  # type: ignore[method-assign,assignment]
         self.all = nn.Sequential(inner, nn.Linear(WIDTH, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:

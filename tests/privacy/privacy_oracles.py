@@ -55,8 +55,8 @@ def record_plan(
 def noise_of(plan: PrivacyPlan, release: str = "training") -> float:
     """The noise multiplier a calibrated plan gives to one release of its first unit."""
     mechanism = plan.units[0].release(release).mechanism
-    assert not isinstance(mechanism, PrivateSelection)
-    return mechanism.multiplier  # type: ignore[attr-defined]
+    assert mechanism.multiplier is not None
+    return mechanism.multiplier
 
 
 def mp_divergence(
@@ -124,7 +124,9 @@ def quad_epsilon(
 
         def excess(u: float) -> float:
             ratio = 1 - rate + rate * math.exp(u / noise - 0.5 / noise**2)
-            return math.exp(-u * u / 2) * (ratio**order - 1 - order * (ratio - 1)) / math.sqrt(2 * math.pi)
+            return float(
+                math.exp(-u * u / 2) * (ratio**order - 1 - order * (ratio - 1)) / math.sqrt(2 * math.pi)
+            )
 
         top = order / noise
         cuts = [-10.0, -3.0, 0.0, 3.0, top / 2, top, top + 3, top + 10]

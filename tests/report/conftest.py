@@ -100,7 +100,7 @@ def _experiment(story: Story) -> Experiment:
 
 
 def _federation(story: Story) -> dict[str, Any]:
-    truth = story.truth or [None] * len(story.clients)
+    truth: Sequence[int | None] = story.truth or [None] * len(story.clients)
     return {
         "coterie": "0.1.0",
         "task": story.task,
@@ -161,6 +161,8 @@ def _findings(story: Story) -> Findings:
 
 def _result(path: Path, story: Story, experiment: Experiment, promise: Guarantee) -> RunResult:
     accuracy = _accuracy(story, story.rounds)
+    assert accuracy.max is not None
+    assert accuracy.min is not None
     return RunResult(
         folder=path,
         algorithm=experiment.algorithm.name,
@@ -207,18 +209,24 @@ def write_comparison(path: Path, sweep: Sweep, failed: Mapping[str, str], **stor
 
 
 def _row(members: Sequence[tuple[Mapping[str, Any], RunResult]]) -> Row:
-    (values, first), means = members[0], [result.accuracy.mean for _, result in members]
+    values, first = members[0]
+    means = [result.accuracy.mean for _, result in members if result.accuracy is not None]
+    reached, fairness = first.accuracy, first.fairness
+    assert fairness is not None
+    assert reached is not None
+    assert reached.min is not None
+    assert reached.max is not None
     return Row(
         values=values,
         runs=len(means),
         accuracy=sum(means) / len(means),
         accuracy_std=max(means) - min(means) if len(means) > 1 else None,
-        worst_client=first.accuracy.min,
-        best_client=first.accuracy.max,
+        worst_client=reached.min,
+        best_client=reached.max,
         worst_cluster=None,
-        disparity=first.fairness.disparity,
-        f_acc=first.fairness.f_acc,
-        f_loss=first.fairness.f_loss,
+        disparity=fairness.disparity,
+        f_acc=fairness.f_acc,
+        f_loss=fairness.f_loss,
         clusters_found=len(means),
         kind="exact",
         epsilon=first.epsilon,

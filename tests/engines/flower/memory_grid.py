@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 Handler = Callable[[Message], RecordDict]
 
 
-class MemoryGrid(Grid):
+class MemoryGrid(Grid):  # type: ignore[misc]
     """Delivers when replies are pulled. `spoil` may change, drop or repeat replies on their way."""
 
     def __init__(self, handlers: dict[int, Handler]) -> None:

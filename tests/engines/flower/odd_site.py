@@ -27,7 +27,7 @@ SECONDS = 600.0
 
 
 def make_odd(oddities: dict[str, int]) -> None:
-    train, handle, once = clients.train_privately, Site.handle, SiteSession._once
+    train, handle, once = clients.train_privately, Site.handle, SiteSession._once  # type: ignore[attr-defined]
     current: list[int] = [0]
 
     def noted_once(self: SiteSession, wanted: Any, *rest: Any) -> Any:
@@ -56,8 +56,8 @@ def make_odd(oddities: dict[str, int]) -> None:
             return RecordDict({})
         return answer
 
-    clients.train_privately = slow_train
-    SiteSession._once = noted_once  # type: ignore[method-assign]
+    clients.train_privately = slow_train  # type: ignore[attr-defined]
+    SiteSession._once = noted_once  # type: ignore[method-assign,assignment]
     Site.handle = odd_handle  # type: ignore[method-assign]
 
 
