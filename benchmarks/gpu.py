@@ -185,7 +185,7 @@ def ours(
     first_round = time.perf_counter() - began
     seconds = min(bench.timed(lambda: trainer.train(jobs)) for _ in range(3))
     program = next(iter(trainer._programs.values()))
-    drawn = int(program.draw(0, plan.steps)[1].row.numel())
+    drawn = program.draw(0, plan.steps)[1].shape[1]
     coins = bench.timed(lambda: program.draw(0, plan.steps))
     result = {
         "samples_per_second": round(drawn / seconds),

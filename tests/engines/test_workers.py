@@ -234,6 +234,18 @@ with Ledger.open(Path(sys.argv[1]), plan(), budget=Budget(500.0, 1e-3), accounta
 """
 
 
+def test_a_script_without_a_guard_starts_workers_and_runs_once(tmp_path: Path) -> None:
+    """A worker is started by name; spawned processes would run the user's script again."""
+    script = tmp_path / "script.py"
+    text = PARENT.format(folder=str(Path(__file__).parent)).replace("time.sleep(60)", "engine.close()")
+    script.write_text(text + "print('once')\n", encoding="utf-8")
+    command = [sys.executable, str(script), str(tmp_path / "ledger.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    workers, *rest = done.stdout.splitlines()
+    assert len(workers.split()) == 2
+    assert rest == ["once"]
+
+
 def test_a_killed_engine_leaves_no_workers_behind(tmp_path: Path) -> None:
     script = PARENT.format(folder=str(Path(__file__).parent))
     parent = subprocess.Popen(

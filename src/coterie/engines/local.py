@@ -46,6 +46,7 @@ from coterie.privacy.wording import SIMULATION
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
+from coterie.training.local_sgd import stacks
 from coterie.training.scoring import join, score_sums
 from coterie.training.stacked import StackedJob, StackedTrainer
 
@@ -61,11 +62,7 @@ WORKERS_FROM_SECONDS = 20.0
 
 def randomness_caveat(learner: Learner) -> str | None:
     """What a guarantee must add about the noise, given how this engine will draw it."""
-    return FAST_RANDOMNESS if _stackable(learner) else None
-
-
-def _stackable(learner: Learner) -> bool:
-    return learner.device.type == "cuda" and learner.book is not None
+    return FAST_RANDOMNESS if stacks(learner) else None
 
 
 class LocalEngine:
@@ -242,7 +239,7 @@ class LocalEngine:
     @property
     def stacks(self) -> bool:
         """Whether clients train as one program here."""
-        return _stackable(self.learner)
+        return stacks(self.learner)
 
     @property
     def network(self) -> str:
@@ -332,14 +329,8 @@ class LocalEngine:
         return min(times) / max(1, len(records))
 
     def _start_workers(self, count: int) -> WorkerPool | None:
-        arrays = (self._table.features.numpy(), self._table.targets.numpy())
-        setup = WorkerSetup(
-            model=self.learner.model,
-            task=self.learner.task,
-            shape=self.learner.shape,
-            arrays=tuple((array.shape, array.dtype.str) for array in arrays),
-            make=partial(Clients, self.facts),
-        )
+        learner = self.learner
+        setup = WorkerSetup(learner.model, learner.task, learner.shape, make=partial(Clients, self.facts))
         try:
             pool = WorkerPool(count, setup, self._table)
         except Exception as reason:  # a user's model may refuse to travel in its own way

@@ -40,15 +40,13 @@ def check_model(model: nn.Module, task: Task) -> None:
     for name, layer in layers:
         _check_layer(name, layer)
     for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter):
-            raise InputError(
-                f"model: parameter {name} has no shape yet; call the model once before returning it"
-            )
-        if parameter.is_meta or not parameter.is_floating_point():
-            kind = "no values (device meta)" if parameter.is_meta else f"type {parameter.dtype}"
-            raise InputError(f"model: parameter {name} has {kind}; allowed: real floating-point numbers")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("model: it has no parameters to train")
+        lazy, kind = nn.parameter.is_lazy(parameter), f"type {parameter.dtype}"
+        _refuse(lazy, f"parameter {name} has no shape yet; call the model once before returning it")
+        kind = "no values (device meta)" if parameter.is_meta else kind
+        usable = parameter.is_floating_point() and not parameter.is_meta
+        _refuse(not usable, f"parameter {name} has {kind}; allowed: real floating-point numbers")
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    _refuse(not trained, "it has no parameters to train")
     try:
         model = copy.deepcopy(model).eval()
     except Exception as error:  # a tensor with a history, a lock, an open file
@@ -75,20 +73,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _refuse(unfit: bool, reason: str) -> None:
+    if unfit:
+        raise InputError(f"model: {reason}")
+
+
 def _check_layer(name: str, layer: nn.Module) -> None:
-    where = f"model: layer {name or '(the model itself)'} is a {type(layer).__name__}"
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(
-        layer, nn.modules.instancenorm._InstanceNorm
-    ):
-        raise InputError(
-            f"{where}; batch norms mix the records of a batch, so that no record has a gradient of its own "
-            "to clip; use GroupNorm"
-        )
-    if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
-        raise InputError(
-            f"{where} with track_running_stats; its statistics collect all records without clipping or "
-            "noise; use track_running_stats=False"
-        )
+    where = f"layer {name or '(the model itself)'} is a {type(layer).__name__}"
+    within = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+    _refuse(
+        isinstance(layer, nn.modules.batchnorm._BatchNorm) and not within,
+        f"{where}; batch norms mix the records of a batch, so that no record has a gradient of its own to "
+        "clip; use GroupNorm",
+    )
+    _refuse(
+        within and bool(layer.track_running_stats),
+        f"{where} with track_running_stats; its statistics collect all records without clipping or noise; "
+        "use track_running_stats=False",
+    )
 
 
 def _probes(task: Task) -> Iterator[Tensor]:
@@ -129,50 +131,41 @@ class _Trial:
                 f"model: it fails on records of shape {tuple(features.shape[1:])}: {one_line(error)}"
             ) from error
         after = (*_randomness(), torch.is_grad_enabled(), torch.get_default_dtype())
-        if before[:3] != after[:3]:
-            raise InputError(_DRAWS)
-        if before[3:] != after[3:]:
-            torch.set_grad_enabled(before[3] is True)
-            torch.set_default_dtype(before[4])
-            raise InputError("model: it switches a mode of torch (gradients, default type) and leaves it so")
+        _refuse(before[:3] != after[:3], _DRAWS)
+        torch.set_grad_enabled(before[3] is True)
+        torch.set_default_dtype(before[4])
+        switched = before[3:] != after[3:]
+        _refuse(switched, "it switches a mode of torch (gradients, default type) and leaves it so")
         if not isinstance(outputs, Tensor):
             raise InputError(f"model: it returns a {type(outputs).__name__}; allowed: one tensor")
-        if not outputs.is_floating_point():
-            raise InputError(f"model: it returns numbers of type {outputs.dtype}; allowed: floating point")
-        if not torch.equal(given, features):
-            raise InputError(
-                "model: it changes its input in place, which would change the records; copy it first"
-            )
-        expected = (len(features), self.task.outputs)
-        if tuple(outputs.shape) != expected:
-            raise InputError(
-                f"model: output of shape {tuple(outputs.shape)} for {len(features)} records; "
-                f"allowed: {expected}"
-            )
+        kind = outputs.dtype
+        _refuse(not kind.is_floating_point, f"it returns numbers of type {kind}; allowed: floating point")
+        changed = not torch.equal(given, features)
+        _refuse(changed, "it changes its input in place, which would change the records; copy it first")
+        shape, expected = tuple(outputs.shape), (len(features), self.task.outputs)
+        _refuse(
+            shape != expected, f"output of shape {shape} for {len(features)} records; allowed: {expected}"
+        )
         return outputs
 
     def check_unchanged(self) -> None:
         changed = first_change(self.state, written_down(self.model))
-        if changed is None:
-            return
-        path = changed.strip(".:")
-        name = path if path.startswith("the global") else f"{_kind(self.model, path)} {path}"
-        raise InputError(
-            f"model: {name} changes as records pass; what it collects is neither clipped nor noised; compute "
-            "it when the model is built, and use layers without running statistics"
+        path = (changed or "").strip(".:")
+        kinds = {
+            **{name: "buffer " for name, _ in self.model.named_buffers()},
+            **{name: "parameter " for name, _ in self.model.named_parameters()},
+        }
+        kind = "" if path.startswith("the global") else kinds.get(path, "attribute ")
+        _refuse(
+            changed is not None,
+            f"{kind}{path} changes as records pass; what it collects is neither clipped nor noised; compute "
+            "it when the model is built, and use layers without running statistics",
         )
 
 
 _DRAWS = (
-    "model: it draws random numbers (dropout?), which a resumed run could not repeat; remove the layer that "
-    "does"
+    "it draws random numbers (dropout?), which a resumed run could not repeat; remove the layer that does"
 )
-
-
-def _kind(model: nn.Module, path: str) -> str:
-    if path in dict(model.named_buffers()):
-        return "buffer"
-    return "parameter" if path in dict(model.named_parameters()) else "attribute"
 
 
 def _randomness() -> tuple[bytes, int, bytes]:
@@ -187,8 +180,8 @@ def _randomness() -> tuple[bytes, int, bytes]:
 @torch.no_grad()
 def _check_outputs(trial: _Trial) -> None:
     for features in (trial.probes[:4], trial.ranges[1]):
-        if not trial.call(features).isfinite().all():
-            raise InputError("model: its output on random records is not finite")
+        finite = bool(trial.call(features).isfinite().all())
+        _refuse(not finite, "its output on random records is not finite")
     trial.check_unchanged()
 
 
@@ -202,20 +195,18 @@ def _check_apart(trial: _Trial) -> None:
     batches += [torch.arange(first, first + _EACH).repeat(3)[:9] for first in range(0, len(probes), _EACH)]
     batches += [order[:9].flip(0), order[:1].expand(5)]
     for chosen in batches:
-        found = trial.call(probes[chosen])
-        if _differ(found, alone[chosen]):
-            raise InputError(
-                f"model: the output of a record depends on the other records of its batch, {_APART}"
-            )
+        mixed = _differ(trial.call(probes[chosen]), alone[chosen])
+        _refuse(mixed, f"the output of a record depends on the other records of its batch, {_APART}")
+    once = alone[order[:9]]
     again = torch.cat([trial.call(record) for record in torch.split(probes[order[:9]], 1)])
-    if not torch.equal(_plain(again), _plain(alone[order[:9]])):
-        raise InputError(
-            "model: the same record gives another output when it passes again: something is kept between "
-            "calls, or drawn at random"
-        )
+    _refuse(
+        not torch.equal(_plain(again), _plain(once)),
+        "the same record gives another output when it passes again: something is kept between calls, or "
+        "drawn at random",
+    )
     with torch.enable_grad():
-        if _differ(trial.call(probes[order[:9]]).detach(), alone[order[:9]]):
-            raise InputError("model: its output is another one when gradients are asked for")
+        other = _differ(trial.call(probes[order[:9]]).detach(), once)
+        _refuse(other, "its output is another one when gradients are asked for")
 
 
 def _check_kept(trial: _Trial) -> None:
@@ -226,10 +217,8 @@ def _check_kept(trial: _Trial) -> None:
         kept = KeptTensors()
         with torch.no_grad(), kept:
             trial.model(given)
-    if kept.alive:
-        raise InputError(
-            "model: it keeps a tensor after the call, which the next records could meet; keep nothing"
-        )
+    alive = bool(kept.alive)
+    _refuse(alive, "it keeps a tensor after the call, which the next records could meet; keep nothing")
 
 
 def _check_gradients(trial: _Trial) -> None:
@@ -256,17 +245,16 @@ def _check_gradients(trial: _Trial) -> None:
     ]
     for own in alone:
         for name, part in zip(parameters, own, strict=True):
-            if not part.isfinite().all():
-                raise InputError(f"model: the gradient of {name} on random records is not finite")
-    if not any(part.any() for own in alone for part in own):
-        raise InputError("model: no output on random records depends on a parameter that is trained")
+            finite = bool(part.isfinite().all())
+            _refuse(not finite, f"the gradient of {name} on random records is not finite")
+    moved = any(part.any() for own in alone for part in own)
+    _refuse(not moved, "no output on random records depends on a parameter that is trained")
     for size in (2, len(probes)):
         together = torch.cat([part.flatten() for part in gradient(probes[:size], weights[:size])])
         apart = torch.stack([torch.cat([part.flatten() for part in own]) for own in alone[:size]])
-        if (together - apart.sum(dim=0)).norm() > 10 * _ROUNDING * apart.norm(dim=1).sum().clamp(min=1e-3):
-            raise InputError(
-                f"model: the gradient of a record depends on the other records of its batch, {_APART}"
-            )
+        allowed = 10 * _ROUNDING * apart.norm(dim=1).sum().clamp(min=1e-3)
+        mixed = bool((together - apart.sum(dim=0)).norm() > allowed)
+        _refuse(mixed, f"the gradient of a record depends on the other records of its batch, {_APART}")
 
 
 def _check_draws_in_training(model: nn.Module, probes: Tensor) -> None:
@@ -276,8 +264,7 @@ def _check_draws_in_training(model: nn.Module, probes: Tensor) -> None:
         model(probes[:4].clone())
     except Exception:  # never run in this mode
         return
-    if _randomness() != before:
-        raise InputError(_DRAWS)
+    _refuse(_randomness() != before, _DRAWS)
 
 
 def _plain(outputs: Tensor) -> Tensor:

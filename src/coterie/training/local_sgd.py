@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.training.learner import Batch, Learner, precision
-from coterie.training.stacked import capture, kernels_agree
+from coterie.training.stacked import BUFFERS, capture, kernels_agree
 from coterie.training.tiles import Tiles
 
 MOST_CLIENTS = 1024
 """Clients in one program, however small they are."""
 _GRAPHS = 8
 """Programs that fit the memory at one time where each is kept as a graph."""
-_BUFFERS = 8
-"""Arrays of the size of a client's parameters that a step holds at one time."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def _room(learner: Learner, rule: LocalSGD) -> int:
     if learner.device.type != "cuda":
         return MOST_CLIENTS
     memory = torch.cuda.get_device_properties(learner.device).total_memory // 2
-    each = rule.batch * learner.bytes_per_record + _BUFFERS * 8 * learner.layout.size
+    each = rule.batch * learner.bytes_per_record + BUFFERS * 8 * learner.layout.size
     return max(1, memory // each)
 
 

@@ -187,8 +187,7 @@ class StackedTrainer:
     def _train_wave(self, jobs: Sequence[StackedJob]) -> Tensor:
         program = self._program(jobs)
         program.begin(jobs, [(self._bases[job.records], self._sizes[job.records]) for job in jobs])
-        program.run(max(job.mechanism.steps for job in jobs))
-        return program.updates()
+        return program.run(max(job.mechanism.steps for job in jobs))
 
     def _program(self, jobs: Sequence[StackedJob]) -> "_Program":
         """The step for this many clients and tiles; prepared once, used for every round."""
@@ -210,12 +209,12 @@ class StackedTrainer:
     def _clients_at_once(self, jobs: Sequence[StackedJob]) -> int:
         expected = max(self._sizes[job.records] * job.mechanism.rate for job in jobs)
         tiles = min(expected / self.tile + 1, self._tiles_at_once())
-        weights = _BUFFERS * 8 * self.learner.layout.size
+        weights = BUFFERS * 8 * self.learner.layout.size
         each = weights + tiles * self.tile * self._bytes_per_record
         return max(1, min(len(jobs), int(self._max_memory // each)))
 
 
-_BUFFERS = 8
+BUFFERS = 8
 """Arrays of the size of a client's parameters that a step holds at one time."""
 
 
@@ -254,62 +253,60 @@ class _Program:
 
     def begin(self, jobs: Sequence[StackedJob], places: Sequence[tuple[int, int]]) -> None:
         """Load what the jobs start from."""
-        mechanisms = [job.mechanism for job in jobs]
-        device = self.parameters.device
-
-        def load(into: Tensor, values: Sequence[float]) -> None:
-            into.copy_(torch.tensor(values, dtype=into.dtype))
-
         self.start.copy_(torch.stack([job.start for job in jobs]))
         self.parameters.copy_(self.start)
         self.anchors.copy_(torch.stack([job.start if job.anchor is None else job.anchor for job in jobs]))
-        self.noise_keys.copy_(philox.split_keys([job.noise_key for job in jobs], device))
-        self.coin_keys.copy_(philox.split_keys([job.coin_key for job in jobs], device))
-        load(self.rates, [mechanism.rate for mechanism in mechanisms])
-        load(self.clips, [mechanism.clip for mechanism in mechanisms])
-        load(self.noise_stds, [mechanism.noise_std for mechanism in mechanisms])
+        for keys, given in ((self.noise_keys, "noise_key"), (self.coin_keys, "coin_key")):
+            keys.copy_(philox.split_keys([getattr(job, given) for job in jobs], keys.device))
+        by_job: tuple[tuple[Tensor, list[float]], ...] = (
+            (self.rates, [job.mechanism.rate for job in jobs]),
+            (self.clips, [job.mechanism.clip for job in jobs]),
+            (self.noise_stds, [job.mechanism.noise_std for job in jobs]),
+            (self.step_sizes, [job.lr / job.mechanism.denominator for job in jobs]),
+            (self.pulls, [job.lr * job.anchor_weight for job in jobs]),
+            (self.steps, [job.mechanism.steps for job in jobs]),
+            (self.bases, [base for base, _ in places]),
+            (self.sizes, [size for _, size in places]),
+            (self.view_keys, [job.view_key for job in jobs]),
+        )
+        for into, values in by_job:
+            into.copy_(torch.tensor(values, dtype=into.dtype))
         # What was loaded, not what it was loaded from: buffers of another precision would round it.
-        loaded = zip(self.noise_stds.tolist(), self.clips.tolist(), mechanisms, strict=True)
-        for std, clip, mechanism in loaded:
-            check_noise(std, mechanism.multiplier, clip)
+        loaded = zip(self.noise_stds.tolist(), self.clips.tolist(), jobs, strict=True)
+        for std, clip, job in loaded:
+            check_noise(std, job.mechanism.multiplier, clip)
             CLIP.check("clip", clip)
-        load(self.step_sizes, [job.lr / job.mechanism.denominator for job in jobs])
-        load(self.pulls, [job.lr * job.anchor_weight for job in jobs])
-        load(self.steps, [mechanism.steps for mechanism in mechanisms])
-        load(self.bases, [base for base, _ in places])
-        load(self.sizes, [size for _, size in places])
-        load(self.view_keys, [job.view_key for job in jobs])
         self.longest = max(size for _, size in places)
         self.sums.zero_()
         self.step.zero_()
 
-    def run(self, steps: int) -> None:
-        """All steps of the round, in groups whose coins fit the memory."""
+    def run(self, steps: int) -> Tensor:
+        """The updates of all clients, from all steps of the round, in groups whose coins fit the memory."""
         if self._to_capture:
             self._pieces, self._to_capture = self._capture(), False
+        sum_row, finish_step = self._pieces
         at_once = min(steps, max(1, COINS_AT_ONCE // (self.clients * self.longest)))
         for first in range(0, steps, at_once):
-            self._run_group(first, min(at_once, steps - first), at_once)
-
-    def updates(self) -> Tensor:
+            rows_per_step, places = self.draw(first, at_once)
+            done = 0
+            for rows in rows_per_step[: steps - first]:
+                for _ in range(rows):
+                    if done % ROWS_AT_ONCE == 0:
+                        self._load_rows(places, done)
+                    sum_row()
+                    done += 1
+                finish_step()
         return self.parameters - self.start
-
-    def _run_group(self, first: int, steps: int, at_once: int) -> None:
-        rows_per_step, places = self.draw(first, at_once)
-        sum_row, finish_step = self._pieces
-        done = 0
-        for rows in rows_per_step[:steps]:
-            for _ in range(rows):
-                if done % ROWS_AT_ONCE == 0:
-                    self._load_rows(places, done)
-                sum_row()
-                done += 1
-            finish_step()
 
     # --- which records --------------------------------------------------------------------------------
 
-    def draw(self, first: int, steps: int) -> "tuple[list[int], Places]":
-        """Flip all coins of these steps and give every record drawn a place: row, tile and lane."""
+    def draw(self, first: int, steps: int) -> tuple[list[int], Tensor]:
+        """Flip all coins of these steps and give every record drawn a place.
+
+        Returns:
+            rows of each step; and by record drawn, its row, its slot there, which one of the table it is, and
+            whose: (4, records drawn).
+        """
         size = self.trainer.tile
         step = torch.arange(first, first + steps, device=self.steps.device)
         if self.trainer.own_kernels:
@@ -332,18 +329,18 @@ class _Program:
         tile = first_tile[at[0], at[1]] + rank // size
         row = first_row[at[0]] + tile // self.tiles
         slot = (tile % self.tiles) * size + rank % size
-        return rows.tolist(), Places(row, slot, self.bases[at[1]] + at[2], at[1])
+        return rows.tolist(), torch.stack((row, slot, self.bases[at[1]] + at[2], at[1]))
 
-    def _load_rows(self, places: "Places", first: int) -> None:
+    def _load_rows(self, places: Tensor, first: int) -> None:
         """Write the rows from `first` on into the buffers that the step reads."""
-        mine = (places.row >= first) & (places.row < first + ROWS_AT_ONCE)
-        row, slot = places.row[mine] - first, places.slot[mine]
+        row, slot, record, client = places[:, (places[0] >= first) & (places[0] < first + ROWS_AT_ONCE)]
+        row = row - first
         self.index.zero_()
         self.present.zero_()
         self.owner.fill_(self.clients - 1)  # tiles that stay empty come last, and clients in their order
-        self.index[row, slot] = places.record[mine]
+        self.index[row, slot] = record
         self.present[row, slot] = True
-        self.owner[row, slot // self.trainer.tile] = places.client[mine]
+        self.owner[row, slot // self.trainer.tile] = client
         self.row.zero_()
 
     # --- one step -------------------------------------------------------------------------------------
@@ -385,13 +382,3 @@ class _Program:
         for value, before in zip(changing, kept, strict=True):
             value.copy_(before)
         return pieces
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where each record that was drawn goes (row, slot), which one of the table it is, and whose."""
-
-    row: Tensor
-    slot: Tensor
-    record: Tensor
-    client: Tensor
