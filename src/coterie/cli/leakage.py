@@ -177,7 +177,16 @@ def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -
     else:
         _print_workers(found)
         _print_distances(found)
-        _say_most(found)
+        worst, most = content["most_exposed"], content["sees_most"]
+        say(
+            f"most exposed: worker {structure.name(worst['target'])}; worker "
+            f"{structure.name(worst['observer'])} holds {worst['counts']} releases of its groups, epsilon "
+            f"{round_up(worst['epsilon'])}"
+        )
+        say(
+            f"sees most: worker {structure.name(most['observer'])}, mean epsilon "
+            f"{round_up(most['mean_epsilon'])} over the workers it may look at"
+        )
         say(promise.line)
     if "coalition" in content:
         _say_coalition(structure, content["coalition"])
@@ -196,14 +205,8 @@ def _print_workers(found: Leakage) -> None:
         observer = int(np.argmax(row))
         if row[observer] < 0:
             continue
-        pair = int(worker), observer
-        cells = (
-            str(int(structure.membership[worker].sum())),
-            str(found.counts[pair]),
-            round_up(float(found.epsilon_counts[pair])),
-            round_up(float(found.epsilon[pair])),
-        )
-        kinds.setdefault(cells, []).append(int(worker))
+        groups = str(int(structure.membership[worker].sum()))
+        kinds.setdefault((groups, *_most(found, (worker, observer))), []).append(int(worker))
     rows = []
     for kind, people in kinds.items():
         more = f", ... ({len(people)})" if people[6:] else ""
@@ -217,40 +220,23 @@ def _print_workers(found: Leakage) -> None:
         say(f"... and {len(rows) - _MOST_ROWS} more kinds of workers, less exposed")
 
 
+def _most(found: Leakage, where: Any) -> tuple[str, str, str]:
+    """The most releases seen among some pairs, and both epsilons."""
+    by_counts, best = (round_up(float(table[where].max())) for table in (found.epsilon_counts, found.epsilon))
+    return str(int(found.counts[where].max())), by_counts, best
+
+
 def _print_distances(found: Leakage) -> None:
     first = np.where(found.defined, found.first_epoch, np.nan)
     rows = []
     for epoch in np.unique(first[~np.isnan(first)]):
         where = first == epoch
-        rows.append(
-            [
-                f"{epoch:.0f}" if np.isfinite(epoch) else "never",
-                str(int(where.sum())),
-                str(int(found.counts[where].max())),
-                round_up(float(found.epsilon_counts[where].max())),
-                round_up(float(found.epsilon[where].max())),
-            ]
-        )
+        when = f"{epoch:.0f}" if np.isfinite(epoch) else "never"
+        rows.append([when, str(int(where.sum())), *_most(found, where)])
     print_table(
         ["something arrives at index", "pairs", "releases seen", "epsilon by counts", "epsilon"],
         rows[:_MOST_ROWS],
         title="Pairs by when the target first reaches the observer",
-    )
-
-
-def _say_most(found: Leakage) -> None:
-    structure = found.structure
-    worst, observer = found.most_exposed(), found.sees_most()
-    assert worst is not None
-    assert observer is not None
-    target, watcher = (structure.name(worker) for worker in worst)
-    say(
-        f"most exposed: worker {target}; worker {watcher} holds {found.counts[worst]} releases "
-        f"of its groups, epsilon {round_up(float(found.epsilon[worst]))}"
-    )
-    say(
-        f"sees most: worker {structure.name(observer[0])}, mean epsilon {round_up(observer[1])} "
-        "over the workers it may look at"
     )
 
 
