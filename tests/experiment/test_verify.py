@@ -561,7 +561,10 @@ def test_a_run_that_had_only_begun_is_missed_too(
     with monkeypatch.context() as patch:
         patch.setattr(cells, "run_cells", begin)
         if killed:
-            patch.setattr(RunMemory, "note_all", lambda *arguments: None)
+            note = RunMemory.note
+            patch.setattr(
+                RunMemory, "note", lambda *runs, running: note(*runs, running=True) if running else None
+            )
         with pytest.raises(KeyboardInterrupt):
             compare(grid, tmp_path / "comparison")
     monkeypatch.setattr(cells, "run_cells", lambda *arguments: None)

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from coterie.algorithms.protocol import Reply, Request, Rounds
+from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
 from coterie.engines.local import Begun, LocalEngine, share_trainer
 from coterie.privacy import Unit
 
@@ -14,7 +14,18 @@ K = TypeVar("K")
 
 
 class Engine(Protocol):
-    """Anything that can answer requests. It charges before it releases and refuses what was not planned."""
+    """Anything that can answer requests. It charges before it releases and refuses what was not planned.
+
+    Args:
+        waited: seconds in which other runs were computed while this one waited.
+    """
+
+    waited: float
+
+    @property
+    def personal(self) -> Mapping[str, Vector]:
+        """What clients keep to themselves between rounds, as far as it lies on this machine."""
+        ...
 
     def answer(self, request: Request, round: int) -> Reply:
         """Execute a request of the given round (numbered from 1)."""

@@ -292,7 +292,7 @@ def _budgets(experiment: Experiment, draft: PrivacyPlan, facts: PublicFacts) -> 
 
 def reported_of(experiment: Experiment, allowed: Mapping[str, HeldOut]) -> dict[str, HeldOut]:
     """What each client reports about the records that it holds out: as much as is wanted, and is allowed."""
-    reports = experiment.evaluation.times(EvaluationKind.PRIVATE, experiment.schedule.rounds)
+    reports = len(experiment.evaluation.due(EvaluationKind.PRIVATE, experiment.schedule.rounds))
     return {
         name: HeldOut(
             own.units,

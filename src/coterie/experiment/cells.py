@@ -141,16 +141,16 @@ def compare(
         memory = RunMemory(seal)
 
         def remember(reached: Progress) -> None:
-            memory.note_begun(paths)
+            memory.note(paths, running=True)
             if progress is not None:
                 progress(reached)
 
         try:
-            memory.note_begun(paths)  # what a comparison that was killed had begun
+            memory.note(paths, running=True)  # what a comparison that was killed had begun
             run_cells(cells, out, executor, remember)
         finally:
             executor.close()
-            memory.note_all(paths)
+            memory.note(paths, running=False)
         result = SweepResult.load(out)
         done = sorted(result.cells)
         seal.write_text(out / CSV, table_csv(result.rows), cells=done)

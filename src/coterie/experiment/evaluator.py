@@ -96,15 +96,15 @@ class Evaluator:
 
     def _judge(self, state: State) -> Evaluation | None:
         experiment, served = self._calibrated.experiment, self._calibrated.algorithm.models(state)
-        rounds, settings = experiment.schedule.rounds, experiment.evaluation
+        kind = EvaluationKind.PRIVATE if self._exact is None else EvaluationKind.EXACT
+        due = experiment.evaluation.due(kind, experiment.schedule.rounds)
+        if state.round not in due:
+            return None
         if self._exact is not None:
-            if not settings.due(EvaluationKind.EXACT, state.round, rounds):
-                return None
             assignment, scores = self._exact(served)
             right = Spread.of({client: score.accuracy for client, score in scores.items()})
             lost = Spread.of({client: score.loss for client, score in scores.items()})
             return Evaluation(assignment, right, lost, scores)
-        due = [r for r in range(1, rounds + 1) if settings.due(EvaluationKind.PRIVATE, r, rounds)]
         # Operators of sites may allow fewer reports than are wanted: then the last ones are made.
         reported = self._calibrated.population.reported
         sizes = {name: own.units for name, own in reported.items() if state.round in due[-own.reports :]}

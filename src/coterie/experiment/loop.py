@@ -3,12 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from coterie.algorithms.protocol import Assignment, State
 from coterie.engines.driver import Engine, Work, addressed
 from coterie.experiment.calibrated import CalibratedRun
-from coterie.experiment.checkpoint import Personal
 from coterie.experiment.evaluator import Evaluation, Evaluator, exact_figures
 from coterie.experiment.metrics import (
     clustering_accuracy,
@@ -23,25 +21,13 @@ from coterie.files import append_line, read_lines
 from coterie.privacy import POPULATION, Ledger, PrivacyPlan
 
 
-class RunEngine(Engine, Protocol):
-    """An engine that a run loop can use."""
-
-    waited: float
-    """Seconds in which other runs were computed while this one waited."""
-
-    @property
-    def personal(self) -> Personal:
-        """What clients keep to themselves between rounds, as far as it lies on this machine."""
-        ...
-
-
 @dataclass(frozen=True)
 class Run:
     """A calibrated run in its folder, with those who answer its requests and judge its models."""
 
     calibrated: CalibratedRun
     opened: OpenRunFolder
-    engine: RunEngine
+    engine: Engine
     evaluator: Evaluator
 
     def rounds(self, tell: Callable[[RoundReport], None]) -> Work[State]:

@@ -25,15 +25,6 @@ class RunMemory:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
-    def note_begun(self, runs: Iterable[Path]) -> None:
-        """Remember those that have begun since; they may be running, so only what cannot change is read."""
-        known = self._known()
-        self._note((run for run in runs if run.name not in known), lines=1)
-
-    def note_all(self, runs: Iterable[Path]) -> None:
-        """Remember how far each of them has come, when none is running."""
-        self._note(runs)
-
     def checks(self) -> Iterator[Check]:
         """One for each run that is remembered: it must be there, and be the same."""
         for name, heads in self._known().items():
@@ -58,14 +49,18 @@ class RunMemory:
                 known.setdefault(name, []).extend([ChainHead.from_json(head)] if head else [])
         return known
 
-    def _note(self, runs: Iterable[Path], lines: int | None = None) -> None:
-        known = self._known()
-        heads: dict[str, Json | None] = {}
+    def note(self, runs: Iterable[Path], *, running: bool) -> None:
+        """Remember how far each run that has begun has come.
+
+        Args:
+            running: some may be going on; then of those that are new the first line is read, which stays.
+        """
+        known, heads = self._known(), dict[str, Json | None]()
         for run in runs:
-            if not RunFolder(run).ledger.exists():
+            if not RunFolder(run).ledger.exists() or (running and run.name in known):
                 continue
             try:
-                hashes = Seal(run).lines.hashes[:lines]
+                hashes = Seal(run).lines.hashes[: 1 if running else None]
             except LedgerError:  # the run itself says so, and other runs go on
                 if run.name not in known:
                     heads[run.name] = None

@@ -52,10 +52,8 @@ class Seeds(Settings):
 class EvaluationKind(StrEnum):
     """How models are judged on held-out records."""
 
-    EXACT = "exact"
-    """As it is: for published records in a simulation, outside the guarantee."""
-    PRIVATE = "private"
-    """By noisy sums that the plan declares and the ledger is charged with."""
+    EXACT = "exact"  # as it is: for published records in a simulation, outside the guarantee
+    PRIVATE = "private"  # by noisy sums that the plan declares and the ledger is charged with
     NONE = "none"
 
 
@@ -86,16 +84,10 @@ class EvaluationSettings(Settings):
         "never on your own records)",
     )
 
-    def due(self, kind: EvaluationKind, round: int, rounds: int) -> bool:
-        """Whether models are judged after this round."""
-        if kind is EvaluationKind.NONE:
-            return False
+    def due(self, kind: EvaluationKind, rounds: int) -> list[int]:
+        """After which of so many rounds models are judged, exactly or privately."""
         every = self.every or (1 if kind is EvaluationKind.EXACT else rounds)
-        return round == rounds or round % every == 0
-
-    def times(self, kind: EvaluationKind, rounds: int) -> int:
-        """How often that is in a whole run."""
-        return sum(self.due(kind, round, rounds) for round in range(1, rounds + 1))
+        return [round for round in range(1, rounds + 1) if round == rounds or round % every == 0]
 
 
 class Experiment(Settings):
@@ -132,18 +124,17 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _evaluation_is_possible(self) -> Self:
         """Refuse what no noise on a score makes private, and references that would break it."""
-        if self.evaluation.kind == "private":
-            if self.privacy.unit is Unit.WORKER:
-                raise InputError(
-                    "evaluation.kind: private with privacy.unit worker; a score tells of models of groups "
-                    "that its reader does not see, so no noise on it keeps what workers are promised; "
-                    "allowed: exact, none"
-                )
-            if self.privacy.mode is Mode.PAPER:
-                raise InputError(
-                    "evaluation.kind: private with privacy.mode paper, which proves nothing; allowed: exact, "
-                    "none"
-                )
+        private = self.evaluation.kind == "private"
+        if private and self.privacy.unit is Unit.WORKER:
+            raise InputError(
+                "evaluation.kind: private with privacy.unit worker; a score tells of models of groups that "
+                "its reader does not see, so no noise on it keeps what workers are promised; allowed: exact, "
+                "none"
+            )
+        if private and self.privacy.mode is Mode.PAPER:
+            raise InputError(
+                "evaluation.kind: private with privacy.mode paper, which proves nothing; allowed: exact, none"
+            )
         if self.evaluation.references is True and self.evaluation_kind is not EvaluationKind.EXACT:
             raise InputError(
                 f"evaluation.references: true with evaluation.kind {self.evaluation_kind}; central models "

@@ -88,26 +88,19 @@ def trusts_server(experiment: Experiment) -> bool:
 def check_servable(experiment: Experiment) -> None:
     """Refuse, before anybody is asked, what cannot be done between sites."""
     privacy, federation = experiment.privacy, experiment.federation
-    if experiment.evaluation.kind == "exact":
-        raise InputError(
-            "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
-            "noise; allowed between sites: auto, private, none"
-        )
-    if privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER:
-        raise InputError(
-            "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
-            "sound"
-        )
-    if getattr(experiment.algorithm, "adaptive_clip", None) is not None:
-        raise InputError(
-            "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to "
-            "that; allowed between sites: null"
-        )
-    if isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL:
-        raise InputError(
-            "federation.structure: label is made from the workers' labels, which the server does not have; "
-            "allowed over Flower: global, ring, string, clustered or a file of groups"
-        )
+    labels = isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL
+    refused = {
+        "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without noise; "
+        "allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
+        "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
+        "sound": privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER,
+        "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to that; allowed "
+        "between sites: null": getattr(experiment.algorithm, "adaptive_clip", None) is not None,
+        "federation.structure: label is made from the workers' labels, which the server does not have; "
+        "allowed over Flower: global, ring, string, clustered or a file of groups": labels,
+    }
+    for reason in (reason for reason, wrong in refused.items() if wrong):
+        raise InputError(reason)
 
 
 def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | None:
