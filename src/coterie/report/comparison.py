@@ -1,13 +1,11 @@
 """The report of a comparison: runs side by side."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from coterie import __version__
 from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import RunFolder
 from coterie.files import write_text
@@ -27,8 +25,6 @@ from coterie.report.page import page
 from coterie.report.record import RunRecord
 from coterie.table import NONE, Table
 
-MANY_RUNS = 40
-"""From here on the table of runs starts folded."""
 TALL = 9
 """Settings from which there is room for two figures beside that of all settings."""
 
@@ -56,25 +52,28 @@ def comparison_figures(folder: Path, *, public: bool = False) -> list[Figure]:
 def comparison_report(comparison: Comparison) -> str:
     """The whole page."""
     runs, settings = comparison.runs, comparison.settings
+    judged = [setting for setting in settings if not math.isnan(setting.row.accuracy)]
+    told = comparison.is_exact or not all_tell_times(comparison)
+    must_not = "" if comparison.has_privacy and not told else MUST_NOT
+    own = any(cell.experiment.own_records for cell in comparison.sweep.cells())
     return page(
         "comparison",
         _title(comparison),
-        _lede(comparison),
         comparison.name,
-        f"coterie {__version__}",
         comparison=comparison,
-        notices=list(_notices(comparison)),
+        best=max(judged, key=lambda each: each.row.accuracy, default=None),
+        setting=words.setting,
+        LEFT_OUT=LEFT_OUT,
+        forbidden=(must_not if comparison.has_privacy else MUST_NOT_UNBOUNDED) if own else "",
         promises=[(words.setting(each.values), each.row.guarantee) for each in settings],
         releases=_releases(comparison),
         results=_results(comparison),
-        exact=comparison.is_exact,
         figures=grid_figures.figures_of(comparison),
         beside=2 if len(settings) >= TALL else 1,
         shared=_shared(comparison),
         runs=_runs(comparison),
-        runs_of=count(len(runs), "finished run"),
-        many=MANY_RUNS,
         warned=[(run.name, warning) for run in runs for warning in run.warnings],
+        warned_runs=sum(bool(run.warnings) for run in runs),
         failed=list(map(_failed, comparison.failures)),
     )
 
@@ -90,46 +89,16 @@ def _title(comparison: Comparison) -> str:
     return f"Runs by {words.key_name(keys[0])}"
 
 
-def _lede(comparison: Comparison) -> str:
-    finished = len(comparison.runs)
-    done = f"{finished} of {count(len(comparison.sweep.cells()), 'run')} finished"
-    if not comparison.settings:
-        return f"{done}."
-    judged = [setting for setting in comparison.settings if not math.isnan(setting.row.accuracy)]
-    if not judged:
-        return f"{done}; no score is shown."
-    best = max(judged, key=lambda each: each.row.accuracy)
-    reached = comparison.measure.text(best.row.accuracy)
-    name = words.setting(best.values)
-    exact = " (exact, outside the guarantee)" if best.row.kind == "exact" else ""
-    return f"{done}. The highest mean {comparison.measure.name} is that of {name}: {reached}{exact}."
-
-
-def _notices(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    if comparison.public:
-        yield "info", LEFT_OUT
-    elif any(cell.experiment.own_records for cell in comparison.sweep.cells()):
-        if not comparison.has_privacy:
-            yield "warn", MUST_NOT_UNBOUNDED
-        elif comparison.is_exact or not all_tell_times(comparison):
-            yield "warn", MUST_NOT
-    if comparison.failures:
-        unfinished = count(len(comparison.failures), "run")
-        yield "warn", f"{unfinished} did not finish; see the end of this page."
-    warned = sum(bool(run.warnings) for run in comparison.runs)
-    if warned:
-        yield "warn", f"{count(warned, 'run')} with warnings; see the end of this page."
-
-
 def _releases(comparison: Comparison) -> Table:
     """One row for every kind of release of every setting."""
-    rows: list[dict[str, str]] = []
-    for setting in comparison.settings:
-        told = words.releases(setting.runs[0].guarantee) if setting.runs[0].guarantee else Table([], [])
-        for row in told.rows:
-            rows.append(
-                {"Setting": words.setting(setting.values), **dict(zip(told.headings, row, strict=True))}
-            )
+    tables = [
+        (words.setting(each.values), words.releases(each.runs[0].guarantee)) for each in comparison.settings
+    ]
+    rows = [
+        {"Setting": name, **dict(zip(told.headings, row, strict=True))}
+        for name, told in tables
+        for row in told.rows
+    ]
     return Table.of(rows, "Every kind of release, setting by setting", words=["Part", "What is released"])
 
 
@@ -141,7 +110,7 @@ def _results(comparison: Comparison) -> Table:
     rows = []
     for setting in settings:
         row = setting.row
-        spread = "" if row.accuracy_std is None else f" ± {_bare(comparison, row.accuracy_std)}"
+        spread = "" if row.accuracy_std is None else f" ± {measure.bare(row.accuracy_std)}"
         mean = f"{measure.text(row.accuracy)}{spread}"
         rows.append(
             {
@@ -154,8 +123,8 @@ def _results(comparison: Comparison) -> Table:
                 "Worst client": measure.text(row.worst_client),
                 "Best client": measure.text(row.best_client),
                 "Worst cluster": measure.text(row.worst_cluster),
-                "Disparity": _bare(comparison, row.disparity),
-                "F_acc": _bare(comparison, row.f_acc),
+                "Disparity": measure.bare(row.disparity),
+                "F_acc": measure.bare(row.f_acc),
                 "F_loss": fixed(row.f_loss),
                 "Clusters found": _clusters_found(setting),
                 "Proven epsilon": epsilon(row.epsilon),
@@ -174,23 +143,13 @@ def _time(comparison: Comparison) -> str:
     return "Time" if all_tell_times(comparison) else "Time (outside the guarantee)"
 
 
-def _bare(comparison: Comparison, value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return NONE
-    return f"{100 * value:.1f}" if comparison.measure.is_share else fixed(value)
-
-
 def _clusters_found(setting: Setting) -> str:
-    if setting.row.clusters_found is None:
-        return NONE
-    if all(run.knows_truth for run in setting.runs):
+    found, several = setting.row.clusters_found, setting.row.runs > 1
+    if found is not None and all(run.knows_truth for run in setting.runs):
         return "given"
-    found = setting.row.clusters_found
     if found is None or not any(Clusters(run).looked_for for run in setting.runs):
         return NONE
-    if setting.row.runs == 1:
-        return "yes" if found else "no"
-    return f"{found} of {setting.row.runs}"
+    return f"{found} of {setting.row.runs}" if several else "yes" if found else "no"
 
 
 def _chip(comparison: Comparison, setting: Setting) -> str:

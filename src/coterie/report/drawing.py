@@ -34,7 +34,7 @@ WIDTH = 500.0
 HEAD, ROW = 40.0, 21.0
 LETTER = 7.7
 """Width of a letter of the legend where a narrow page enlarges it."""
-_DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "1 2", "6 2 1 2 1 2")
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "5 5", "6 2 1 2 1 2")
 _TIPS = "tips:"
 _COLOURED = {
     "text.color": "ink",

@@ -1,6 +1,5 @@
 """The page around every report: one file, no script, nothing fetched; what templates are given is escaped."""
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from coterie import __version__
 from coterie.report.drawing import style_sheet
+from coterie.report.numbers import count, delta, epsilon, fixed, seconds, significant
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -28,48 +29,36 @@ GLOSSARY = {
 """What a page says of its terms, if it uses them."""
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A key figure."""
-
-    name: str
-    value: str
-    note: str = ""
-    outside: bool = False
-    """Whether no guarantee covers it."""
+def _glossary(body: str) -> list[tuple[str, str]]:
+    """The terms that a page uses; of figures outside the guarantee it speaks where one is marked."""
+    outside = "outside the guarantee"
+    used = body.replace(outside, "").lower() + outside * ('"badge"' in body)
+    return [(term.capitalize(), told) for term, told in GLOSSARY.items() if term in used]
 
 
 @cache
 def _environment(folder: Path) -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.globals.update(
+        {each.__name__: each for each in (count, delta, epsilon, fixed, seconds, significant)}
+    )
+    environment.globals.update(glossary=_glossary, style=Markup(style_sheet()), version=__version__)
+    return environment
 
 
-def page(
-    kind: str, title: str, lede: str, name: str, footer: str, folder: Path = TEMPLATES, **content: Any
-) -> str:
+def page(kind: str, title: str, name: str, folder: Path = TEMPLATES, **content: Any) -> str:
     """A whole document with its style sheet inside.
 
     Args:
-        kind: `run`, `comparison` or `reproduction`; the template of that name is its body.
+        kind: `run`, `comparison` or `reproduction`; the template of that name writes it.
         name: what it is about: a folder.
         folder: where that template is.
     """
-    environment = _environment(folder)
-    body = environment.get_template(f"{kind}.html.j2").render(content)
-    used = body.replace("outside the guarantee", "").lower() + ("outside the guarantee" * ('"badge"' in body))
-    return environment.get_template("page.html.j2").render(
-        kind=kind,
-        title=title,
-        lede=lede,
-        name=name,
-        footer=footer,
-        style=Markup(style_sheet()),
-        body=Markup(body),
-        glossary=[(term.capitalize(), told) for term, told in GLOSSARY.items() if term in used],
-    )
+    template = _environment(folder).get_template(f"{kind}.html.j2")
+    return template.render(kind=kind, title=title, name=name, **content)

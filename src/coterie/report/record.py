@@ -19,6 +19,7 @@ from coterie.files import read_json, read_lines
 from coterie.privacy import Guarantee, PrivacyPlan
 from coterie.privacy.plain import from_plain
 from coterie.report.numbers import fixed
+from coterie.table import NONE
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Measure:
         if value is None or not math.isfinite(value) or not self.is_share:
             return fixed(value)
         return f"{100 * value:.1f}%"
+
+    def bare(self, value: float | None) -> str:
+        """A difference: in points, where shares are compared."""
+        if value is None or math.isnan(value):
+            return NONE
+        return f"{100 * value:.1f}" if self.is_share else fixed(value)
 
     def tick(self, value: float) -> str:
         return f"{100 * value:.4g}%" if self.is_share else f"{value:.4g}"

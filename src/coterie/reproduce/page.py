@@ -5,22 +5,17 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from coterie import __version__
 from coterie.experiment.composition import ALONE
 from coterie.files import write_text
 from coterie.report import words
 from coterie.report.drawing import Figure, write_figures
 from coterie.report.grid import Comparison as RunsSideBySide
 from coterie.report.grid import read_comparison
-from coterie.report.numbers import count
 from coterie.report.page import page
 from coterie.reproduce.figures import figures_of
 from coterie.reproduce.quantities import Quantity
 from coterie.reproduce.table import Entry, Line, Reproduction, setting_text
 from coterie.table import Table
-
-FEW_ROWS = 6
-"""Up to here the guarantees of all rows are open."""
 
 
 def write_reproduction_report(folder: Path) -> Path:
@@ -43,18 +38,17 @@ def _read(folder: Path) -> tuple[Reproduction, RunsSideBySide | None]:
 
 
 def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
+    entries = [entry for line in result.lines for entry in line.entries]
     example = runs.runs[0] if runs is not None and runs.runs else None
     return page(
         "reproduction",
         result.experiment.title,
-        _lede(result),
         f"{result.experiment.name} at {result.scale_name} scale",
-        f"coterie {__version__}",
         Path(__file__).parent,
-        notices=list(_notices(result)),
+        result=result,
+        verdicts=[entry.is_no_worse for entry in entries if entry.is_no_worse is not None],
         alone=ALONE,
         promises=[(line.heading, line.guarantee) for line in result.lines],
-        few=FEW_ROWS,
         tables=list(_tables(result)) if result.sweep else [],
         notes=result.notes() if result.sweep else [],
         figures=figures,
@@ -67,25 +61,6 @@ def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[F
         if example
         else [],
     )
-
-
-def _lede(result: Reproduction) -> str:
-    if result.sweep is None:
-        return result.experiment.line
-    entries = [entry for line in result.lines for entry in line.entries]
-    judged = [entry for entry in entries if entry.is_no_worse is not None]
-    better = sum(bool(entry.is_no_worse) for entry in judged)
-    done = f"{len(result.runs)} of {count(len(result.sweep.cells()), 'run')} finished. "
-    if not judged:
-        return done + "None of their settings stands in a printed table."
-    return done + f"{better} of {count(len(judged), 'printed number')} are reached or bettered."
-
-
-def _notices(result: Reproduction) -> Iterator[tuple[str, str]]:
-    if not result.is_sound:
-        yield "warn", "A run spent more than its plan allows; its figures are void."
-    if result.missing:
-        yield "warn", result.not_finished
 
 
 def _tables(result: Reproduction) -> Iterator[tuple[str, Table]]:
