@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +35,7 @@ from coterie.privacy.plans import (
     noise_of,
     parts_of,
 )
-from coterie.privacy.units import number_to_json, round_up
+from coterie.privacy.units import round_up
 
 
 class _FileOrCommand(TyperGroup):
@@ -136,7 +137,6 @@ def sample(
     json: Json = False,
 ) -> None:
     """Record-level privacy against an untrusted server: DP-SGD, a first round, private selections."""
-
     _check_either(epsilon, noise)
     if mode is Mode.PAPER and sampling is Sampling.SHUFFLE:
         raise InputError("--sampling: shuffle is not allowed with --mode paper, poisson is")
@@ -197,7 +197,6 @@ def client(
     json: Json = False,
 ) -> None:
     """Client-level privacy with a trusted server: noisy cluster sums of sampled clients."""
-
     _check_either(epsilon, noise)
     run = ClientRun(clients, rate, rounds, mechanism, histogram_ratio)
     if identifier_noise is not None:
@@ -220,14 +219,12 @@ def client(
 
 
 def _check_either(epsilon: float | None, noise: float | None) -> None:
-
     if (epsilon is None) == (noise is None):
         given = "both were given" if epsilon is not None else "none was given"
         raise InputError(f"--epsilon, --noise: {given}, exactly one of them is allowed")
 
 
 def _first_round(wanted: str, text: str, noise: float | None) -> Multiplier | None:
-
     if wanted == "none":
         if text != "shared":
             raise InputError(f"--first-round-noise: {text} is not allowed with --first-round none")
@@ -243,7 +240,6 @@ def _first_round(wanted: str, text: str, noise: float | None) -> Multiplier | No
 
 
 def _selection_epsilon(selections: int, given: float | None, epsilon: float | None) -> float:
-
     if given is not None:
         return given
     if not selections:
@@ -311,18 +307,13 @@ _WORDS = {
 }
 
 
-def _spelled_out(value: Any) -> Any:
+def _spelled_out(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content with infinities as words."""
-
-    if isinstance(value, dict):
-        return {key: _spelled_out(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_spelled_out(inner) for inner in value]
-    return number_to_json(value) if isinstance(value, float) else value
+    found: dict[str, Any] = loads(dumps(content), parse_constant=lambda _: "inf")
+    return found
 
 
 def _print(content: Mapping[str, Any], promise: Guarantee, json: bool) -> None:
-
     if json:
         print_json(_spelled_out(content))
         return
