@@ -1,0 +1,92 @@
+"""Every path, module, class, command and anchor that a document names exists."""
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from coterie.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "coterie"
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *ROOT.glob("docs/*.md"),
+    ROOT / "benchmarks/README.md",
+]
+SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+TEST_FILES = {path.name for path in (ROOT / "tests").rglob("*.py")}
+ROOMS = "|".join(sorted(path.name for path in PACKAGE.iterdir() if path.is_dir()))
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
+
+
+def anchors(text: str) -> set[str]:
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)}
+
+
+def dead_links(document: Path, text: str) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = document.parent / path if path else document
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+            yield target
+
+
+def dead_paths(text: str) -> Iterator[str]:
+    # A worked example opens with the path of the file that it would be; that one does not exist yet.
+    invented = set(re.findall(r"^# (\S+\.py)$", text, re.MULTILINE))
+    for path in set(re.findall(r"\b(?:src|tests|docs|benchmarks|examples)/[\w./*-]*[\w*]", text)) - invented:
+        if not any(ROOT.glob(path)):
+            yield path
+    for path in set(re.findall(rf"(?<![\w/])(?:coterie/)?((?:{ROOMS})/[\w./]*\w\.py)\b", text)):
+        # NAME stands for what a reader would put there.
+        if "NAME" not in path and not (PACKAGE / path).exists():
+            yield path
+    yield from set(re.findall(r"`(test_\w+\.py)`", text)) - TEST_FILES
+
+
+def dead_functions(text: str) -> Iterator[str]:
+    """Names written as `room/file.py: name`."""
+    for path, name in re.findall(r"`([\w/]+\.py): ([\w.]+)`", text):
+        code = (PACKAGE / path).read_text(encoding="utf-8")
+        if not all(re.search(rf"\b(?:def|class) {part}\b", code) for part in name.split(".")):
+            yield f"{path}: {name}"
+
+
+def dead_modules(text: str) -> Iterator[str]:
+    for name in set(re.findall(r"(?<![\w/.@-])coterie(?:\.[a-z_]+)+\b(?!\()", text)):
+        module, _, attribute = name.rpartition(".")
+        if find_spec(module) is None or (
+            find_spec(name) is None and not re.search(rf"\b{attribute}\b", SOURCE)
+        ):
+            yield name
+
+
+def dead_classes(text: str) -> Iterator[str]:
+    for name in set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", text)):
+        if not re.search(rf"\b{name}\b", SOURCE):
+            yield name
+
+
+def dead_commands(text: str) -> Iterator[str]:
+    for name in set(re.findall(r"(?:^|`|\$ )coterie ([a-z]+)\b", text, re.MULTILINE)):
+        if name not in COMMANDS:
+            yield f"coterie {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_document_names_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    dead = [*dead_links(document, text), *dead_paths(text), *dead_functions(text), *dead_modules(text)]
+    dead += [*dead_classes(text), *dead_commands(text)]
+    assert not dead, f"{document.name} names what does not exist: {', '.join(sorted(dead))}"
