@@ -12,9 +12,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from coterie import groups, privacy
-    from coterie.api import compare, reproduce, run
+    from coterie.api import compare, run
     from coterie.experiment.result import RunResult
     from coterie.experiment.schema import Experiment
+    from coterie.reproduce.running import reproduce
 
 __all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "privacy", "reproduce", "run"]
 
@@ -22,14 +23,13 @@ _HOMES = {
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
     "RunResult": "coterie.experiment.result",
-    "reproduce": "coterie.api",
     "run": "coterie.api",
 }
 
 
 def __getattr__(name: str) -> object:
     # Loaded on first use: `coterie.privacy` must not pull in torch.
-    if name in ("groups", "privacy"):
+    if name in ("groups", "privacy", "reproduce"):
         return import_module(f"coterie.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

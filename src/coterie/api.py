@@ -1,6 +1,6 @@
 """Run and report in one call, for notebooks and the command line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from coterie.experiment import cells, local
@@ -12,10 +12,6 @@ from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
-from coterie.reproduce import running
-from coterie.reproduce.declared import EVERYTHING, ScaleName, Subset, find
-from coterie.reproduce.page import write_reproduction_report
-from coterie.reproduce.table import Reproduction
 
 
 def run(
@@ -55,46 +51,4 @@ def compare(
         if not RunFolder(path).report.exists():  # of a cell that shared a process, or ran elsewhere
             write_run_report(path)
     write_comparison_report(result.folder)
-    return result
-
-
-def reproduce(
-    name: str,
-    out: str | Path,
-    *,
-    scale: str = "quick",
-    selection: Subset = EVERYTHING,
-    overrides: Sequence[str] = (),
-    resume: bool = False,
-    workers: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Reproduction:
-    """Run a published experiment, or a part of it, and write our figures beside the printed ones.
-
-    Example:
-        >>> import coterie as ct
-        >>> ct.reproduce("rdpcfl-mnist", "runs/mnist", scale="quick")  # doctest: +SKIP
-    """
-    result = running.reproduce(
-        find(name),
-        ScaleName(scale),
-        Path(out),
-        selection=selection,
-        overrides=overrides,
-        resume=resume,
-        workers=workers,
-        progress=progress,
-    )
-    return _with_pages(result)
-
-
-def render(folder: str | Path) -> Reproduction:
-    """Write the tables and pages of a reproduction from the runs in its folder, running nothing."""
-    return _with_pages(running.render(Path(folder)))
-
-
-def _with_pages(result: Reproduction) -> Reproduction:
-    if result.sweep is not None:
-        write_comparison_report(result.sweep_folder)
-    write_reproduction_report(result.folder)
     return result

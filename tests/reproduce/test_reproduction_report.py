@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reproduction]
     reproduction = parse("tiny", TINY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "find", lambda name: reproduction if name == "tiny" else find(name))
-        yield reproduce(reproduction, ScaleName.QUICK, tmp_path_factory.mktemp("page") / "out")
+        yield reproduce(reproduction, tmp_path_factory.mktemp("page") / "out")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_an_unknown_figure_is_one_line(finished: Reproduction) -> None:
 
 def test_a_reproduction_without_runs_is_a_page_of_figures(tmp_path: Path) -> None:
     reproduction = find("rdpcfl-noise")
-    result = reproduce(reproduction, ScaleName.QUICK, tmp_path / "out")
+    result = reproduce(reproduction, tmp_path / "out")
     text = write_reproduction_report(result.folder).read_text()
     assert "Noise multiplier against the batches of a run" in text
     assert not (tmp_path / "out" / "runs").exists()

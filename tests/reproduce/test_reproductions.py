@@ -51,7 +51,7 @@ def tiny() -> Iterator[PublishedExperiment]:
 
 @pytest.fixture(scope="module")
 def finished(tiny: PublishedExperiment, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
-    return reproduce(tiny, ScaleName.QUICK, tmp_path_factory.mktemp("reproduce") / "out")
+    return reproduce(tiny, tmp_path_factory.mktemp("reproduce") / "out")
 
 
 @pytest.mark.parametrize("name", names())
@@ -124,6 +124,14 @@ def test_unknown_names_and_malformed_files_are_one_line() -> None:
         parse("odd", TINY.replace("name: local, seeds: [1]", "name: local, seed: [1], seeds: [1]"))
 
 
+def test_the_package_is_also_the_function_of_the_python_interface(tmp_path: Path) -> None:
+    import coterie as ct
+
+    for _ in range(2):
+        with pytest.raises(InputError, match="nix: no such reproduction"):
+            ct.reproduce("nix", tmp_path / "out")
+
+
 def test_labels_separate_two_settings_of_one_algorithm() -> None:
     text = TINY.replace("{name: local, seeds: [1]}", "{name: r-dpcfl, seeds: [2], label: M unknown}")
     sweep = sweep_of(parse("tiny", text), ScaleName.QUICK, EVERYTHING)
@@ -181,14 +189,14 @@ def test_a_folder_grows_without_touching_what_is_finished(
     out = tmp_path / "copy"
     shutil.copytree(finished.folder, out)
     before = {path: path.read_bytes() for path in sorted(out.glob("runs/cells/*/*.json*"))}
-    grown = reproduce(tiny, ScaleName.QUICK, out, selection=Subset((5,), ("local",)), resume=True)
+    grown = reproduce(tiny, out, selection=Subset((5,), ("local",)), resume=True)
     assert [(line.row, line.setting["privacy.epsilon"]) for line in grown.lines] == [
         ("local", 5),
         ("r-dpcfl", 10),
         ("local", 10),
     ]
     assert all(path.read_bytes() == content for path, content in before.items())
-    again = reproduce(tiny, ScaleName.QUICK, out, resume=True)
+    again = reproduce(tiny, out, resume=True)
     assert again.to_json() == grown.to_json()
 
 
@@ -212,13 +220,13 @@ def test_a_folder_is_never_taken_for_another(
 ) -> None:
     out = finished.folder
     with pytest.raises(InputError, match="exists already"):
-        reproduce(tiny, ScaleName.QUICK, out)
+        reproduce(tiny, out)
     with pytest.raises(InputError, match="holds tiny at scale quick"):
-        reproduce(tiny, ScaleName.PAPER, out, resume=True)
+        reproduce(tiny, out, scale="paper", resume=True)
     with pytest.raises(InputError, match="holds tiny at scale quick"):
-        reproduce(find("rdpcfl-mnist"), ScaleName.QUICK, out, resume=True)
+        reproduce(find("rdpcfl-mnist"), out, resume=True)
     with pytest.raises(InputError, match="was begun with --set nothing"):
-        reproduce(tiny, ScaleName.QUICK, out, overrides=["schedule.rounds=9"], resume=True)
+        reproduce(tiny, out, overrides=["schedule.rounds=9"], resume=True)
     with pytest.raises(InputError, match=r"reproduction.yaml is missing"):
         render(tmp_path)
 

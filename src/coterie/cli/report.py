@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from coterie import api
 from coterie.cli.console import say
 from coterie.errors import InputError
 from coterie.experiment.comparison import SweepResult
@@ -19,6 +18,7 @@ from coterie.report.comparison import comparison_figures, write_comparison_repor
 from coterie.report.drawing import FORMATS, write_figures
 from coterie.report.run import run_figures, write_run_report
 from coterie.reproduce.page import reproduction_figures
+from coterie.reproduce.running import render
 from coterie.reproduce.table import RECORD
 
 
@@ -50,7 +50,7 @@ def report(
         if public:
             raise InputError(f"--public: {folder} compares with a publication; allowed: a run, a comparison")
         said = _recount_all(folder / "runs") if (folder / "runs" / "sweep.yaml").exists() else "no runs"
-        written, drawn = api.render(folder).report, reproduction_figures
+        written, drawn = render(folder).report, reproduction_figures
     else:
         raise InputError(f"{folder}: neither a run folder nor the folder of a comparison or reproduction")
     say(f"ledger: {said}")

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
 from coterie.files import finite
+from coterie.reproduce import running
 from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
 from coterie.reproduce.markdown import write_into
 from coterie.reproduce.table import Line, Reproduction, setting_text
@@ -55,17 +55,17 @@ def reproduce(
     selection = Subset(tuple(epsilon or ()), wanted, tuple(seeds or ()))
     target = out or Path("runs") / f"reproduce-{name}-{scale.value}"
     if render:
-        result = api.render(target)
+        result = running.render(target)
         if result.experiment.name != name:
             raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
     else:
         planned = sweep_of(published, scale, selection, overrides or [])
         total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
         with ProgressBar(name, total) as bar:
-            result = api.reproduce(
-                name,
+            result = running.reproduce(
+                published,
                 target,
-                scale=scale.value,
+                scale=scale,
                 selection=selection,
                 overrides=overrides or [],
                 resume=resume,

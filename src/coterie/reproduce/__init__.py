@@ -33,3 +33,19 @@ one, add a file:
 
 Nothing else has to be registered. Every cell is an ordinary run with its own ledger and guarantee.
 """
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    """`coterie.reproduce(NAME, ...)` runs a published experiment, though this package has the name."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from coterie.reproduce.running import reproduce
+
+        return reproduce(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

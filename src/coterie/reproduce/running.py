@@ -19,28 +19,35 @@ from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text
+from coterie.report.comparison import write_comparison_report
 from coterie.reproduce.central import central_scores
-from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Subset, sweep_of
+from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Subset, find, sweep_of
 from coterie.reproduce.markdown import markdown
+from coterie.reproduce.page import write_reproduction_report
 from coterie.reproduce.table import RECORD, Reproduction, to_csv
 
 
 def reproduce(
-    published: PublishedExperiment,
-    scale: ScaleName,
-    out: Path,
+    name: str | PublishedExperiment,
+    out: str | Path,
     *,
+    scale: str = ScaleName.QUICK,
     selection: Subset = EVERYTHING,
     overrides: Sequence[str] = (),
     resume: bool = False,
     workers: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Reproduction:
-    """Run what is not finished yet, then write the tables.
+    """Run a published experiment, or a part of it, and write our figures beside the printed ones.
 
     With `resume` a folder goes on with the cells it was given before, and with those of a new selection.
+
+    Example:
+        >>> import coterie as ct
+        >>> ct.reproduce("rdpcfl-mnist", "runs/mnist", scale="quick")  # doctest: +SKIP
     """
-    begun = _claim(published, scale, out, tuple(overrides), resume)
+    published, out = find(name) if isinstance(name, str) else name, Path(out)
+    begun = _claim(published, ScaleName(scale), out, tuple(overrides), resume)
     sweep = _wanted(begun, selection)
     if sweep is not None:
         compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress)
@@ -55,11 +62,13 @@ def reproduce(
 
 
 def render(out: Path) -> Reproduction:
-    """Write the tables from the runs that are there, running nothing."""
+    """Write tables and pages from the runs that are there, running nothing."""
     result = Reproduction.load(out)
     if result.sweep is not None:
         write_text(out / "table.md", markdown(result))
         write_text(out / "table.csv", to_csv(result))
+        write_comparison_report(result.sweep_folder)
+    write_reproduction_report(out)
     return result
 
 
