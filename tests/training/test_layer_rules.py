@@ -11,7 +11,7 @@ from coterie.training import contributions
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.contributions import Products, Rows
-from coterie.training.layers import UnsupportedLayer
+from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.layers.conv import ConvRule
 from coterie.training.learner import Batch
 from coterie.training.parameters import Layout

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from coterie.training import cpu_kernels
 from coterie.training.chain import Chain, Step, flat_sequence, flatten, hooked, recorded, relu
 from coterie.training.contributions import Contribution
-from coterie.training.layers import LayerRule, UnsupportedLayer, conv_steps, find_rule
+from coterie.training.layers import conv_steps
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, find_rule
 from coterie.training.layers.conv import ConvRule
 from coterie.training.layers.pooling import PoolingLayer, replace_pools
 from coterie.training.layers.recurrent import RecordingLstm
@@ -167,14 +168,12 @@ def _steps_of(model: nn.Module, compiled: bool) -> list[Step] | None:
         if hooked(layer):
             return None
         if isinstance(layer, RecordingLayer) and type(layer.rule).before is LayerRule.before:
-            rule = layer.rule
-            if not isinstance(rule, ConvRule):
-                steps.append(recorded(layer))
-            elif compiled and conv_steps.suits_places(rule) and isinstance(after, PoolingLayer):
-                steps.append(conv_steps.pooled_convolution(layer, rule, after))
+            conv = layer.rule if isinstance(layer.rule, ConvRule) else None
+            if conv and compiled and conv_steps.suits_places(conv) and isinstance(after, PoolingLayer):
+                steps.append(conv_steps.pooled_convolution(layer, conv, after))
                 layers.pop(0)
-            elif conv_steps.suits_patches(rule) and not steps:
-                steps.append(conv_steps.first_convolution(layer, rule))
+            elif conv and conv_steps.suits_patches(conv) and not steps:
+                steps.append(conv_steps.first_convolution(layer, conv))
             else:
                 steps.append(recorded(layer))
         elif isinstance(layer, PoolingLayer):

@@ -84,11 +84,6 @@ def _by_record(views: Tensor, copies: int) -> Tensor:
     return views.reshape(len(views) // copies, copies, *views.shape[1:])
 
 
-def _check_size(tiles: Tiles, positions: int) -> None:
-    if tiles.size**2 * positions > LARGEST_PRODUCT:
-        raise ValueError(f"{tiles.size} records of {positions} positions in one product round by too much")
-
-
 @dataclass(frozen=True)
 class Rows(Contribution):
     """Gradients formed record by record.
@@ -178,6 +173,14 @@ class _Factored(Contribution):
         left, right = (_by_record(part, copies).flatten(1, 2) for part in (self.left, self.right))
         return replace(self, left=left, right=right / copies)  # type: ignore[type-var]
 
+    def _scaled(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
+        """The right factor in float64, times the scale of each record."""
+        if tiles.size**2 * self.positions > LARGEST_PRODUCT:
+            raise ValueError(
+                f"{tiles.size} records of {self.positions} positions in one product round by too much"
+            )
+        return _masked(self.right, usable).double() * scales[:, None, None]
+
     def _squared_norms(self, gram: Tensor, magnitude: Tensor) -> Tensor:
         return gram.sum(dim=(1, 2)).clamp(min=0.0) + _CANCELLATION * magnitude * magnitude
 
@@ -209,11 +212,8 @@ class Products(_Factored):
         return self._squared_norms((left @ left.mT) * (right @ right.mT), magnitude)
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
-        _check_size(tiles, self.positions)
-        left = _masked(self.left, usable).double()
-        right = _masked(self.right, usable).double() * scales[:, None, None]
-        left = left.reshape(tiles.count, -1, left.shape[2])
-        right = right.reshape(tiles.count, -1, right.shape[2])
+        right, left = self._scaled(scales, usable, tiles), _masked(self.left, usable).double()
+        right, left = (part.reshape(tiles.count, -1, part.shape[2]) for part in (right, left))
         return self._ordered(right.mT @ left)
 
     def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
@@ -257,9 +257,7 @@ class Lookups(_Factored):
         return self._squared_norms(torch.where(same, right @ right.mT, 0.0), magnitude)
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
-        _check_size(tiles, self.positions)
-        right = _masked(self.right, usable).double() * scales[:, None, None]
-        return self._added(right, tiles.count)
+        return self._added(self._scaled(scales, usable, tiles), tiles.count)
 
     def rows(self) -> Tensor:
         return self._added(self.right, len(self.right))

@@ -8,6 +8,7 @@ relies on these.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,17 +39,14 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+@dataclass(frozen=True)
 class Geometry:
     """What a convolution looks like, beside the number of its output channels."""
 
-    def __init__(
-        self,
-        kernel: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-    ) -> None:
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         sides = zip((height, width), self.kernel, self.stride, self.dilation, self.padding, strict=True)

@@ -18,7 +18,7 @@ from coterie.data.records import Records, Task
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import LARGEST_PRODUCT
 from coterie.training.isolation import Isolation
-from coterie.training.layers import UnsupportedLayer
+from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.parameters import Layout
 
 log = logging.getLogger(__name__)

@@ -143,15 +143,13 @@ class RecordingLayer(nn.Module):
         else:
             left, right = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
         found = self.rule.contributions(left, right, tiles)
-        self._count(noted + left.numel() + right.numel(), found, kept_times=1, formed_times=2)
+        kept = noted + left.numel() + right.numel()
+        self.notes.numbers += kept + 2 * sum(part.numbers for part in found.values())
         return found
 
-    def _count(
-        self, kept: int, found: Mapping[str, Contribution], kept_times: int = 3, formed_times: int = 3
-    ) -> None:
+    def _count(self, kept: int, found: Mapping[str, Contribution]) -> None:
         """Numbers that a pass holds at one time: what is kept and formed, and copies in other orders."""
-        formed = sum(part.numbers for part in found.values())
-        self.notes.numbers += kept_times * kept + formed_times * formed
+        self.notes.numbers += 3 * (kept + sum(part.numbers for part in found.values()))
 
 
 class _Record(torch.autograd.Function):

@@ -5,17 +5,4 @@ imported here. Layers without parameters need none; they run as they are. How a 
 done with the gradients belong elsewhere (`bookkeeping.py`, `clipping.py`).
 """
 
-from coterie.training.layers import conv, embedding, linear, norm
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights, find_rule, rule_for
-
-__all__ = [
-    "LayerRule",
-    "UnsupportedLayer",
-    "Weights",
-    "conv",
-    "embedding",
-    "find_rule",
-    "linear",
-    "norm",
-    "rule_for",
-]
+from coterie.training.layers import conv, embedding, linear, norm  # noqa: F401  (each registers its rule)
