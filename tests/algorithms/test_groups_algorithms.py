@@ -232,13 +232,13 @@ def test_momentum_and_adam_step_as_their_definitions_say():
 def test_what_is_accounted_for_is_read_from_the_plan_that_is_executed():
     facts = facts_of(STRUCTURE)
     algorithm = build("dp-ogl", rounds=9, rate=[0.5, 0.25, 1.0], noise=[1.0, 2.0, 3.0], period=4)
-    watched = algorithm.watched(facts, algorithm.plan(facts))
-    assert [(n.rate, n.multiplier) for n in watched.schedule.noises] == [(0.5, 1.0), (0.25, 2.0), (1.0, 3.0)]
-    assert (watched.schedule.period, watched.epochs, watched.threat) == (4, 9, Threat.ANYONE)
+    observer = algorithm.observer(facts, algorithm.plan(facts))
+    assert [(n.rate, n.multiplier) for n in observer.schedule.noises] == [(0.5, 1.0), (0.25, 2.0), (1.0, 3.0)]
+    assert (observer.schedule.period, observer.epochs, observer.threat) == (4, 9, Threat.ANYONE)
     plus = build("dp-ogl-plus", rounds=9, rate=0.5, noise=1.0, period=4)
-    watched = plus.watched(facts, plus.plan(facts))
-    assert watched.schedule.algorithm is GroupAlgorithm.DP_OGL_PLUS
-    assert watched.threat is Threat.OUTSIDERS
+    observer = plus.observer(facts, plus.plan(facts))
+    assert observer.schedule.algorithm is GroupAlgorithm.DP_OGL_PLUS
+    assert observer.threat is Threat.OUTSIDERS
 
 
 def test_noise_that_nobody_gave_is_left_to_be_found():
@@ -289,8 +289,8 @@ def test_paper_mode_says_what_the_publication_counts():
     algorithm = build(
         "dp-ogl", rate=0.5, noise=1.0, period=5, privacy=PRIVACY.model_copy(update={"mode": Mode.PAPER})
     )
-    watched = algorithm.watched(facts, algorithm.plan(facts))
-    promise, found = watched.guarantee(delta=1e-5), watched.leakage(delta=1e-5)
+    observer = algorithm.observer(facts, algorithm.plan(facts))
+    promise, found = observer.guarantee(delta=1e-5), observer.leakage(delta=1e-5)
     assert promise.published_epsilon == np.nanmax(found.published_epsilon) < np.nanmax(found.epsilon_counts)
     assert promise.line.startswith("paper: published eps=")
     assert "As published: counts blocks that have ended" in promise.text

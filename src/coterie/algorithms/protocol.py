@@ -432,8 +432,8 @@ class Algorithm(ABC, Generic[S]):
     def models(self, state: S) -> Assignment | OwnChoice:
         """The model each client would use after `state`, or how it would choose one."""
 
-    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer | None:
-        """Who sees what when, where units watch each other; None where an observer sees every release."""
+    def observer(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer | None:
+        """Who sees what when, where units observe each other; None where an observer sees every release."""
         return None
 
     def local_training(self) -> LocalTraining | None:

@@ -17,7 +17,7 @@ from coterie.privacy import PrivacyPlan
 
 _FORWARDED = (
     *("name", "unit", "settings_type", "needs_truth", "additive", "personal"),
-    *("watched", "local_training", "local_gradients", "findings"),
+    *("observer", "local_training", "local_gradients", "findings"),
 )
 
 

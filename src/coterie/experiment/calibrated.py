@@ -160,7 +160,7 @@ def calibrate_run(
         draft, _budgets(experiment, draft, facts), population.reported, privacy.accountant
     )
     said = list(caveats(learner, budgets))
-    unobserved = algorithm.watched(facts, with_shared_noise(draft, 1.0)) is None
+    unobserved = algorithm.observer(facts, with_shared_noise(draft, 1.0)) is None
     private = all(budget.is_private for budget in budgets.values())
     if unobserved or (has_free_noise(draft) and not private):
         # Without noise nothing is promised to anyone, and no publication claims it.
@@ -168,7 +168,7 @@ def calibrate_run(
         plan = calibrate_plan(draft, budgets, accountant=privacy.accountant, mode=mode)
     else:
         mode, plan = privacy.mode, _least_noise_between_workers(algorithm, facts, draft, budgets)
-        observer = algorithm.watched(facts, plan)
+        observer = algorithm.observer(facts, plan)
     proven = ProvenPlan(plan, budgets, privacy.accountant, mode, held_by, observer)
     return CalibratedRun(
         **vars(proven),
@@ -190,7 +190,7 @@ def _least_noise_between_workers(
     allowed, delta = {name: budget.epsilon for name, budget in budgets.items()}, one_delta(budgets)
 
     def excess(noise: float) -> float:
-        observer = algorithm.watched(facts, with_shared_noise(draft, noise))
+        observer = algorithm.observer(facts, with_shared_noise(draft, noise))
         assert observer is not None
         return observer.excess(allowed, delta=delta, adjacency=draft.adjacency)
 

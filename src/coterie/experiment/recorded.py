@@ -135,7 +135,7 @@ class RecordedRun:
         algorithm = build_algorithm(self.experiment, None)
         if _times(algorithm.plan(facts)) != _times(self.plan):
             raise LedgerError(f"{files.leakage}: its groups are not those of {files.plan.name}")
-        return algorithm.watched(facts, self.plan)
+        return algorithm.observer(facts, self.plan)
 
     # --- is every file, every chain and every head as the run left it? ----------------------------------
 

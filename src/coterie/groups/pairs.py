@@ -229,8 +229,8 @@ def _best(
             f"pair: {structure.name(target)} shares a group with an observer, and nothing is proven inside a "
             "group of the published dp-ogl-plus"
         )
-    watching = Observers(structure, [np.array(sorted(seen))])
-    views = ObserverViews.of_all(watching, epoch)
+    observing = Observers(structure, [np.array(sorted(seen))])
+    views = ObserverViews.of_all(observing, epoch)
     cut = no_cut(own)
     charges = cut.charges(schedule.accounted(structure.groups), views)
     from_counts = best = float(epsilons(charges, delta, adjacency)[0])

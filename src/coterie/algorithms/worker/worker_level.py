@@ -6,7 +6,7 @@ from the mean of its groups' models, else from the group's own. Each group sampl
 each worker, group and epoch; what they learnt is clipped, summed, released with noise and divided by the
 public expected number of participants.
 
-What a worker leaks, and to whom, is not the sum of its releases: `watched` says who sees what when, and
+What a worker leaks, and to whom, is not the sum of its releases: `observer` says who sees what when, and
 coterie.groups counts from there. That count, and the bound for what passes through few workers, rests on what
 this file does: all groups start from one public model, a worker keeps nothing from one epoch to the next, and
 a group's model is a function of its own releases.
@@ -159,7 +159,7 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
             self.group_sum(rate, clip, noise) for rate, clip, noise in zip(rates, clips, noises, strict=True)
         ]
 
-    def watched(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer:
+    def observer(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer:
         """Who sees what when; rates and noise are read back from the plan that is executed."""
         structure = self.structure(facts)
         noises = []
