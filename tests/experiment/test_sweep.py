@@ -1,6 +1,7 @@
 """A grid of runs: cells are ordinary runs, a broken one breaks nothing else, finished ones are kept."""
 
 import csv
+import fcntl
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -201,6 +202,13 @@ def test_a_comparison_is_never_overwritten_nor_resumed_as_another(
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="not a comparison"):
         compare(sweep, tmp_path, resume=True)
+
+
+def test_two_comparisons_do_not_work_in_one_folder(finished: SweepResult) -> None:
+    with (finished.folder / "seal.jsonl").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another comparison is at work"):
+            compare(Sweep.read(finished.folder / "sweep.yaml"), finished.folder, resume=True)
 
 
 def test_cells_that_share_a_process_fail_and_finish_each_for_itself(

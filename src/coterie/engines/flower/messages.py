@@ -19,7 +19,7 @@ type, an array of another shape or with a value that is not finite makes the mes
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeAlias, cast
 
@@ -117,21 +117,22 @@ def plain_of(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
     return found
 
 
-def arrays_of(content: RecordDict, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, Vector]:
-    """The arrays of a message: exactly these, float32, finite, of these shapes (None: any length)."""
-    return {name: _array(array, shapes[name], "float32") for name, array in _named(content, shapes).items()}
-
-
-def _named(content: RecordDict, names: Iterable[str]) -> Mapping[str, Array]:
+def arrays_of(
+    content: RecordDict, shapes: Mapping[str, Sequence[int | None]], kind: str = "float32"
+) -> dict[str, Any]:
+    """The arrays of a message: exactly these, of this type, finite, of these shapes (None: any length)."""
     record = content.array_records.get(ARRAYS, {})
-    if set(record) != set(names):
+    if set(record) != set(shapes):
         raise GarbageError("arrays missing or unknown")
-    return {name: record[name] for name in names}
+    return {name: _checked(record[name], shape, kind) for name, shape in shapes.items()}
 
 
-def _array(array: Array, shape: Sequence[int | None], kind: str) -> Any:
+def _checked(array: Array, shape: Sequence[int | None], kind: str) -> Any:
     stated = tuple(array.shape)
-    if array.dtype != kind or not _fits(stated, shape):
+    fits = len(stated) == len(shape) and all(
+        have >= 1 if want is None else have == want for have, want in zip(stated, shape, strict=True)
+    )
+    if array.dtype != kind or not fits:
         raise GarbageError("an array of another type or shape")
     # What the header says is checked before numpy allocates for it, what numpy found after.
     if not 0 <= len(array.data) - np.dtype(kind).itemsize * math.prod(stated) <= 256:
@@ -140,17 +141,9 @@ def _array(array: Array, shape: Sequence[int | None], kind: str) -> Any:
         values = array.numpy()
     except Exception:
         raise GarbageError("an array that cannot be read") from None
-    if values.dtype != kind or values.shape != stated:
-        raise GarbageError("an array that is not what it says")
-    if not np.isfinite(values).all():
-        raise GarbageError("values that are not finite")
+    if values.dtype != kind or values.shape != stated or not np.isfinite(values).all():
+        raise GarbageError("an array that is not what it says, or has values that are not finite")
     return np.ascontiguousarray(values)
-
-
-def _fits(found: tuple[int, ...], wanted: Sequence[int | None]) -> bool:
-    return len(found) == len(wanted) and all(
-        have >= 1 if want is None else have == want for have, want in zip(found, wanted, strict=True)
-    )
 
 
 def is_refusal(content: RecordDict) -> str | None:
@@ -341,4 +334,4 @@ def read_choice(content: RecordDict, request: RequestId, choices: int, name: str
 
 def read_vector(content: RecordDict, length: int, kind: str = "float32") -> Any:
     """The vector in an answer."""
-    return _array(_named(content, ["value"])["value"], (length,), kind)
+    return arrays_of(content, {"value": (length,)}, kind)["value"]

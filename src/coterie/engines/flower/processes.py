@@ -10,10 +10,10 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+
+import httpx
 
 from coterie.errors import CoterieError
 
@@ -100,21 +100,16 @@ def free_port() -> int:
 
 def wait_until_healthy(child: Child, url: str, authority: Path | None, seconds: float = 120.0) -> None:
     """Return once the program answers; an error that names its log if it ends or takes too long."""
-    context = ssl.create_default_context(cafile=str(authority)) if authority else None
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-    )
+    context = ssl.create_default_context(cafile=str(authority)) if authority else False
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if child.ended:
-            raise ChildEnded(f"{child.program} ended at its start; see {child.log}")
-        try:
-            with opener.open(f"{url}/health", timeout=5) as answer:
-                if answer.status == 200:
+    with httpx.Client(verify=context, timeout=5, trust_env=False) as client:
+        while time.monotonic() < until:
+            if child.ended:
+                raise ChildEnded(f"{child.program} ended at its start; see {child.log}")
+            with contextlib.suppress(httpx.HTTPError):
+                if client.get(f"{url}/health").status_code == 200:
                     return
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.2)
+            time.sleep(0.2)
     raise ChildEnded(f"{child.program} does not answer; see {child.log}")
 
 

@@ -122,13 +122,15 @@ class Transport:
                     away.setdefault(name, now)
                     continue
                 pending.discard(name)
+                if (reason := _why_no_answer(reply)) is not None:
+                    missing[name] = reason
+                    self._late |= {name} if reason == TOO_LATE else set()
+                    continue
                 try:
-                    answered[name] = self._read(name, reply, read)
+                    answered[name] = read(name, reply.content)
                     self._late.discard(name)
                 except GarbageError as mistake:
                     missing[name] = f"garbage: {mistake}"
-                except _Unanswered as reason:
-                    missing[name] = str(reason)
             left = self.timeouts.answer - (now - began)
             if pending <= self._late and others_done is None:
                 others_done = now
@@ -175,23 +177,17 @@ class Transport:
             away.setdefault(name, now)
         return back
 
-    def _read(self, name: str, reply: Message, read: Callable[[str, RecordDict], T]) -> T:
-        if reply.has_error():
-            if reply.error.code in EXPIRED:
-                self._late.add(name)
-                raise _Unanswered(TOO_LATE)
-            raise _Unanswered(f"Flower's error {reply.error.code}")
-        if (reason := messages.is_refusal(reply.content)) is not None:
-            raise _Unanswered(f"refused: {messages.REFUSALS[reason]}")
-        return read(name, reply.content)
+
+def _why_no_answer(reply: Message) -> str | None:
+    """Why a reply is none: an error of Flower's, or a refusal."""
+    if reply.has_error():
+        return TOO_LATE if reply.error.code in EXPIRED else f"Flower's error {reply.error.code}"
+    reason = messages.is_refusal(reply.content)
+    return None if reason is None else f"refused: {messages.REFUSALS[reason]}"
 
 
 def _bytes_in(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
-
-
-class _Unanswered(Exception):
-    """Why there is no answer."""
 
 
 @dataclass
