@@ -97,7 +97,7 @@ def connect(address: str) -> Any:
     try:
         subprocess.run(attempt, check=True, capture_output=True, timeout=CONNECT_SECONDS)
     except subprocess.TimeoutExpired:
-        raise InputError(f"--ray: what answers at {address} is not a Ray cluster") from None
+        raise InputError(f"--ray: what answers at {address} is not a Ray cluster, or too slow") from None
     except subprocess.CalledProcessError as failure:
         said = failure.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
         raise InputError(f"--ray: no connection to {address} ({said[-1]})") from None

@@ -49,6 +49,11 @@ class Part:
     settings: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = None
 
+    @property
+    def choices(self) -> dict[str, Sequence[Any]]:
+        """The grid, with the label as a key that does not vary."""
+        return {**({} if self.label is None else {LABEL: [self.label]}), **self.grid}
+
     def to_content(self) -> dict[str, Any]:
         content: dict[str, Any] = {"label": self.label} if self.label is not None else {}
         if self.settings:
@@ -74,15 +79,12 @@ class Sweep:
         """A sweep over several grids with the same keys; cells that stand in two of them are one."""
         grid: dict[str, list[Any]] = {}
         for part in parts:
-            values = {LABEL: [part.label]} if part.label is not None else {}
-            for key, choices in {**values, **part.grid}.items():
+            for key, choices in part.choices.items():
                 known = grid.setdefault(key, [])
                 known += [choice for choice in choices if choice not in known]
         for part in parts:
-            keys = {*part.grid, *([LABEL] if part.label is not None else [])}
-            if keys != set(grid):
-                missing = min(set(grid) - keys)
-                raise InputError(f"parts: '{missing}' varies in one part and is missing in another")
+            if missing := set(grid) - set(part.choices):
+                raise InputError(f"parts: '{min(missing)}' varies in one part and is missing in another")
         return cls(base, grid, tuple(parts))
 
     @classmethod
@@ -117,15 +119,15 @@ class Sweep:
         return list(found.values())
 
     def _cells_of(self, part: Part) -> Iterator[Cell]:
-        named = {LABEL: part.label} if part.label is not None else {}
         seen: set[str] = set()
-        for combination in itertools.product(*part.grid.values()):
-            values = dict(zip(part.grid, combination, strict=True))
-            ordered = {key: {**named, **values}[key] for key in self.grid}
+        for combination in itertools.product(*part.choices.values()):
+            values = dict(zip(part.choices, combination, strict=True))
+            ordered = {key: values[key] for key in self.grid}
             name = _cell_name(ordered)
             if name in seen:
                 raise InputError(f"grid: {name} stands twice")
             seen.add(name)
+            values.pop(LABEL, None)
             changed = override(self.base, {**part.settings, **values})
             yield Cell(name, ordered, Experiment.model_validate(changed))
 
