@@ -13,6 +13,7 @@ from html_outline import outline
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.files import read_json, write_json
+from coterie.report.drawing import Figure
 from coterie.report.figures import FIGURES, accuracy_against_round, epsilon_against_round, separation_scores
 from coterie.report.record import read_run
 from coterie.report.run import run_figures, write_run_report
@@ -249,6 +250,17 @@ def test_every_figure_is_registered_by_its_name(run_folder: Callable[..., Path])
     assert [figure.name for figure in drawn] == [name for name in FIGURES if name not in ("matrix", "growth")]
     public = {figure.name for figure in run_figures(run_folder("other"), public=True)}
     assert public == {"epsilon", "releases", "scores"}
+
+
+def test_a_figure_that_says_it_is_outside_is_marked_and_left_out_for_everybody(
+    run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Figure("odd", "An odd figure", "caption", lambda axes: None, outside=True)
+    monkeypatch.setitem(FIGURES, "odd", ("A new section", lambda run: iter([odd])))
+    folder = run_folder()
+    assert "An odd figureoutside the guarantee" in outline(report(folder)).text
+    public = write_run_report(folder, public=True).read_text(encoding="utf-8")
+    assert "An odd figure" not in outline(public).text
 
 
 def test_every_client_is_a_mark(run_folder: Callable[..., Path]) -> None:

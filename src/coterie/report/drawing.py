@@ -32,7 +32,7 @@ GLYPHS = "●■▲◆▼✚✖★"
 """The markers as characters, for tables."""
 WIDTH = 500.0
 HEAD, ROW = 40.0, 21.0
-LETTER = 7.7
+LETTER = 7.4
 """Width of a letter of the legend where a narrow page enlarges it."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "5 5", "6 2 1 2 1 2")
 _TIPS = "tips:"
@@ -222,7 +222,7 @@ def _rows(handles: Sequence["Artist"], labels: Sequence[str]) -> list[list[tuple
     rows: list[list[tuple[Artist, str]]] = []
     room = 0.0
     for handle, text in zip(handles, labels, strict=True):
-        needed = 44 + LETTER * len(text)
+        needed = 40 + LETTER * len(text)
         if not rows or needed > room:
             rows.append([])
             room = WIDTH

@@ -309,7 +309,7 @@ def _swarm(places: Sequence[float]) -> list[int]:
 
 ROUNDS, WATCHED, FOUND, CLIENTS = "Round by round", "Who learns what about whom", "Clusters", "Clients"
 
-FIGURES: Mapping[str, tuple[str, Draw]] = {
+FIGURES: dict[str, tuple[str, Draw]] = {
     "accuracy": (ROUNDS, accuracy_against_round),
     "epsilon": (ROUNDS, epsilon_against_round),
     "matrix": (WATCHED, lambda run: leakage.matrix(run.leakage)),
@@ -322,8 +322,8 @@ FIGURES: Mapping[str, tuple[str, Draw]] = {
 
 
 def figures_of(run: RunRecord) -> dict[str, list[Figure]]:
-    """Everything there is to draw of a run, by section."""
+    """Everything there is to draw of a run, by section; for everybody, what the guarantee covers."""
     drawn: dict[str, list[Figure]] = {section: [] for section, _ in FIGURES.values()}
     for section, draw in FIGURES.values():
-        drawn[section] += draw(run)
+        drawn[section] += [figure for figure in draw(run) if not (run.public and figure.outside)]
     return drawn
