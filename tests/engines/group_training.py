@@ -1,7 +1,7 @@
 """Training in groups with the real engine on tiny workers, with every coin and all noise repeatable."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
-from coterie.algorithms.protocol import Opened, PublicFacts, Sums
+from coterie.algorithms.protocol import Opened, PublicFacts, Sums, Vector
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.driver import drive
@@ -85,6 +85,9 @@ def engine_for(
 
 class Training:
     """A run without a folder: states after every epoch, what was asked and answered, what was charged."""
+
+    waited = 0.0
+    personal: Mapping[str, Vector] = {}
 
     def __init__(
         self, algorithm: AnyAlgorithm, federation: Federation, *, learner: Learner = LEARNER

@@ -9,7 +9,7 @@ from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Resume, Workers
 from coterie.experiment.comparison import BRIEF, OUTSIDE, SweepResult, table_columns
-from coterie.experiment.folder import newest_first, next_free
+from coterie.experiment.folder import default_folder
 from coterie.experiment.sweep import Sweep
 from coterie.files import finite
 
@@ -28,7 +28,12 @@ def compare(
     json: Json = False,
 ) -> None:
     grid = Sweep.read(sweep)
-    target = out or _folder_for(grid, sweep, resume)
+
+    def resumable(path: Path) -> bool:
+        stored = path / "sweep.yaml"
+        return resume and stored.exists() and Sweep.read(stored) == grid
+
+    target = out or default_folder(f"compare-{sweep.stem if sweep else 'built-in'}", resumable)
     total = sum(cell.experiment.schedule.rounds for cell in grid.cells())
     with ProgressBar("comparing", total) as bar:
         result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
@@ -53,12 +58,3 @@ def show(result: SweepResult) -> None:
     for name, reason in result.failed.items():
         complain(f"failed: {name}: {reason}")
     say(f"report: {result.report}")
-
-
-def _folder_for(sweep: Sweep, path: Path | None, resume: bool) -> Path:
-    base, name = Path("runs"), f"compare-{path.stem if path else 'built-in'}"
-    if resume:
-        for candidate in newest_first(base.glob(f"{name}-*")):
-            if (candidate / "sweep.yaml").exists() and Sweep.read(candidate / "sweep.yaml") == sweep:
-                return candidate
-    return next_free(base, name)

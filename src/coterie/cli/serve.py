@@ -18,7 +18,7 @@ from coterie.errors import InputError
 from coterie.experiment.deployment import Serving
 from coterie.experiment.deployment import serve as serve_experiment
 from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.folder import next_free
+from coterie.experiment.folder import default_folder
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.files import finite
 from coterie.privacy.units import round_up
@@ -55,7 +55,7 @@ def serve(
     if (keys is None) != plaintext:
         raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
     chosen = read_experiment(experiment, overrides or [])
-    target = out or next_free(Path("runs"), f"{chosen.algorithm.name}-served")
+    target = out or default_folder(f"{chosen.algorithm.name}-served")
     serving = Serving(
         out=target,
         keys=KeyFolder(keys) if keys is not None else None,

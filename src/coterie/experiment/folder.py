@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from coterie.errors import InputError
@@ -54,16 +55,13 @@ class RunFolder:
         return self.result.exists()
 
 
-def next_free(base: Path, name: str) -> Path:
-    """`base/name-1`, or the first number that is not taken."""
-    number = 1
-    while (base / f"{name}-{number}").exists():
-        number += 1
-    return base / f"{name}-{number}"
-
-
-def newest_first(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+def default_folder(name: str, resumable: Callable[[Path], bool] = lambda path: False) -> Path:
+    """The newest of `runs/name-*` that can be resumed; else the first of these numbers that is not taken."""
+    base = Path("runs")
+    for path in sorted(base.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        if resumable(path):
+            return path
+    return next(path for number in count(1) if not (path := base / f"{name}-{number}").exists())
 
 
 @contextmanager

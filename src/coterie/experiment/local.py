@@ -12,7 +12,7 @@ from coterie.engines.driver import Work, answer_all
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError, ModelError
-from coterie.experiment import folder, references
+from coterie.experiment import references
 from coterie.experiment.calibrated import (
     HELD_OUT,
     OWN_CHOICE,
@@ -26,7 +26,7 @@ from coterie.experiment.calibrated import (
 )
 from coterie.experiment.evaluator import Evaluator, LocalScores
 from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.folder import RunFolder
+from coterie.experiment.folder import RunFolder, default_folder
 from coterie.experiment.loop import Run
 from coterie.experiment.opened import open_folder
 from coterie.experiment.recorded import check_folder
@@ -54,7 +54,15 @@ def run(
     """Run an experiment (a file, an object, or the built-in default) and return what it found."""
     if not isinstance(experiment, Experiment):
         experiment = read_experiment(Path(experiment) if experiment is not None else None)
-    target = Path(out) if out is not None else _folder_for(experiment, resume)
+    chosen = experiment
+
+    def resumable(path: Path) -> bool:
+        files = RunFolder(path)
+        unfinished = resume and files.exists and not files.finished
+        return unfinished and read_experiment(files.experiment) == chosen
+
+    name = f"{experiment.algorithm.name}-{experiment.data.name}"
+    target = Path(out) if out is not None else default_folder(name, resumable)
     done = finished(experiment, target, resume=resume)
     return done or finish(calibrate(experiment), RunFolder(target), callbacks)
 
@@ -179,16 +187,6 @@ def _device(experiment: Experiment) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device: 'cuda' is not available on this machine; allowed here: auto, cpu")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _folder_for(experiment: Experiment, resume: bool) -> Path:
-    base, name = Path("runs"), f"{experiment.algorithm.name}-{experiment.data.name}"
-    if resume:
-        for candidate in folder.newest_first(base.glob(f"{name}-*")):
-            files = RunFolder(candidate)
-            if files.exists and not files.finished and read_experiment(files.experiment) == experiment:
-                return candidate
-    return folder.next_free(base, name)
 
 
 def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
