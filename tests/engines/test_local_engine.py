@@ -250,7 +250,7 @@ def test_stacked_clients_are_charged_alike_and_release_alike(
     """Full batches with next to no noise: nothing but rounding tells the two ways apart."""
     ways = {}
     for way in ("one by one", "together"):
-        monkeypatch.setattr("coterie.engines.local._stackable", lambda learner, way=way: way == "together")
+        monkeypatch.setattr("coterie.engines.local.stacks", lambda learner, way=way: way == "together")
         path = tmp_path / f"{way}.jsonl"
         with Ledger.open(path, plan(), budget=Budget(100.0, 1e-3), accountant="rdp") as opened:
             engine = engine_on(opened)
@@ -272,7 +272,7 @@ def test_stacked_clients_are_charged_alike_and_release_alike(
 def test_stacked_clients_are_scored_on_all_their_own_records(
     asked: tuple[str, ...], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: True)
     models = np.random.default_rng(3).normal(size=(3, len(START))).astype(np.float32)
     engine = engine_on(ledger)
     found = engine._score(Select("selection", asked, models))
@@ -285,7 +285,7 @@ def test_stacked_clients_are_scored_on_all_their_own_records(
 
 
 def test_stacked_releases_repeat_after_a_crash(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: True)
     first = updates(engine_on(ledger), training(), 1)
     again = updates(engine_on(ledger), training(), 1)
     other = updates(engine_on(ledger), training(), 2)
@@ -297,7 +297,7 @@ def test_stacked_releases_repeat_after_a_crash(ledger: Ledger, monkeypatch: pyte
 
 def test_one_wave_or_many_release_the_same(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's coins and noise do not depend on who is computed beside it."""
-    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: True)
     together = updates(engine_on(ledger), training(), 1)
     monkeypatch.setattr("coterie.training.stacked.StackedTrainer._clients_at_once", lambda self, jobs: 1)
     apart = updates(engine_on(ledger), training(), 1)

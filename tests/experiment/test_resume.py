@@ -277,10 +277,10 @@ def test_noise_of_a_gpu_stays_said_wherever_the_run_goes_on(
     before: bool, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds on a machine with a GPU and rounds on one without, in any order: the guarantee says so."""
-    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: before)
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: before)
     with pytest.raises(KeyboardInterrupt):
         local.run(experiment, tmp_path / "run", callbacks=Callbacks(round=interrupt))
-    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: not before)
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: not before)
     result = local.run(experiment, tmp_path / "run", resume=True)
     assert "; simulation; " in result.guarantee
     said = sentence(FAST_RANDOMNESS)

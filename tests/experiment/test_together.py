@@ -46,7 +46,7 @@ CELLS = {
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Stacked programs on a CPU; how many clients each of them trained."""
-    monkeypatch.setattr("coterie.engines.local._stackable", lambda learner: True)
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: True)
     sizes: list[int] = []
     train_wave = StackedTrainer._train_wave
 
