@@ -100,7 +100,7 @@ class Training:
         self.sampled: dict[tuple[int, str], Any] = {}
         with engine_for(self.plan, federation, learner, algorithm.schedule.lr) as (self.engine, ledger):
             for epoch in range(1, algorithm.schedule.rounds + 1):
-                self.states.append(drive(algorithm.round(self.states[-1]), self, epoch))  # type: ignore[arg-type]
+                self.states.append(drive(algorithm.round(self.states[-1]), self, epoch))
             self.executed = {unit.subject: ledger.executed(unit.subject) for unit in self.plan.units}
 
     def answer(self, request: Any, round: int) -> Any:
