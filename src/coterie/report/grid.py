@@ -46,14 +46,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Comparison:
+    """Runs side by side, and what all that have begun spend together.
+
+    Args:
+        public: whether what is outside the guarantees was left out.
+    """
+
     name: str
     sweep: Sweep
     settings: tuple[Setting, ...]
     failures: tuple[Failure, ...]
     total: Total | None
-    """What all runs that have begun spend together."""
     public: bool = False
-    """Whether what is outside the guarantees was left out."""
 
     @property
     def has_privacy(self) -> bool:

@@ -13,25 +13,6 @@ def epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else round_up(value)
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """So many significant digits, with powers of ten only where they are shorter to read."""
-    if not math.isfinite(value):
-        return "∞" if value > 0 else NONE
-    if value == 0:
-        return "0"
-    exponent = math.floor(math.log10(abs(value)))
-    if -4 < exponent < 6:
-        return f"{value:,.{max(0, digits - 1 - exponent)}f}"
-    return scientific(value, digits)
-
-
-def scientific(value: float, digits: int = 2) -> str:
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
-    return power if mantissa == "1" else f"{mantissa} × {power}"
-
-
 def delta(value: float) -> str:
     """A probability: by its power of ten where it is small; never less than it is."""
     text = short_number(value)

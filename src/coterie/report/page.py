@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from coterie import __version__
 from coterie.report.drawing import style_sheet
-from coterie.report.numbers import count, delta, epsilon, fixed, seconds, significant
+from coterie.report.numbers import count, delta, epsilon, fixed, seconds
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -45,9 +45,7 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(
-        {each.__name__: each for each in (count, delta, epsilon, fixed, seconds, significant)}
-    )
+    environment.globals.update({each.__name__: each for each in (count, delta, epsilon, fixed, seconds)})
     environment.globals.update(glossary=_glossary, style=Markup(style_sheet()), version=__version__)
     return environment
 

@@ -50,10 +50,11 @@ SCORE = Measure("score", is_share=False)
 
 @dataclass(frozen=True)
 class ClientFacts:
+    """Of a client; held-out records are None where they are a site's own affair."""
+
     name: str
     records: int
     test_records: int | None
-    """None where they are a site's own affair."""
     true_cluster: int | None
 
 
@@ -80,14 +81,13 @@ class Moment:
 
 @dataclass(frozen=True)
 class LeakageRecord:
-    """`leakage.json` of a run folder."""
+    """`leakage.json` of a run folder; epsilon by target (row) and observer, None outside the threat model."""
 
     workers: tuple[str, ...]
     structure: str
     threat_model: int
     delta: float
     epsilon: tuple[tuple[float | None, ...], ...]
-    """By target (row) and observer; None for pairs outside the threat model."""
     per_worker: Mapping[str, float | None]
     history: tuple[Moment, ...]
 
@@ -98,7 +98,13 @@ class LeakageRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything a report shows, read once."""
+    """Everything a report shows, read once.
+
+    Args:
+        leakage: who learns how much about whom, where workers watch each other.
+        served: whether its clients were sites, with records of their own.
+        public: whether what is outside the guarantee was left out.
+    """
 
     name: str
     experiment: Experiment
@@ -114,11 +120,8 @@ class RunRecord:
     findings: Findings | None
     result: RunResult | None
     leakage: LeakageRecord | None = None
-    """Who learns how much about whom, where workers watch each other."""
     served: bool = False
-    """Whether its clients were sites, with records of their own."""
     public: bool = False
-    """Whether what is outside the guarantee was left out."""
 
     @property
     def finished(self) -> bool:
@@ -140,15 +143,18 @@ class RunRecord:
         return self.experiment.schedule.rounds
 
     @property
-    def evaluated(self) -> list[RoundLine]:
-        return [line for line in self.rounds if line.accuracy is not None]
+    def _last(self) -> RunResult | RoundLine | None:
+        """What was measured last."""
+        measured = [line for line in self.rounds if line.accuracy is not None]
+        return self.result or (measured[-1] if measured else None)
 
     @property
     def accuracy(self) -> Spread | None:
-        """The last accuracy that was measured."""
-        if self.result is not None:
-            return self.result.accuracy
-        return self.evaluated[-1].accuracy if self.evaluated else None
+        return self._last.accuracy if self._last else None
+
+    @property
+    def loss(self) -> Spread | None:
+        return self._last.loss if self._last else None
 
     @property
     def is_exact(self) -> bool:
@@ -159,17 +165,10 @@ class RunRecord:
         )
 
     @property
-    def loss(self) -> Spread | None:
-        if self.result is not None:
-            return self.result.loss
-        return self.evaluated[-1].loss if self.evaluated else None
-
-    @property
     def clusters(self) -> Mapping[str, int]:
         """The cluster each client is in now; empty before the first round."""
-        if self.result is not None:
-            return self.result.clusters
-        return self.rounds[-1].clusters if self.rounds else {}
+        last = self.result or (self.rounds[-1] if self.rounds else None)
+        return last.clusters if last else {}
 
     @property
     def truth(self) -> Mapping[str, int] | None:
@@ -186,9 +185,8 @@ class RunRecord:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        if self.result is not None:
-            return self.result.warnings
-        return self.findings.warnings if self.findings else ()
+        told = self.result or self.findings
+        return told.warnings if told else ()
 
 
 def read_run(path: Path) -> RunRecord:
