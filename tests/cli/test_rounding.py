@@ -24,7 +24,7 @@ from coterie.privacy.plan import UnitPlan
 from coterie.report import numbers
 from coterie.report.comparison import comparison_report
 from coterie.report.grid import Comparison, Setting
-from coterie.report.record import ACCURACY, ClientFacts, RoundLine, RunRecord
+from coterie.report.record import ACCURACY, ClientLine, RoundLine, RunRecord
 from coterie.report.run import run_report
 
 EPSILON = 7777.0004
@@ -120,7 +120,7 @@ def record() -> RunRecord:
         parameters=1,
         measure=ACCURACY,
         classes=10,
-        clients=tuple(ClientFacts(name, 40, 10, None) for name in prepared.facts.clients),
+        clients=tuple(ClientLine(name, 40, 10, None) for name in prepared.facts.clients),
         plan=prepared.plan,
         guarantee=promise,
         rounds=tuple(RoundLine(number, None, None, {}, EPSILON) for number in (1, 2)),

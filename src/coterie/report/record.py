@@ -49,7 +49,7 @@ SCORE = Measure("score", is_share=False)
 
 
 @dataclass(frozen=True)
-class ClientFacts:
+class ClientLine:
     """Of a client; held-out records are None where they are a site's own affair."""
 
     name: str
@@ -113,7 +113,7 @@ class RunRecord:
     parameters: int
     measure: Measure
     classes: int
-    clients: tuple[ClientFacts, ...]
+    clients: tuple[ClientLine, ...]
     plan: PrivacyPlan
     guarantee: Guarantee
     rounds: tuple[RoundLine, ...]
@@ -196,7 +196,7 @@ def read_run(path: Path) -> RunRecord:
         raise InputError(f"{path}: not a run folder, experiment.yaml is missing")
     federation = read_json(files.federation)
     with _written_by_this_version(files.federation):
-        clients = tuple(ClientFacts(**client) for client in federation["clients"])
+        clients = tuple(ClientLine(**client) for client in federation["clients"])
         measure = SCORE if federation["task"] == "regression" else ACCURACY
         version, parameters = str(federation["coterie"]), int(federation["parameters"])
         classes = int(federation["classes"])
