@@ -177,7 +177,7 @@ def _steps_of(model: nn.Module, compiled: bool) -> list[Step] | None:
             else:
                 steps.append(recorded(layer))
         elif isinstance(layer, PoolingLayer):
-            steps.append(layer.step())
+            steps.append(Step(layer.with_way_back))
         elif type(layer) is nn.ReLU:
             steps.append(Step(relu))
         elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):

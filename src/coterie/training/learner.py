@@ -124,7 +124,11 @@ class Learner:
         if mapped is not None:
             self._alone.mapped = mapped
         elif self.book is None:
-            self._find_way()
+            probe = self.random_batch(9)
+            reason = self._alone.why_not_mapped(self.initial(), probe.features, probe.targets)
+            self._alone.mapped = reason is None
+            if reason is not None:
+                log.warning("records go through the model one after the other: %s", reason)
         self.bytes_per_record = 4 * self.layout.size
         self.row_batch = self.micro_batch = self._affordable(self.bytes_per_record)
         if self.book is not None:
@@ -248,14 +252,6 @@ class Learner:
                 return book
         log.warning("per-record gradients by torch.func, several times slower: %s", text)
         return None
-
-    def _find_way(self) -> None:
-        """Whether one call can stand for all records, or each needs a call of its own."""
-        probe = self.random_batch(9)
-        reason = self._alone.why_not_mapped(self.initial(), probe.features, probe.targets)
-        self._alone.mapped = reason is None
-        if reason is not None:
-            log.warning("records go through the model one after the other: %s", reason)
 
     def _new_book(self, *, compiled: bool) -> Bookkeeping:
         formulas = (self.output_losses, self.output_gradients)

@@ -40,8 +40,10 @@ def lanes_for(line: int) -> int:
     return widest if line > 8 else 8
 
 
-def compile_function(function: ir.Function) -> Kernel:
-    """Machine code for the processor at hand."""
+@cache
+def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
+    """A kernel for these sizes and the processor at hand, compiled when it is first asked for."""
+    function = make(*sizes)
     # An engine owns its target: each needs one of its own.
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
@@ -56,15 +58,9 @@ def compile_function(function: ir.Function) -> Kernel:
     engine = llvm.create_mcjit_compiler(parsed, target)
     engine.finalize_object()
     kinds = [ctypes.c_void_p if argument.type.is_pointer else ctypes.c_int64 for argument in function.args]
-    compiled = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
-    compiled.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
-    return compiled
-
-
-@cache
-def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
-    """A kernel for these sizes, compiled when it is first asked for."""
-    return compile_function(make(*sizes))
+    kernel = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
+    kernel.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
+    return kernel
 
 
 def declare(name: str, *kinds: ir.Type) -> ir.Function:

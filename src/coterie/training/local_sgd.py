@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.training.learner import Batch, Learner, precision
+from coterie.training.scoring import join
 from coterie.training.stacked import BUFFERS, capture, kernels_agree
 from coterie.training.tiles import Tiles
 
@@ -213,7 +214,7 @@ class StepTable:
         counts = present.sum(axis=2)
         weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
         return cls(
-            Batch(torch.cat([own.features for own in records]), torch.cat([own.targets for own in records])),
+            join(records),
             torch.from_numpy(np.where(present, chosen, 0).reshape(steps, -1)).to(device),
             torch.from_numpy(weights.reshape(steps, -1)).to(device),
             torch.from_numpy(counts > 0).to(device),

@@ -35,10 +35,7 @@ class Layout:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views into the vector, by parameter name."""
-        pieces = torch.split(vector, self.sizes)
-        return {
-            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
+        return {name: stacked[0] for name, stacked in self.split_stacked(vector[None]).items()}
 
     def split_stacked(self, stacked: Tensor) -> dict[str, Tensor]:
         """Views into vectors stacked by client, by parameter name: (clients, *shape)."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training import kernels
-from coterie.training.chain import Backward, Step, hooked, masked
+from coterie.training.chain import Backward, hooked, masked
 from coterie.training.recording import Notes
 
 
@@ -43,11 +43,8 @@ class PoolingLayer(nn.Module):
                 )
         return outputs
 
-    def step(self) -> Step:
+    def with_way_back(self, values: Tensor) -> tuple[Tensor, Backward]:
         """The same as part of a chain."""
-        return Step(self._forward)
-
-    def _forward(self, values: Tensor) -> tuple[Tensor, Backward]:
         pooled, places = self.pool_with_places(values)
 
         def backward(gradient: Tensor, needed: bool) -> Tensor:
