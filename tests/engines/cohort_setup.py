@@ -9,7 +9,7 @@ import torch
 
 from coterie.algorithms.protocol import Choice, CohortJob, LocalTraining
 from coterie.data import Client, Federation, Records, Task
-from coterie.engines.clients import ClientFacts, Clients, Occasion
+from coterie.engines.clients import Clients, Occasion, TrainingFacts
 from coterie.engines.cohorts import Cohorts, cohort_hash
 from coterie.engines.members import LocalMembers
 from coterie.models import ModelSettings, build_model
@@ -91,7 +91,7 @@ class Engine:
         table = join([Batch.of(client.train, self.learner.device) for client in people])
         key = SecretKey.from_seed(seed)
         sizes = tuple(len(client.train) for client in people)
-        self.facts = ClientFacts(tuple(clients), sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
+        self.facts = TrainingFacts(tuple(clients), sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
         self.records = Clients(self.facts, self.learner, table).records
         self.ledger = Ledger.open(self.path, plan, budget=Budget(1e6, 1e-3), accountant="rdp")
         self.members = LocalMembers(self.learner, self.records)

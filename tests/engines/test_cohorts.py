@@ -48,7 +48,7 @@ from coterie.algorithms.protocol import (
     Sums,
 )
 from coterie.engines import cohorts, members
-from coterie.engines.clients import COINS, ClientFacts, Occasion
+from coterie.engines.clients import COINS, Occasion, TrainingFacts
 from coterie.engines.cohorts import cohort_hash, routed
 from coterie.engines.members import nearest
 from coterie.errors import BudgetError, PlanError
@@ -86,13 +86,13 @@ def test_the_charge_is_on_disk_before_a_coin_is_flipped(
 ) -> None:
     with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
         seen: list[int] = []
-        flip = ClientFacts.uniforms
+        flip = TrainingFacts.uniforms
 
-        def watched(self: ClientFacts, *arguments: Any) -> NDArray[np.float64]:
+        def watched(self: TrainingFacts, *arguments: Any) -> NDArray[np.float64]:
             seen.append(engine.lines())
             return flip(self, *arguments)
 
-        monkeypatch.setattr(ClientFacts, "uniforms", watched)
+        monkeypatch.setattr(TrainingFacts, "uniforms", watched)
         engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
         assert seen == [2]  # the header, and one line for the whole population
 
@@ -667,13 +667,13 @@ def test_no_two_parts_of_a_run_share_their_noise(
 ) -> None:
     """Noise that stands in two places could be taken away from one of them by looking at the other."""
     drawn: list[tuple[str, Occasion]] = []
-    original = ClientFacts.stream
+    original = TrainingFacts.stream
 
-    def remembered(self: ClientFacts, purpose: str, occasion: Occasion) -> RandomStream:
+    def remembered(self: TrainingFacts, purpose: str, occasion: Occasion) -> RandomStream:
         drawn.append((purpose, occasion))
         return original(self, purpose, occasion)
 
-    monkeypatch.setattr(ClientFacts, "stream", remembered)
+    monkeypatch.setattr(TrainingFacts, "stream", remembered)
     shared = np.arange(SIZE) < 6
     job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros_like(shared)))
     job = replace(job, clip=CLIP if mechanism.tracking_ratio else None)

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coterie.data import Client, Federation
-from coterie.engines.clients import ClientFacts
+from coterie.engines.clients import TrainingFacts
 from coterie.engines.evaluation import PrivateScores
 from coterie.errors import BudgetError, InputError
 from coterie.experiment import local, references
@@ -62,7 +62,7 @@ def evaluator_of(
 ) -> Evaluator:
     names = tuple(client.name for client in federation.clients)
     sizes = tuple(len(client.train) for client in federation.clients)
-    facts = ClientFacts(names, sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
+    facts = TrainingFacts(names, sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
     engine: Any = SimpleNamespace(facts=facts, plan=prepared.plan, ledger=ledger, context="test")
     scores = LocalScores(replace(prepared, federation=federation), engine)
     exact = scores.exact if prepared.experiment.evaluation_kind is EvaluationKind.EXACT else None
@@ -144,7 +144,7 @@ def test_noise_is_what_was_planned_and_nine_tenths_of_it_is_not_released(
 ) -> None:
     plan, planned = demo.plan, demo.plan.for_subject(held_out("client-00")).release(EVALUATION).mechanism
     assert isinstance(planned, NoisyScores)
-    facts = ClientFacts(("client-00",), (1,), 0.1, SecretKey.from_os(), SecretKey.from_os(), 0)
+    facts = TrainingFacts(("client-00",), (1,), 0.1, SecretKey.from_os(), SecretKey.from_os(), 0)
     ledger: Any = SimpleNamespace(charge=lambda charges: None)
     scores = PrivateScores(facts, plan, ledger, "test")
     models = np.random.default_rng(0).normal(size=(4000, 3)).astype(np.float32)
@@ -161,7 +161,7 @@ def test_noise_is_what_was_planned_and_nine_tenths_of_it_is_not_released(
 
 
 def test_a_score_is_charged_before_any_record_is_read(demo: CalibratedRun, tmp_path: Path) -> None:
-    facts = ClientFacts(("client-00",), (1,), 0.1, SecretKey.from_seed(1), SecretKey.from_seed(1), 0)
+    facts = TrainingFacts(("client-00",), (1,), 0.1, SecretKey.from_seed(1), SecretKey.from_seed(1), 0)
     model = np.zeros((2, 3), dtype=np.float32)
 
     def read() -> dict[str, float]:
@@ -279,7 +279,7 @@ def test_one_clients_share_moves_the_populations_sum_by_at_most_one(tmp_path: Pa
         schedule={"rounds": 2, "batch": 10},
     )
     prepared = calibrate(chosen)
-    facts = ClientFacts(
+    facts = TrainingFacts(
         prepared.facts.clients, (1,) * 4, 0.1, SecretKey.from_seed(1), SecretKey.from_seed(1), 0
     )
     models = np.zeros((1, 3), dtype=np.float32)

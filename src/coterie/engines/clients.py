@@ -65,7 +65,7 @@ class Occasion:
 
 
 @dataclass(frozen=True)
-class ClientFacts:
+class TrainingFacts:
     """What clients need beside model and records.
 
     Args:
@@ -108,7 +108,7 @@ class ClientFacts:
 class Clients:
     """All clients of a simulation, one after the other on request."""
 
-    def __init__(self, facts: ClientFacts, learner: Learner, table: Batch) -> None:
+    def __init__(self, facts: TrainingFacts, learner: Learner, table: Batch) -> None:
         self.facts = facts
         self.learner = learner
         self._projections: dict[int, Projection] = {}

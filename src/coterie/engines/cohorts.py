@@ -28,7 +28,7 @@ from coterie.algorithms.protocol import (
     Sum,
     Sums,
 )
-from coterie.engines.clients import ClientFacts, Occasion
+from coterie.engines.clients import Occasion, TrainingFacts
 from coterie.engines.members import NO_ANSWER, Members, OpenCohort
 from coterie.errors import PlanError
 from coterie.privacy import Charge, CohortSums, Ledger, PrivacyPlan, RandomStream, Released
@@ -44,7 +44,7 @@ class Cohorts:
 
     def __init__(
         self,
-        facts: ClientFacts,
+        facts: TrainingFacts,
         members: Members,
         parameters: int,
         plan: PrivacyPlan,
@@ -196,14 +196,14 @@ class Cohorts:
         """The sum that each sampled member's update is added to; and sizes, where they are public."""
         mechanism, route = cohort.mechanism, request.route
         counts, rebalanced = mechanism.histogram_ratio is not None, mechanism.identifier_ratio is not None
-        if rebalanced and not cohort.chooses:
-            raise PlanError(f"release '{cohort.release}' plans identifiers of choices, and nobody chooses")
-        if counts and not cohort.counted:
-            raise PlanError(f"release '{cohort.release}' plans a histogram: ask for it before the sums")
-        if route is not None and not counts:
-            raise PlanError(f"release '{cohort.release}' plans no histogram that a route could follow from")
-        if request.minimum and not rebalanced:
-            raise PlanError(f"release '{cohort.release}' plans no identifiers to fill clusters by")
+        problems = {
+            "plans identifiers of choices, and nobody chooses": rebalanced and not cohort.chooses,
+            "plans a histogram: ask for it before the sums": counts and not cohort.counted,
+            "plans no histogram that a route could follow from": route is not None and not counts,
+            "plans no identifiers to fill clusters by": bool(request.minimum) and not rebalanced,
+        }
+        for problem in (said for said, found in problems.items() if found):
+            raise PlanError(f"release '{cohort.release}' {problem}")
         if not cohort.chooses:
             return np.zeros(len(cohort.sampled), dtype=np.int64), None
         if rebalanced:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.engines.clients import ClientFacts, Occasion
+from coterie.engines.clients import Occasion, TrainingFacts
 from coterie.engines.local import input_hash
 from coterie.privacy import (
     EVALUATION,
@@ -37,7 +37,7 @@ class PrivateScores:
         context: whatever else decides a score beside the models; noise must not repeat when it differs.
     """
 
-    facts: ClientFacts
+    facts: TrainingFacts
     plan: PrivacyPlan
     ledger: Ledger
     context: str

@@ -34,10 +34,10 @@ from coterie.algorithms.protocol import (
     Vector,
 )
 from coterie.data import Federation
-from coterie.engines.clients import ClientFacts, Clients, Occasion
+from coterie.engines.clients import Clients, Occasion, TrainingFacts
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.members import LocalMembers
-from coterie.engines.workers import Call, WorkerPool, WorkerSetup
+from coterie.engines.workers import WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.models.check import one_thread
 from coterie.privacy import Charge, Ledger, PrivacyPlan, RecordSums, SecretKey
@@ -100,7 +100,7 @@ class LocalEngine:
         self.ledger = ledger
         self.context = context
         self._table = join([Batch.of(client.train, learner.device) for client in federation.clients])
-        self.facts = ClientFacts(
+        self.facts = TrainingFacts(
             names=tuple(client.name for client in federation.clients),
             sizes=tuple(len(client.train) for client in federation.clients),
             lr=lr,
@@ -157,65 +157,44 @@ class LocalEngine:
                 f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
             )
         for job in request.jobs:
-            if job.anchor is not None:
-                self._noise_std(job, mechanisms[job.client])  # what cannot be released is not charged
+            if job.anchor is not None:  # what cannot be released is not charged
+                mechanisms[job.client].noise_in_release(self.facts.lr, job.anchor_weight)
         inputs = job_hashes(self.context, request.jobs)
         self._charge(request.release, round, inputs)
+        calls = {
+            job.client: (
+                job,
+                mechanisms[job.client],
+                Occasion(job.client, round, request.release, inputs[job.client]),
+            )
+            for job in request.jobs
+        }
         if self.stacks:
-            return self._train_together(request, mechanisms, round, inputs)
+            return self._train_together(calls)
         pool = self._workers()
-        if pool is not None:
-            return self._train_apart(pool, request, mechanisms, round, inputs)
-        return Updates(
-            {
-                job.client: self._train_one(
-                    job, mechanisms[job.client], request.release, round, inputs[job.client]
-                )
-                for job in request.jobs
-            }
-        )
+        if pool is None:
+            return Updates({client: self._train_one(*call) for client, call in calls.items()})
+        values = pool.run({client: ("train", call) for client, call in calls.items()})
+        return Updates({client: self._released(values[client], *call) for client, call in calls.items()})
 
-    def _train_one(
-        self, job: TrainJob, mechanism: RecordSums, release: str, round: int, hashed: str
-    ) -> Released[Vector]:
-        value = self._clients.train(job, mechanism, Occasion(job.client, round, release, hashed))
-        return Released(value, self._noise_std(job, mechanism))
+    def _train_one(self, job: TrainJob, mechanism: RecordSums, occasion: Occasion) -> Released[Vector]:
+        return self._released(self._clients.train(job, mechanism, occasion), job, mechanism)
 
-    def _train_apart(
-        self,
-        pool: WorkerPool,
-        request: Train,
-        mechanisms: Mapping[str, RecordSums],
-        round: int,
-        inputs: Mapping[str, str],
-    ) -> Updates:
-        """A core per client."""
-        calls: dict[str, Call] = {}
-        for job in request.jobs:
-            occasion = Occasion(job.client, round, request.release, inputs[job.client])
-            calls[job.client] = ("train", (job, mechanisms[job.client], occasion))
-        values = pool.run(calls)
-        return Updates(
-            {
-                job.client: Released(values[job.client], self._noise_std(job, mechanisms[job.client]))
-                for job in request.jobs
-            }
-        )
+    def _released(self, value: Vector, job: TrainJob, mechanism: RecordSums, *_: object) -> Released[Vector]:
+        return Released(value, mechanism.noise_in_release(self.facts.lr, job.anchor_weight))
 
     def _train_together(
-        self, request: Train, mechanisms: Mapping[str, RecordSums], round: int, inputs: Mapping[str, str]
+        self, calls: Mapping[str, tuple[TrainJob, RecordSums, Occasion]]
     ) -> "Begun | Updates":
         """All clients as one program; sketches, one small release in a run, one after the other."""
         answers: dict[str, Released[Vector]] = {}
         stacked: list[tuple[TrainJob, StackedJob]] = []
-        for job in request.jobs:
-            mechanism, hashed = mechanisms[job.client], inputs[job.client]
+        for client, (job, mechanism, occasion) in calls.items():
             if mechanism.projected is not None:
-                answers[job.client] = self._train_one(job, mechanism, request.release, round, hashed)
+                answers[client] = self._train_one(job, mechanism, occasion)
                 continue
-            occasion = Occasion(job.client, round, request.release, hashed)
             twin = StackedJob(
-                records=self._first_set + self.facts.names.index(job.client),
+                records=self._first_set + self.facts.names.index(client),
                 start=torch.from_numpy(job.start),
                 mechanism=mechanism,
                 lr=self.facts.lr,
@@ -231,7 +210,7 @@ class LocalEngine:
 
         def finish(values: Tensor) -> Updates:
             for (job, twin), value in zip(stacked, values.to("cpu", torch.float32).numpy(), strict=True):
-                answers[job.client] = Released(value, self._noise_std(job, twin.mechanism))
+                answers[job.client] = self._released(value, job, twin.mechanism)
             return Updates(answers)
 
         return Begun(self.trainer, tuple(twin for _, twin in stacked), finish)
@@ -254,9 +233,6 @@ class LocalEngine:
             share_trainer([self])
         assert self._trainer is not None
         return self._trainer
-
-    def _noise_std(self, job: TrainJob, mechanism: RecordSums) -> float:
-        return mechanism.noise_in_release(self.facts.lr, job.anchor_weight)
 
     # --- selection ----------------------------------------------------------------------------------
 

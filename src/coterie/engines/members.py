@@ -174,14 +174,7 @@ class LocalMembers:
         turn: int = 0,
     ) -> Tensor:
         """The update of every member, each in the cohort that it was sampled for."""
-        rule = LocalSGD(
-            training.epochs,
-            training.batch,
-            training.lr,
-            training.momentum,
-            training.proximal,
-            training.iterations,
-        )
+        rule = LocalSGD(**vars(training))
         seeds = [0 if cohort is None else cohort.order(member, turn) for member, cohort in members]
         pool = self._workers(self._gradients(members, rule, wave))
         if pool is not None:

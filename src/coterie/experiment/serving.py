@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from coterie.algorithms.protocol import Assignment, OwnChoice
-from coterie.engines.clients import ClientFacts
+from coterie.engines.clients import TrainingFacts
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import answer_all
 from coterie.engines.evaluation import PrivateScores
@@ -115,7 +115,7 @@ class ServedRun:
         if self._trusted:  # then coins, sums and noise are the server's
             seed, records = calibrated.experiment.seeds.simulation, calibrated.facts.records
             coins = coin_key(opened.key, seed)
-            facts = ClientFacts(tuple(records), tuple(records.values()), lr, opened.key, coins, seed)
+            facts = TrainingFacts(tuple(records), tuple(records.values()), lr, opened.key, coins, seed)
             members = RemoteMembers(self.transport, self.contracts, parameters, self._journal)
             private = PrivateScores(facts, plan, opened.ledger, context)
             cohorts = Cohorts(facts, members, parameters, plan, opened.ledger, context)

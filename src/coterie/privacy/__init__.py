@@ -3,6 +3,7 @@
 A library of its own: it needs numpy, scipy and dp-accounting, no other part of Coterie and no torch.
 """
 
+from coterie.privacy import pld, rdp  # noqa: F401  they register themselves
 from coterie.privacy.accounting import delta_of, epsilon_of
 from coterie.privacy.calibration import calibrate
 from coterie.privacy.chain import ChainHead

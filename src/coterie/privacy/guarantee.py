@@ -31,7 +31,10 @@ from coterie.privacy.units import (
 
 @dataclass(frozen=True)
 class ReleaseCost(Plain):
-    """One kind of release: what it lets out, how often, behind how much noise, and its epsilon alone."""
+    """One kind of release: what it lets out, how often, behind how much noise, and its epsilon alone.
+
+    `held_out` says whether it is computed from the records that a client holds out.
+    """
 
     called = "release"
     name: str
@@ -40,19 +43,21 @@ class ReleaseCost(Plain):
     noise: str
     epsilon: Annotated[float, Key("epsilon_alone")]
     held_out: bool = False
-    """Whether it is computed from the records that a client holds out."""
 
 
 @dataclass(frozen=True)
 class ClientCost:
-    """What the whole plan costs one client, worker, or all of a population."""
+    """What the whole plan costs one client, worker, or all of a population.
+
+    Args:
+        epsilon: None for a worker whom nobody observes.
+        records: how many its releases are computed from, where the plan counts them.
+    """
 
     name: str
     epsilon: float | None
-    """None for a worker whom nobody observes."""
     delta: float
     records: int | None = None
-    """How many records its releases are computed from, where the plan counts them."""
 
 
 PerClient = Annotated[tuple[ClientCost, ...], Key(by="name")]
@@ -215,21 +220,18 @@ def guarantee(
 
 def _per_client(plan: PrivacyPlan, costs: Sequence[_Cost]) -> tuple[ClientCost, ...]:
     """Of each owner the larger of what its parts cost, and the records of both."""
-    rows: dict[str, ClientCost] = {}
+    parts: dict[str, list[tuple[UnitPlan, _Cost]]] = {}
     for unit, cost in zip(plan.units, costs, strict=True):
-        before = rows.get(unit.owner)
-        if before is None:
-            rows[unit.owner] = ClientCost(unit.owner, cost.epsilon, cost.delta, unit.records)
-            continue
-        assert before.epsilon is not None
-        counted = [records for records in (before.records, unit.records) if records is not None]
-        rows[unit.owner] = ClientCost(
-            unit.owner,
-            max(before.epsilon, cost.epsilon),
-            max(before.delta, cost.delta),
-            sum(counted) if counted else None,
+        parts.setdefault(unit.owner, []).append((unit, cost))
+    return tuple(
+        ClientCost(
+            owner,
+            max(cost.epsilon for _, cost in own),
+            max(cost.delta for _, cost in own),
+            sum(unit.records or 0 for unit, _ in own) or None,
         )
-    return tuple(rows.values())
+        for owner, own in parts.items()
+    )
 
 
 def _subject(plan: PrivacyPlan, per_client: Sequence[ClientCost]) -> str:
@@ -248,21 +250,16 @@ def _differ(plan: PrivacyPlan) -> bool:
 
 def _releases(plan: PrivacyPlan, owner: str, costs: Sequence[_Cost]) -> tuple[ReleaseCost, ...]:
     """The rows of one client, each by RDP; what is composed never costs less than a part of it."""
-    rows = []
-    for unit, cost in zip(plan.units, costs, strict=True):
-        if unit.owner != owner:
-            continue
-        for release in unit.releases:
-            alone = accounting.epsilon_of(release.event, cost.delta, "rdp", plan.adjacency)
-            mechanism = release.mechanism
-            rows.append(
-                ReleaseCost(
-                    release.name,
-                    mechanism.summary,
-                    release.times,
-                    mechanism.noise_summary,
-                    min(alone, cost.epsilon),
-                    unit.is_held_out,
-                )
-            )
-    return tuple(rows)
+    return tuple(
+        ReleaseCost(
+            release.name,
+            release.mechanism.summary,
+            release.times,
+            release.mechanism.noise_summary,
+            min(accounting.epsilon_of(release.event, cost.delta, "rdp", plan.adjacency), cost.epsilon),
+            unit.is_held_out,
+        )
+        for unit, cost in zip(plan.units, costs, strict=True)
+        if unit.owner == owner
+        for release in unit.releases
+    )

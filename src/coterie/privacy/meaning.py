@@ -52,14 +52,6 @@ class Meaning(Plain):
         if self.accused != FALSE_POSITIVES:
             raise PlanError(f"meaning: a false positive rate of {self.accused}, not {FALSE_POSITIVES}")
 
-    @property
-    def guess_text(self) -> str:
-        return percent_up(self.guess)
-
-    @property
-    def found_text(self) -> str:
-        return percent_up(self.found)
-
 
 NOTHING_HIDDEN = Meaning(1.0, 1.0)
 

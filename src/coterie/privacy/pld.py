@@ -20,7 +20,7 @@ from dp_accounting import DpEvent
 from dp_accounting.pld import pld_pmf
 from scipy.special import ndtr
 
-from coterie.privacy.accountant import Accountant
+from coterie.privacy.accounting import Accountant
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent
 from coterie.privacy.meaning import NOTHING_HIDDEN, Meaning, from_profile

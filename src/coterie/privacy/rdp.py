@@ -8,7 +8,7 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting import DpEvent
 
-from coterie.privacy.accountant import Accountant
+from coterie.privacy.accounting import Accountant
 from coterie.privacy.divergences import (
     ORDERS,
     Floats,

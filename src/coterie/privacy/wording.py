@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coterie.privacy.meaning import FALSE_POSITIVES
+from coterie.privacy.meaning import FALSE_POSITIVES, percent_up
 from coterie.privacy.plan import POPULATION
 from coterie.privacy.units import Adjacency, Custody, Mode, Unit, round_up, short_number
 
@@ -154,9 +154,9 @@ def _gain(promise: "Guarantee") -> str:
         used, others, these = "was used", "that were not", "that were"
     return (
         f"Someone who sees all of that and guesses at even odds whether a given {promise.unit} {used} is "
-        f"right at most {promise.meaning.guess_text} of the time (blind guessing: 50 %); someone who accuses "
-        f"{100 * FALSE_POSITIVES:g} % of the {promise.unit}s {others} finds at most "
-        f"{promise.meaning.found_text} of those {these}."
+        f"right at most {percent_up(promise.meaning.guess)} of the time (blind guessing: 50 %); someone who "
+        f"accuses {100 * FALSE_POSITIVES:g} % of the {promise.unit}s {others} finds at most "
+        f"{percent_up(promise.meaning.found)} of those {these}."
     )
 
 
