@@ -213,7 +213,7 @@ class _Proof(fx.Interpreter):
         if any(_has_kind(arg) for arg in kwargs.values()) or named.get("inplace"):
             raise NotProven(f"{name} is called in an unusual way")
         found = call(*plain, **named)
-        if Kind.RECORDS not in kinds or not rule(Call(kinds, plain, named, found)):
+        if Kind.RECORDS not in kinds or not rule(Operation(kinds, plain, named, found)):
             raise NotProven(f"{name} with these arguments")
         return self._records(found, name)
 
@@ -252,7 +252,7 @@ def _value(arg: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
+class Operation:
     """An operation that was called: kinds and values of its arguments, named ones, and what came out."""
 
     kinds: list[Kind]
@@ -279,11 +279,11 @@ class Call:
         return self.on_records and all(kind is Kind.CONSTANT for kind in self.kinds[1:])
 
 
-Rule = Callable[[Call], bool]
+Rule = Callable[[Operation], bool]
 """Are records kept apart?"""
 
 
-def _elementwise(call: Call) -> bool:
+def _elementwise(call: Operation) -> bool:
     """Dimensions are matched from the last: tensors of records must have all, constants not the first."""
     for kind, arg in zip(call.kinds, call.args, strict=True):
         if kind is Kind.RECORDS and (not isinstance(arg, Tensor) or arg.dim() != call.found.dim()):
@@ -303,7 +303,7 @@ def _elementwise(call: Call) -> bool:
 def _along(*, several: bool) -> Rule:
     """Operations along dimensions, of which the first must not be one."""
 
-    def rule(call: Call) -> bool:
+    def rule(call: Operation) -> bool:
         dims, first = call.argument(1, "dim"), call.args[0]
         dims = [dims] if isinstance(dims, int) else dims
         if not isinstance(dims, list | tuple) or not dims or (len(dims) > 1 and not several):
@@ -314,29 +314,29 @@ def _along(*, several: bool) -> Rule:
     return rule
 
 
-def _first_dimension_stays(call: Call) -> bool:
+def _first_dimension_stays(call: Operation) -> bool:
     """Rows follow one another in memory order: as long as their number stays, each holds one record."""
     return call.on_records and isinstance(call.found, Tensor) and len(call.found) == len(call.args[0])
 
 
-def _permuted(call: Call) -> bool:
+def _permuted(call: Operation) -> bool:
     order = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
     return not call.named and call.on_records and order[0] == 0
 
 
-def _joined(call: Call) -> bool:
+def _joined(call: Operation) -> bool:
     same = all(isinstance(part, Tensor) and len(part) == len(call.found) for part in call.args[0])
     return same and call.argument(1, "dim", 0) % call.found.dim() != 0
 
 
-def _indexed(call: Call) -> bool:
+def _indexed(call: Operation) -> bool:
     index = call.args[1]
     if call.kinds != [Kind.RECORDS, Kind.CONSTANT] or not isinstance(index, tuple) or index[0] != slice(None):
         return False
     return all(part is None or isinstance(part, int | slice) for part in index[1:])
 
 
-def _product(call: Call) -> bool:
+def _product(call: Operation) -> bool:
     left, right = call.args
     if call.kinds == [Kind.RECORDS, Kind.CONSTANT]:
         return bool(left.dim() >= 2 and right.dim() == 2)
