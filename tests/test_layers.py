@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import coterie.privacy
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "coterie"
 
 # The rooms that each room may use. `errors`, `settings` and `files` are open to all but privacy.
@@ -147,3 +149,71 @@ def test_nothing_reads_pickles() -> None:
         text = path.read_text(encoding="utf-8")
         for word in ("import pickle", "torch.load(", "allow_pickle=True", "joblib.load", "cloudpickle"):
             assert word not in text, f"{path}: {word}"
+
+
+# --- what keeps the house small ------------------------------------------------------------------------
+
+
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SOURCE.rglob("*.py"))]
+
+
+def test_no_file_grows_beyond_what_one_sitting_reads() -> None:
+    lengths = {
+        str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8").count("\n")
+        for path in SOURCE.rglob("*.py")
+    }
+    assert not {name: length for name, length in lengths.items() if length > 450}
+
+
+def test_no_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_what_differs_between_mechanisms_is_a_method_of_theirs() -> None:
+    """A question of kind outside `privacy` is one more place that a new mechanism must be taught."""
+    kinds, found = set(), [coterie.privacy.Mechanism]
+    while found:
+        kind = found.pop()
+        kinds.add(kind.__name__)
+        found += kind.__subclasses__()
+    asked = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path, tree in trees()
+        if not path.is_relative_to(SOURCE / "privacy")
+        for node in ast.walk(tree)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+            and {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)} & kinds
+        )
+        or (isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name) and node.cls.id in kinds)
+    ]
+    assert len(kinds) > 5
+    assert len(asked) <= 10, asked
+
+
+def test_no_function_named_run_only_forwards() -> None:
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "run":
+                body = [
+                    part
+                    for part in node.body
+                    if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+                    and not isinstance(part, ast.Import | ast.ImportFrom)
+                ]
+                assert len(body) > 1, f"{path}:{node.lineno} forwards"
+
+
+@pytest.mark.parametrize("room", sorted(path.parent for path in SOURCE.rglob("*/__init__.py")), ids=str)
+def test_every_room_says_what_belongs_there(room: Path) -> None:
+    said = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+    assert said is not None
+    assert len(said.split()) >= 12, said
