@@ -7,7 +7,7 @@ import pytest
 
 from coterie.algorithms import algorithm_names
 from coterie.cli.main import app
-from coterie.data import dataset_names
+from coterie.data import DataSettings
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.local import calibrate
 from coterie.experiment.schema import Experiment
@@ -34,7 +34,7 @@ def test_the_printed_plan_is_what_the_command_prints(
 
 
 def test_every_dataset_model_and_algorithm_of_the_readme_exists() -> None:
-    for name in [*dataset_names(), *ModelSettings.functions]:
+    for name in [*DataSettings.functions, *ModelSettings.functions]:
         assert f"`{name}`" in README, name
     for name in [*algorithm_names(Unit.RECORD), *algorithm_names(Unit.CLIENT)]:
         assert f"`{name}`" in README, name

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.data import DataSettings, FederationSettings, NaturalFederation, dataset_names, load_dataset
+from coterie.data import DataSettings, FederationSettings, NaturalFederation, load_dataset
 from coterie.errors import DataError
 
 
@@ -49,7 +49,7 @@ def test_scaling_by_a_clients_own_statistics_is_refused_with_the_reason(key: str
         DataSettings.model_validate({"name": "digits", key: "per-client"})
 
 
-@pytest.mark.parametrize("name", sorted(set(dataset_names()) - {"folder"}))
+@pytest.mark.parametrize("name", sorted(set(DataSettings.functions) - {"folder"}))
 def test_settings_survive_a_round_trip_through_plain_data(name: str) -> None:
     settings = DataSettings(name=name)
     assert DataSettings.model_validate(settings.model_dump(mode="json")) == settings

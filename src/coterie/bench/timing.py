@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 
-WARM_UP = 4
-"""Turns before those that are timed: kernels are made for every size of batch that comes up."""
-PAUSE = 0.2
-"""Seconds of rest before each turn: threads of the one before stop spinning."""
+WARM_UP = 4  # turns before those that are timed: kernels are made for every size of batch that comes up
+PAUSE = 0.2  # seconds of rest before each turn: threads of the one before stop spinning
 OURS = "ours"
 
 Watch = Callable[[str], None]
@@ -23,13 +21,12 @@ Way = Callable[[], int]
 
 @dataclass(frozen=True)
 class Timing:
-    """One way of doing the work."""
+    """One way of doing the work; `ratio` is our samples per second over its own, None for ours."""
 
     model: str
     way: str
     samples_per_second: float
     ratio: float | None
-    """Our samples per second over this way's; None for our own row."""
 
 
 def take_turns(

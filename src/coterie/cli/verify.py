@@ -23,21 +23,23 @@ def verify(
     if json:
         print_json(found.to_json())
     else:
-        state = "finished" if found.finished else "not finished"
-        lines = [f"verdict: {found.verdict} ({state})"]
-        if found.epsilon_claimed is not None:
-            lines.append(f"epsilon claimed: {round_up(found.epsilon_claimed)}")
-        if found.epsilon_recounted is not None:
-            lines.append(f"epsilon counted again: {round_up(found.epsilon_recounted)}")
-        if found.ledger_head is not None:
-            lines.append(f"ledger: {found.ledger_head.count} lines, the last {found.ledger_head.hash}")
-        if found.epsilon_total is not None:
-            lines.append(f"epsilon of all runs together: {round_up(found.epsilon_total)}")
-        if found.runs:
-            lines.append(f"runs: {len(found.runs)}")
-        for line in lines:
-            say(line)
+        head, state = found.ledger_head, "finished" if found.finished else "not finished"
+        told = {
+            "verdict": f"{found.verdict} ({state})",
+            "epsilon claimed": _rounded(found.epsilon_claimed),
+            "epsilon counted again": _rounded(found.epsilon_recounted),
+            "ledger": f"{head.count} lines, the last {head.hash}" if head is not None else None,
+            "epsilon of all runs together": _rounded(found.epsilon_total),
+            "runs": str(len(found.runs)) if found.runs else None,
+        }
+        for name, text in told.items():
+            if text is not None:
+                say(f"{name}: {text}")
     for problem in found.problems:
         complain(f"{found.verdict}: {problem}")
     if found.verdict != HOLDS:
         raise typer.Exit(NOT_HELD)
+
+
+def _rounded(epsilon: float | None) -> str | None:
+    return None if epsilon is None else round_up(epsilon)

@@ -6,7 +6,7 @@ noise and nothing that depends on a client's own values beyond its records.
 
 from coterie.data.clients import Client, Federation, check_federation
 from coterie.data.clusters import ClustersFederation, whole_test
-from coterie.data.datasets import DataSettings, dataset_names, load_dataset
+from coterie.data.datasets import DataSettings, load_dataset
 from coterie.data.dirichlet import DirichletFederation
 from coterie.data.federation import FederationSettings, build_federation
 from coterie.data.groups import GroupsFederation
@@ -28,7 +28,6 @@ __all__ = [
     "Task",
     "build_federation",
     "check_federation",
-    "dataset_names",
     "load_dataset",
     "whole_test",
 ]

@@ -103,11 +103,6 @@ def refuse_copies(declared: Any) -> Any:
     return declared
 
 
-def dataset_names() -> tuple[str, ...]:
-    """Every name that `data.name` may take."""
-    return tuple(_READERS)
-
-
 def load_dataset(settings: DataSettings, seed: int) -> Dataset:
     """Read, or draw under the seed, the dataset that the settings name."""
     options = settings.given()

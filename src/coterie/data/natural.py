@@ -40,17 +40,14 @@ class NaturalFederation(Settings):
                 "allowed: clusters, dirichlet, groups"
             )
         count = len(owners.names)
-        positions = _positions(owners.train, count)
-        test_positions = None if owners.test is None else _positions(owners.test, count)
-        parts: list[tuple[Array, Array, Array]] = []
-        for index in range(count):
-            if test_positions is None:
-                train, apart, test = split_records(positions[index], self, seed, index)
-            else:
-                shares = self.model_copy(update={"test_share": 0.0})
-                train, apart, _ = split_records(positions[index], shares, seed, index)
-                test = test_positions[index]
-            parts.append((train, apart, test))
+        shares = self if owners.test is None else self.model_copy(update={"test_share": 0.0})
+        parts = [
+            split_records(mine, shares, seed, index)
+            for index, mine in enumerate(_positions(owners.train, count))
+        ]
+        if owners.test is not None:
+            tests = _positions(owners.test, count)
+            parts = [(train, apart, test) for (train, apart, _), test in zip(parts, tests, strict=True)]
         test_pool = dataset.train if dataset.test is None else dataset.test
         drawn = _drawn(dataset, self, parts, seed)
         return Federation(

@@ -14,7 +14,6 @@ executor then ends, and its tensors lie in /dev/shm, of which a container has 64
 """
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -38,8 +37,6 @@ from torch import nn
 from coterie.data.records import Task
 from coterie.errors import CoterieError, where
 from coterie.training.learner import Batch, Learner, LearnerShape
-
-log = logging.getLogger(__name__)
 
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
 """A method of the worker's own engine, and its arguments."""

@@ -1,6 +1,5 @@
 """Serving an experiment to real sites: the link, its sites, the run, and going on after a crash."""
 
-import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,6 @@ from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.serving import ServedRun
 from coterie.experiment.sites import check_servable, trusts_server
-
-log = logging.getLogger(__name__)
 
 APP = Path(__file__).parent / "flower_app"
 """The Flower app under whose name runs go; for `flwr run`, also its code: two imports."""

@@ -7,7 +7,6 @@ Uvicorn, Starlette and httpx, which come with Flower, do the work.
 """
 
 import contextlib
-import logging
 import socket
 import ssl
 import threading
@@ -24,8 +23,6 @@ from starlette.types import Receive, Scope, Send
 
 from coterie.engines.flower.internals import PUBLIC_KEY_HEADER
 from coterie.errors import CoterieError
-
-log = logging.getLogger(__name__)
 
 ALLOWED = frozenset(
     [("GET", b"/health")]
