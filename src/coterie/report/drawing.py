@@ -32,8 +32,8 @@ GLYPHS = "●■▲◆▼✚✖★"
 """The markers as characters, for tables."""
 WIDTH = 500.0
 HEAD, ROW = 40.0, 21.0
-LETTER = 7.4
-"""Width of a letter of the legend where a narrow page enlarges it."""
+HANDLE = 32.0
+"""Room for the sample before an entry of the legend."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "5 5", "6 2 1 2 1 2")
 _TIPS = "tips:"
 _COLOURED = {
@@ -204,7 +204,7 @@ class Figure:
                 canvas.legend(
                     handles=[handle for handle, _ in row], labels=[text for _, text in row],
                     loc="upper left", ncols=len(row), handlelength=1.9,
-                    columnspacing=1.4 + 0.06 * max(len(text) for _, text in row),
+                    columnspacing=_gap(*(text for _, text in row)),
                     bbox_to_anchor=(10 / WIDTH, (ROW * (len(rows) - place)) / height),
                 )  # fmt: skip
             return _saved(canvas, kind, "" if kind == "svg" else "card"), height
@@ -218,17 +218,22 @@ def write_figures(figures: Sequence[Figure], folder: Path, kind: str = "svg") ->
 
 
 def _rows(handles: Sequence["Artist"], labels: Sequence[str]) -> list[list[tuple["Artist", str]]]:
-    """The entries of a legend, as many to a row as fit."""
+    """The entries of a legend, as many to a row as fit, also where a narrow page enlarges the letters."""
     rows: list[list[tuple[Artist, str]]] = []
     room = 0.0
     for handle, text in zip(handles, labels, strict=True):
-        needed = 40 + LETTER * len(text)
+        needed = HANDLE + sum(8.4 if letter.isupper() or letter.isdigit() else 7.0 for letter in text)
         if not rows or needed > room:
             rows.append([])
-            room = WIDTH
+            room = WIDTH - 16
         rows[-1].append((handle, text))
-        room -= needed
+        room -= needed + 13 * _gap(text)
     return rows
+
+
+def _gap(*texts: str) -> float:
+    """What stays free after an entry, in letters."""
+    return 0.9 + 0.05 * max(map(len, texts))
 
 
 def _saved(canvas: "Canvas", kind: str, ground: str) -> bytes:

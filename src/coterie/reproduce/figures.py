@@ -13,7 +13,7 @@ from coterie.data import build_federation, load_dataset
 from coterie.errors import InputError
 from coterie.experiment.sweep import LABEL
 from coterie.report import grid_figures, leakage, words
-from coterie.report.charts import Scale, Series, bar_figure, line_figure
+from coterie.report.charts import Scale, Series, bar_figure, line_figure, rounds
 from coterie.report.drawing import Figure
 from coterie.report.figures import first_round_releases, sorted_scores
 from coterie.report.grid import Comparison, Setting
@@ -201,7 +201,7 @@ def _panels(result: Reproduction, runs: Comparison | None) -> Iterator[Figure]:
                     f"panel-{place}-{kind}",
                     f"{kind.capitalize()} against round: {heading}",
                     series,
-                    Scale("round", lambda value: f"{value:.0f}"),
+                    rounds(int(max(x for each in series for x, _ in each.points))),
                     Scale(kind, lambda value: f"{value:.3g}", floor=0.0 if kind == "accuracy" else None),
                     f"Mean over clients on held-out records. At the end: {ends}.",
                 )
