@@ -1,6 +1,8 @@
-"""Every path, module, class, command and anchor that a document names exists."""
+"""Every path, module, class, command and anchor that a document names exists; its examples run as written."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *ROOT.glob("docs/*.md"),
     ROOT / "benchmarks/README.md",
+    *ROOT.glob("examples/*/README.md"),
 ]
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
 TEST_FILES = {path.name for path in (ROOT / "tests").rglob("*.py")}
@@ -90,3 +93,41 @@ def test_what_a_document_names_exists(document: Path) -> None:
     dead = [*dead_links(document, text), *dead_paths(text), *dead_functions(text), *dead_modules(text)]
     dead += [*dead_classes(text), *dead_commands(text)]
     assert not dead, f"{document.name} names what does not exist: {', '.join(sorted(dead))}"
+
+
+def test_contributing_lists_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.search(r"## The rooms.*?```\n(.*?)```", text, re.DOTALL)
+    assert listed is not None
+    named = set(re.findall(r"^(\w+)/ ", listed.group(1), re.MULTILINE))
+    assert named == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def test_the_algorithm_of_contributing_runs_as_written(tmp_path: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL))
+    [own], [test] = (
+        [path for path in files if path.startswith(folder)]
+        for folder in ("src/coterie/algorithms/record/", "tests/")
+    )
+    for path in (own, test):
+        (tmp_path / Path(path).name).write_text(files[path], encoding="utf-8")
+    # In a process of its own: what it registers must not be there for other tests.
+    module, checks = Path(own).stem, Path(test).stem
+    code = f"""
+import sys
+sys.path += [{str(ROOT / "tests/algorithms")!r}, {str(tmp_path)!r}]
+import coterie.algorithms.record as record
+record.__path__.append({str(tmp_path)!r})
+import coterie.algorithms.record.{module}, {checks}
+from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.local import calibrate
+found = [each for name, each in vars({checks}).items() if name.startswith("test_")]
+for each in found:
+    each()
+calibrate(read_experiment(None, ["algorithm.name={module}"]))
+print(len(found))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
