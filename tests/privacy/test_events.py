@@ -108,3 +108,6 @@ def test_tree_survives_a_file(event):
 def test_unknown_event_in_a_file_is_refused():
     with pytest.raises(PlanError, match="teleport"):
         event_from_json({"event": "teleport"})
+    for name in (None, [], {}, 3):
+        with pytest.raises(PlanError, match="is not known"):
+            event_from_json({"event": name})

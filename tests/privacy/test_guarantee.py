@@ -190,7 +190,16 @@ def test_guarantee_survives_a_file_and_can_be_recomputed_from_it(noise):
 
 def test_damaged_guarantee_is_refused():
     data = guarantee(PLAN, delta=1e-4).to_json()
-    for change in ({"unit": "galaxy"}, {"event": []}, {"epsilon": "many"}):
+    deep: dict[str, object] = {"event": "nothing"}
+    for _ in range(900):
+        deep = {"event": "repeated", "times": 1, "of": deep}
+    for change in (
+        {"unit": "galaxy"},
+        {"event": []},
+        {"epsilon": "many"},
+        {"delta": 10**400},
+        {"event": deep},
+    ):
         with pytest.raises(PlanError):
             Guarantee.from_json(data | change)
 

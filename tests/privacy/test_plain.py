@@ -69,6 +69,8 @@ def test_every_kind_of_value_is_written_in_the_order_of_its_fields_and_read_back
         ("count", "2", "count: '2' is not allowed"),
         ("line_width", True, "line_width: True is not allowed, a number is"),
         ("line_width", math.nan, "line_width: nan is not allowed"),
+        ("line_width", math.inf, "line_width: inf is not allowed"),
+        ("line_width", 10**400, "line_width: 1000.* is not allowed, a number is"),
         ("colour", "green", "colour: 'green' is not allowed, one of red, blue is"),
         ("colour", [], r"colour: \[\] is not allowed"),
         ("style", "dotted", "style: 'dotted'"),

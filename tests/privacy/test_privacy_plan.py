@@ -71,10 +71,32 @@ def test_digest_changes_with_every_part_of_the_plan():
         CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE),
         CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0),
         CohortSums(1.0, 2.0, FixedSample(1000, 100), ADD_REMOVE, identifier_ratio=1.0),
+        CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE, tracking_ratio=2.0),
+        CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0, tracking_ratio=2.0),
+        CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE, drafted=True),
     ],
 )
 def test_every_mechanism_survives_a_file(mechanism):
     assert Mechanism.from_json(json.loads(json.dumps(mechanism.to_json()))) == mechanism
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"drafted": True}, {"drafted": False}, {"sampling": {}}, {"tracking_ratio": None}, {"clients": 3}],
+)
+def test_what_the_name_of_a_mechanism_says_is_not_said_again(extra):
+    written = CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE).to_json()
+    with pytest.raises(PlanError, match=f"unknown fields: {next(iter(extra))}$"):
+        Mechanism.from_json({**written, **extra})
+
+
+def test_a_part_that_the_name_of_a_mechanism_promises_is_there():
+    written = CohortSums(1.0, 2.0, PoissonSample(0.1), ADD_REMOVE, tracking_ratio=4.0).to_json()
+    with pytest.raises(PlanError, match="tracking_ratio"):
+        Mechanism.from_json({**written, "tracking_ratio": None})
+    del written["tracking_ratio"]
+    with pytest.raises(PlanError, match="unknown fields: tracking_ratio"):
+        Mechanism.from_json(written)
 
 
 def test_adjacency_of_mechanism_and_plan_must_agree():

@@ -220,10 +220,15 @@ class CohortSums(NoisySum):
     @classmethod
     def named(cls, name: str, fields: Json) -> Self:
         parts, sample = next((parts, kind) for parts, (tag, kind, _) in _PARTS.items() if tag == name)
+        of_sample = {each.name for each in dataclasses.fields(sample)}
+        unsaid = {"sampling", "drafted", *_OPTIONAL} - set(parts)  # what the name says is said once
+        expected = ({each.name for each in dataclasses.fields(cls)} - unsaid - {"drafted"}) | of_sample
+        if fields.keys() != expected:
+            odd = ", ".join(sorted(map(str, fields.keys() ^ expected)))
+            raise MalformedError(f"{name}: missing or unknown fields: {odd}")
         rest: Json = dict.fromkeys(_OPTIONAL) | fields | {"drafted": "drafted" in parts}
-        inside = [each.name for each in dataclasses.fields(sample) if each.name in rest]
-        rest["sampling"] = {key: rest.pop(key) for key in inside}
+        rest["sampling"] = {key: rest.pop(key) for key in sorted(of_sample)}
         found = cast(Self, record(cls).read(rest))
         if found.name != name:
-            raise MalformedError(f"{name}: missing or unknown fields: {', '.join(parts)}")
+            raise MalformedError(f"{name}: {' and '.join(parts)} may not be null")
         return found

@@ -201,7 +201,7 @@ def event_to_json(event: DpEvent) -> Json:
 def event_from_json(data: object) -> DpEvent:
     """The tree that `event_to_json` wrote."""
     name = data.get("event") if isinstance(data, Mapping) else None
-    if not isinstance(data, Mapping) or name not in _KINDS:
+    if not isinstance(data, Mapping) or not isinstance(name, str) or name not in _KINDS:
         raise PlanError(f"event: {name!r} is not known; allowed are {', '.join(_KINDS)}")
     kind, keys = _KINDS[name]
     return record(kind, keys).read({key: value for key, value in data.items() if key != "event"})

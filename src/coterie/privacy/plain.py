@@ -9,6 +9,7 @@ What does not fit is a `MalformedError` that names the key.
 import dataclasses
 import math
 import reprlib
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Plain:
             return cls.read(data)
         except MalformedError as mistake:
             raise cls.mistake(f"{cls.called}: {mistake}") from None
+        except RecursionError:
+            raise cls.mistake(f"{cls.called}: nested too deeply") from None
 
     @classmethod
     def read(cls, data: object) -> Self:
@@ -237,7 +240,7 @@ def _object(data: object) -> Mapping[str, object]:
 
 def _number(data: object) -> float:
     """JSON has no infinity: it is written as a word."""
-    if isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data):
+    if isinstance(data, int | float) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:
         return float(data)
     return math.inf if data == "inf" else _refuse(data, "a number")
 
