@@ -11,6 +11,7 @@ import pytest
 
 from coterie import api
 from coterie.cli.report import report
+from coterie.cli.verify import verify as verify_command
 from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment import cells, checkpoint, local
 from coterie.experiment.calibrated import CalibratedRun
@@ -20,7 +21,7 @@ from coterie.experiment.comparison import SweepResult
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.memory import RunMemory
-from coterie.experiment.opened import create_folder
+from coterie.experiment.opened import create_folder, drop_models
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.schema import Experiment
@@ -418,6 +419,40 @@ def test_models_that_were_deleted_are_missed(finished: RunFolder) -> None:
     found = verify(finished.path)
     assert found.verdict == "broken"
     assert any("checkpoint: missing" in problem for problem in found.problems)
+
+
+def test_models_that_were_dropped_on_purpose_are_not_missed(
+    finished: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop_models(finished)
+    drop_models(finished)
+    found = verify(finished.path)
+    assert not finished.checkpoint.exists()
+    assert (found.verdict, found.problems, found.models_dropped) == ("holds", (), 1)
+    assert found.to_json()["models_dropped"] == 1
+    verify_command(finished.path)
+    assert "models: dropped on purpose" in " ".join(capsys.readouterr().out.split())
+    seal = Seal(finished.path)
+    seal.lines.cut(len(seal.lines.bodies) - 1)  # without the line that says so, they are lost
+    assert any("checkpoint: missing" in problem for problem in verify(finished.path).problems)
+
+
+def test_a_crash_while_models_are_dropped_leaves_them_whole_or_gone(
+    finished: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments: object) -> None:
+        raise Killed
+
+    for step in ("coterie.experiment.opened.shutil.rmtree", "pathlib.Path.rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(step, killed)
+            with pytest.raises(Killed):
+                drop_models(finished)
+        assert verify(finished.path).verdict == "holds"
+        for hidden in finished.checkpoint.glob(".round-*"):
+            hidden.rename(hidden.with_name(hidden.name[1:]))
+    drop_models(finished)
+    assert not finished.checkpoint.exists()
 
 
 def test_every_problem_is_listed(finished: RunFolder) -> None:

@@ -11,6 +11,7 @@ import pytest
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
+from coterie.experiment.verify import verify
 from coterie.files import read_json
 from coterie.privacy import LedgerError
 from coterie.reproduce import table
@@ -181,6 +182,14 @@ def test_the_folder_is_small_and_every_run_charged_its_plan(finished: Reproducti
         assert not RunFolder(run.result.folder).checkpoint.exists()
     # 5 clients: 1 first round, 3 of training and one selection each; local trains 4 times.
     assert [run.charged.planned for run in finished.runs] == [25, 20]
+
+
+def test_runs_whose_models_were_dropped_hold_by_themselves_and_together(finished: Reproduction) -> None:
+    for run in finished.runs:
+        found = verify(Path(run.result.folder))
+        assert (found.problems, found.models_dropped) == ((), 1)
+    together = verify(finished.sweep_folder)
+    assert (together.problems, together.models_dropped) == ((), len(finished.runs))
 
 
 def test_a_folder_grows_without_touching_what_is_finished(

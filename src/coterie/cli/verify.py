@@ -7,7 +7,7 @@ import typer
 
 from coterie.cli.console import complain, print_json, say
 from coterie.cli.options import Json
-from coterie.experiment.verify import HOLDS
+from coterie.experiment.verify import HOLDS, Verification
 from coterie.experiment.verify import verify as verify_path
 from coterie.privacy.units import round_up
 
@@ -31,6 +31,7 @@ def verify(
             "ledger": f"{head.count} lines, the last {head.hash}" if head is not None else None,
             "epsilon of all runs together": _rounded(found.epsilon_total),
             "runs": str(len(found.runs)) if found.runs else None,
+            "models": _dropped(found),
         }
         for name, text in told.items():
             if text is not None:
@@ -39,6 +40,13 @@ def verify(
         complain(f"{found.verdict}: {problem}")
     if found.verdict != HOLDS:
         raise typer.Exit(NOT_HELD)
+
+
+def _dropped(found: Verification) -> str | None:
+    if not found.models_dropped:
+        return None
+    runs = f" of {found.models_dropped} runs" if found.runs else ""
+    return f"dropped{runs} on purpose, after the result was written"
 
 
 def _rounded(epsilon: float | None) -> str | None:

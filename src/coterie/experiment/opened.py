@@ -1,5 +1,6 @@
 """A run folder in the hands of the process that works in it: written, or checked and gone on with."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from coterie.experiment.checkpoint import Checkpoint, Personal
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.recorded import check_folder
-from coterie.experiment.seal import METRICS, ChainedLines, Seal
+from coterie.experiment.seal import DROPPED, METRICS, ChainedLines, Seal
 from coterie.files import Json, read_json, write_json, write_text
 from coterie.privacy import Guarantee, Ledger, SecretKey
 
@@ -56,6 +57,18 @@ class OpenRunFolder:
             heads["checkpoint"] = {"digest": saved.digest}
         self.seal.write_json(self.files.result, result, **heads)
         self.files.secret.unlink(missing_ok=True)
+
+
+def drop_models(files: RunFolder) -> None:
+    """Remove the models of a finished run, on purpose: that they are gone is sealed before they go."""
+    if not files.checkpoint.exists():
+        return
+    seal = Seal(files.path)
+    if not seal.models_dropped:
+        seal.lines.append({DROPPED: files.checkpoint.name})
+    for saved in files.checkpoint.glob("round-*"):
+        saved.rename(saved.with_name(f".{saved.name}"))  # a crash leaves a whole checkpoint, or none
+    shutil.rmtree(files.checkpoint)
 
 
 @contextmanager

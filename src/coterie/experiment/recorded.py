@@ -165,9 +165,9 @@ class RecordedRun:
                 raise LedgerError(f"{where}: not the checkpoint that was sealed with the result")
 
     def check_models(self) -> None:
-        """Of a finished run: whoever sends its figures without its models says so by leaving them out."""
+        """Of a finished run: its models are there, or its seal says that they were dropped on purpose."""
         sealed = any("checkpoint" in line for line in self.seal.lines.bodies)
-        if sealed and self.files.finished and self.checkpoint is None:
+        if sealed and not self.seal.models_dropped and self.files.finished and self.checkpoint is None:
             raise LedgerError(f"{self.files.checkpoint}: missing; the result was sealed with its models")
 
     def check_ledger(self) -> None:

@@ -23,6 +23,8 @@ SEALED = {
 }
 """Files on which claims rest. Chains hold together by themselves; wall-clock times are no claim."""
 FORMAT = 1
+DROPPED = "dropped"
+"""The entry of a run's seal once its models were removed on purpose."""
 Check = Callable[[], object]
 """Returns where something is as it was, raises an error that names the file where it is not."""
 
@@ -120,6 +122,11 @@ class Seal:
         """Fingerprint of the noise key that the folder was begun with."""
         found = self.lines.bodies[0].get("key")
         return None if found is None else str(found)
+
+    @property
+    def models_dropped(self) -> bool:
+        """Whether somebody removed the models of the run on purpose, and said so."""
+        return any(DROPPED in line for line in self.lines.bodies)
 
     def sealed(self) -> dict[str, tuple[str | None, ...]]:
         """Which digests each file may have, the last that was sealed first; None stands for a missing file.

@@ -38,6 +38,7 @@ class Verification:
             plan that it embeds; None where nothing was charged yet, or a problem is in the way.
         epsilon_total: of a comparison, what all its runs that have begun spend together; None where none has,
             or a problem is in the way.
+        models_dropped: of how many runs the models were removed on purpose, as their seals say.
     """
 
     finished: bool
@@ -47,6 +48,7 @@ class Verification:
     problems: tuple[str, ...]
     runs: Mapping[str, "Verification"] = field(default_factory=dict)
     epsilon_total: float | None = None
+    models_dropped: int = 0
 
     @property
     def verdict(self) -> str:
@@ -61,6 +63,8 @@ class Verification:
             "ledger_head": None if self.ledger_head is None else self.ledger_head.to_json(),
             "problems": list(self.problems),
         }
+        if self.models_dropped:
+            content["models_dropped"] = self.models_dropped
         if self.runs:
             content["epsilon_total"] = _number(self.epsilon_total)
             content["runs"] = {name: run.to_json() for name, run in self.runs.items()}
@@ -104,6 +108,7 @@ def _verify_run(path: Path) -> Verification:
         epsilon_recounted=_found(lambda: run.spent) if begun else None,
         ledger_head=_found(lambda: run.ledger.head) if begun else None,
         problems=tuple(dict.fromkeys(problems)),
+        models_dropped=int(_found(lambda: run.checkpoint is None and run.seal.models_dropped) or False),
     )
 
 
@@ -126,6 +131,7 @@ def _verify_comparison(path: Path) -> Verification:
         problems=tuple(dict.fromkeys(problems)),
         runs=runs,
         epsilon_total=None if total is None else total.epsilon,
+        models_dropped=sum(run.models_dropped for run in runs.values()),
     )
 
 

@@ -9,7 +9,6 @@
 All paths inside are relative: a folder that was filled on one machine is rendered on another.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
+from coterie.experiment.opened import drop_models
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text
 from coterie.report.comparison import write_comparison_report
@@ -55,8 +55,7 @@ def reproduce(
             files = begun.files(cell)
             if files.finished:
                 # Models are no part of any table; without them a folder is small enough to carry.
-                if files.checkpoint.exists():
-                    shutil.rmtree(files.checkpoint)
+                drop_models(files)
                 central_scores(out, cell.experiment, begun.scale.references)
     return render(out)
 
