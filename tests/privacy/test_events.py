@@ -74,6 +74,8 @@ def test_a_release_without_noise_is_not_private(event):
         BridgedSumDpEvent(1.5, 1.0, 2, 1),
         BridgedSumDpEvent(0.5, 1.0, 1, 2),
         dp.PoissonSampledDpEvent(0.5, BridgedSumDpEvent(0.5, 1.0, 2, 1)),
+        dp.SelfComposedDpEvent(GAUSSIAN, -1),
+        dp.PoissonSampledDpEvent(0.5, dp.SelfComposedDpEvent(GAUSSIAN, -1)),
     ],
 )
 def test_unknown_or_meaningless_events_are_refused(event):

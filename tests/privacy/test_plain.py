@@ -78,6 +78,7 @@ def test_every_kind_of_value_is_written_in_the_order_of_its_fields_and_read_back
         ("points", [], r"points: \[\] is not allowed, an object is"),
         ("points", {"a": {"at": [1]}}, r"points: a: at: \[1\] is not allowed, a list of 2 is"),
         ("points", {"a": {"at": [1, "x"]}}, "points: a: at: 1: 'x' is not allowed, a number is"),
+        ("points", {"a": {"name": "b", "at": [1, 2]}}, "points: a: missing or unknown fields: name"),
         ("weights", {"x": None}, "weights: x: None is not allowed"),
         ("note", 3, "note: 3 is not allowed, a text is"),
         ("limit", "far", "limit: 'far' is not allowed"),

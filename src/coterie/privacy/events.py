@@ -115,6 +115,7 @@ def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
         case dp.NoOpDpEvent():
             pass
         case dp.SelfComposedDpEvent(event=part, count=count):
+            _check_count(count)
             _collect(part, times * count, found)
         case dp.ComposedDpEvent(events=parts):
             for part in parts:
@@ -151,6 +152,11 @@ def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
             raise PlanError(f"{type(event).__name__}: no accountant here can bound this event")
 
 
+def _check_count(count: int) -> None:
+    if count < 0:  # it would give back what others spent
+        raise PlanError(f"repetitions: {count} is not allowed, an integer from 0 is")
+
+
 def _check_rate(rate: float) -> None:
     if not 0 <= rate <= 1:
         raise PlanError(f"sampling probability: {rate} is not allowed, a number from 0 to 1 is")
@@ -183,6 +189,7 @@ def _precision(event: DpEvent) -> float:
         case dp.GaussianDpEvent(noise_multiplier=noise):
             return (1.0 / float(noise)) * (1.0 / float(noise)) if noise > 0 else math.inf
         case dp.SelfComposedDpEvent(event=part, count=count):
+            _check_count(count)
             return float(count * _precision(part)) if count else 0.0
         case dp.ComposedDpEvent(events=parts):
             return math.fsum(_precision(part) for part in parts)

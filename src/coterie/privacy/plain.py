@@ -176,6 +176,9 @@ def _keyed(hint: object) -> Codec:
 
     def read(data: object) -> object:
         rows = {name: _object(row) for name, row in _object(data).items()}
+        for name, row in rows.items():
+            if by in row:
+                raise MalformedError(f"{name}: missing or unknown fields: {by}")
         return tuple(_inside(name, inner, {**row, by: name}) for name, row in rows.items())
 
     return Codec(write, read)
