@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coterie.errors import InputError
 from coterie.experiment.cells import LocalProcesses, compare, shares
@@ -15,6 +16,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Part, Sweep
+from coterie.report.words import key_name
 
 SWEEP = """
 base:
@@ -231,3 +233,21 @@ def test_on_a_gpu_only_cells_whose_units_are_records_share_a_process() -> None:
     }
     workers = Sweep(grouped, {"seeds.simulation": [0, 1, 2]}).cells()
     assert [len(share) for share in shares(workers, gpu=True)] == [1, 1, 1]
+
+
+def test_a_label_is_one_line_and_no_longer_than_a_folders_name(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    for label, cells in (("two\nlines", 1), ("long " * 60, 0)):
+        part = {"label": label, "grid": {"algorithm.name": ["local"]}}
+        path.write_text(yaml.safe_dump({"parts": [part]}), encoding="utf-8")
+        sweep = Sweep.read(path)
+        if cells:
+            assert [cell.values["label"] for cell in sweep.cells()] == ["two lines"]
+        else:
+            with pytest.raises(InputError, match="too long for a folder"):
+                sweep.cells()
+
+
+def test_every_key_that_varies_has_a_heading() -> None:
+    headings = [key_name(key) for key in ("label", "privacy.epsilon", "model.name", "algorithm.name")]
+    assert headings == ["Label", "Epsilon", "Model name", "Algorithm"]

@@ -18,6 +18,8 @@ from coterie.experiment.schema import Experiment
 
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
+LONGEST = 200
+"""Letters in the name of a cell: file systems allow 255, with what stands around it."""
 
 BUILT_IN = {"base": {}, "grid": {"algorithm.name": ["r-dpcfl", "oracle", "local", "global"]}}
 """The comparison that needs no file and no download."""
@@ -124,6 +126,8 @@ class Sweep:
             values = dict(zip(part.choices, combination, strict=True))
             ordered = {key: values[key] for key in self.grid}
             name = _cell_name(ordered)
+            if len(name) > LONGEST:
+                raise InputError(f"grid: {name[:40]}... is too long for a folder; allowed: {LONGEST} letters")
             if name in seen:
                 raise InputError(f"grid: {name} stands twice")
             seen.add(name)
@@ -180,7 +184,9 @@ def _read_part(part: Any, where: str) -> Part:
     if not isinstance(settings, dict):
         raise InputError(f"{where}set: {settings!r} is not allowed; allowed: keys such as privacy.clip")
     label = part.get("label")
-    return Part(_read_grid(part.get("grid"), where), settings, None if label is None else str(label))
+    return Part(
+        _read_grid(part.get("grid"), where), settings, None if label is None else " ".join(str(label).split())
+    )
 
 
 def _cell_name(values: Mapping[str, Any]) -> str:

@@ -132,4 +132,8 @@ def key_name(key: str) -> str:
     if key == "algorithm.name":
         return "Algorithm"
     section, _, option = key.partition(".")
-    return f"{section} {option}".capitalize() if option == "name" else option.replace("_", " ").capitalize()
+    return (
+        f"{section} {option}".capitalize()
+        if option == "name"
+        else (option or section).replace("_", " ").capitalize()
+    )
