@@ -108,6 +108,25 @@ def test_the_charge_is_on_disk_before_any_record_is_touched(
     assert lines == [2, 2]
 
 
+def test_a_selection_is_charged_before_any_record_is_scored(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, charged = engine_on(ledger), []
+    score = engine._score
+
+    def look(request: Select) -> object:
+        charged.append([ledger.executed(client)["selection"] for client in CLIENTS])
+        return score(request)
+
+    monkeypatch.setattr(engine, "_score", look)
+    for round in (1, 2):
+        engine.answer(Select("selection", CLIENTS, np.stack([START, START + round])), round)
+    assert charged == [[1, 1], [2, 2]]
+    with pytest.raises(BudgetError):
+        engine.answer(Select("selection", CLIENTS, np.stack([START, START + 3])), 3)
+    assert len(charged) == 2
+
+
 def test_a_release_that_was_not_planned_is_refused_untouched(ledger: Ledger) -> None:
     with pytest.raises(PlanError):
         engine_on(ledger).answer(training(release="evaluation"), 1)

@@ -185,6 +185,11 @@ def test_noise_at_the_ends_of_the_range_is_gaussian_with_the_planned_deviation(c
     assert not gaussian(stream(), 3, 0.0, multiplier=0.0, clip=clip).any()
 
 
+def test_noise_of_a_selection_is_gumbel_with_the_planned_scale() -> None:
+    drawn = gumbel(stream(), 20_000, 4.0, epsilon=0.5, reach=2.0)
+    assert stats.kstest(drawn / 4.0, "gumbel_r").pvalue > 1e-6
+
+
 def test_nothing_draws_noise_past_the_check() -> None:
     """Whoever adds a release draws through `ranges`: a stream's own `normal` and `gumbel` check nothing."""
     found = []
