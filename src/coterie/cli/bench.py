@@ -1,12 +1,16 @@
 """`coterie bench`: this machine, ours against the peers that are installed."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.bench.records import BenchResult, run_bench
 from coterie.cli.console import err, print_json, print_table, say
 from coterie.cli.options import Json
+
+if TYPE_CHECKING:
+    from coterie.bench.records import BenchResult
 
 NAMES = {
     "ours": "coterie",
@@ -23,6 +27,8 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, no scaling.")] = False,
     json: Json = False,
 ) -> None:
+    from coterie.bench.records import run_bench
+
     with err.status("measuring") as status:
         result = run_bench(quick, watch=status.update)
     if json:

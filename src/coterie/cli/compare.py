@@ -1,17 +1,18 @@
 """`coterie compare`: a grid of runs side by side."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Resume, Workers
-from coterie.experiment.comparison import BRIEF, OUTSIDE, SweepResult, table_columns
-from coterie.experiment.folder import default_folder
-from coterie.experiment.sweep import Sweep
 from coterie.files import finite
+
+if TYPE_CHECKING:
+    from coterie.experiment.comparison import SweepResult
 
 
 def compare(
@@ -27,6 +28,10 @@ def compare(
     ] = None,
     json: Json = False,
 ) -> None:
+    from coterie import api
+    from coterie.experiment.folder import default_folder
+    from coterie.experiment.sweep import Sweep
+
     grid = Sweep.read(sweep)
 
     def resumable(path: Path) -> bool:
@@ -46,6 +51,8 @@ def compare(
 
 
 def show(result: SweepResult) -> None:
+    from coterie.experiment.comparison import BRIEF, OUTSIDE, table_columns
+
     headings, body = table_columns(result.rows, BRIEF)
     print_table(headings, body)
     if any(row.kind == "exact" for row in result.rows):

@@ -7,8 +7,7 @@ import typer
 
 from coterie.cli.console import log_to_stderr, say
 from coterie.cli.options import RecordAdjacency
-from coterie.engines.flower.joining import Joining, open_site, parse_split
-from coterie.engines.flower.node import Connection, attend
+from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 from coterie.privacy import Adjacency
 
@@ -62,6 +61,10 @@ def join(
         bool, typer.Option("--plaintext", help="No TLS and no key: for a trial, on loopback only.")
     ] = False,
 ) -> None:
+    require_flower()
+    from coterie.engines.flower.joining import Joining, open_site, parse_split
+    from coterie.engines.flower.node import Connection, attend
+
     if plaintext != (ca is None and key is None):
         raise InputError("--ca and --key: needed, unless --plaintext asks for a trial without any")
     joining = Joining(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import say
-from coterie.engines.flower.keys import make_keys, make_site_key
+from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 
 
@@ -22,6 +22,9 @@ def keys(
         str | None, typer.Option("--site", help="Make this site's own key pair and nothing else.")
     ] = None,
 ) -> None:
+    require_flower()
+    from coterie.engines.flower.keys import make_keys, make_site_key
+
     names = [name.strip() for name in sites.split(",") if name.strip()]
     if site is not None:
         if host or names:

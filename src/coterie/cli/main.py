@@ -1,7 +1,8 @@
 """`coterie`: which commands there are, and how mistakes are reported.
 
 To add a command, write `cli/NAME.py` with a function `NAME` (or, for a command with parts, a Typer called
-`NAME_app`) and register it in `COMMANDS`; the tests of all commands then ask for its cases.
+`NAME_app`) and register it in `COMMANDS`; the tests of all commands then ask for its cases. What does the
+work is imported in the function, so that help needs none of it.
 """
 
 import os
@@ -31,7 +32,6 @@ COMMANDS = {
     "keys": "Make a test authority, the server's certificate and sites' keys, or one site's own pair.",
 }
 """What each command does, in the line that `coterie --help` prints."""
-OVER_FLOWER = {"serve", "join", "keys"}
 
 app = typer.Typer(
     name="coterie",
@@ -44,10 +44,6 @@ app = typer.Typer(
 
 def load(name: str) -> typer.Typer:
     """A command from the module of its name."""
-    if name in OVER_FLOWER:
-        from coterie.engines.flower import require_flower
-
-        require_flower()
     module = import_module(f"coterie.cli.{name}")
     parts: typer.Typer | None = getattr(module, f"{name}_app", None)
     if parts is not None:

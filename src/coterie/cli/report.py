@@ -1,4 +1,4 @@
-"""`coterie report`: count the books of what was run again, and write its report anew."""
+"""`coterie report`: count the ledgers of what was run again, and write its report anew."""
 
 import webbrowser
 from pathlib import Path
@@ -8,18 +8,6 @@ import typer
 
 from coterie.cli.console import say
 from coterie.errors import InputError
-from coterie.experiment.comparison import SweepResult
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.memory import RunMemory
-from coterie.experiment.recorded import check_folder
-from coterie.experiment.recount import recount
-from coterie.experiment.seal import Seal
-from coterie.report.comparison import comparison_figures, write_comparison_report
-from coterie.report.drawing import FORMATS, write_figures
-from coterie.report.run import run_figures, write_run_report
-from coterie.reproduce.page import reproduction_figures
-from coterie.reproduce.running import render
-from coterie.reproduce.table import RECORD
 
 
 def report(
@@ -36,6 +24,16 @@ def report(
     ] = None,
     kind: Annotated[str, typer.Option("--format", help="Of these files: svg, pdf or png.")] = "svg",
 ) -> None:
+    from coterie.experiment.folder import RunFolder
+    from coterie.experiment.recorded import check_folder
+    from coterie.experiment.recount import recount
+    from coterie.report.comparison import comparison_figures, write_comparison_report
+    from coterie.report.drawing import FORMATS, write_figures
+    from coterie.report.run import run_figures, write_run_report
+    from coterie.reproduce.page import reproduction_figures
+    from coterie.reproduce.running import render
+    from coterie.reproduce.table import RECORD
+
     if kind not in FORMATS:
         raise InputError(f"--format: '{kind}' is not allowed, {', '.join(FORMATS)} are")
     if RunFolder(folder).exists:
@@ -63,7 +61,14 @@ def report(
 
 
 def _recount_all(folder: Path) -> str:
-    """The books of every finished run of a comparison."""
+    """The ledger of every finished run of a comparison."""
+    from coterie.experiment.comparison import SweepResult
+    from coterie.experiment.folder import RunFolder
+    from coterie.experiment.memory import RunMemory
+    from coterie.experiment.recorded import check_folder
+    from coterie.experiment.recount import recount
+    from coterie.experiment.seal import Seal
+
     seal = Seal(folder)
     for check in (*seal.checks(), *RunMemory(seal).checks()):
         check()

@@ -1,19 +1,19 @@
 """`coterie reproduce`: a published experiment, our figures beside the printed ones."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
-from coterie.experiment.composition import ALONE
 from coterie.files import finite
-from coterie.reproduce import running
-from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
-from coterie.reproduce.markdown import write_into
-from coterie.reproduce.table import Line, Reproduction, setting_text
+
+if TYPE_CHECKING:
+    from coterie.reproduce.table import Line, Reproduction
 
 
 def reproduce(
@@ -21,8 +21,9 @@ def reproduce(
         str | None, typer.Argument(help="A published experiment; without one, the names are listed.")
     ] = None,
     scale: Annotated[
-        ScaleName, typer.Option("--scale", help="quick: minutes on a CPU; paper: the publication's size.")
-    ] = ScaleName.QUICK,
+        Literal["quick", "paper"],
+        typer.Option("--scale", help="quick: minutes on a CPU; paper: the publication's size."),
+    ] = "quick",
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Only this budget (several times for more).")
     ] = None,
@@ -45,6 +46,10 @@ def reproduce(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
+    from coterie.reproduce import running
+    from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
+    from coterie.reproduce.markdown import write_into
+
     if name is None:
         width = max(map(len, names())) + 2
         for each in names():
@@ -53,19 +58,19 @@ def reproduce(
     published = find(name)
     wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
     selection = Subset(tuple(epsilon or ()), wanted, tuple(seeds or ()))
-    target = out or Path("runs") / f"reproduce-{name}-{scale.value}"
+    target = out or Path("runs") / f"reproduce-{name}-{scale}"
     if render:
         result = running.render(target)
         if result.experiment.name != name:
             raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
     else:
-        planned = sweep_of(published, scale, selection, overrides or [])
+        planned = sweep_of(published, ScaleName(scale), selection, overrides or [])
         total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
         with ProgressBar(name, total) as bar:
             result = running.reproduce(
                 published,
                 target,
-                scale=scale,
+                scale=ScaleName(scale),
                 selection=selection,
                 overrides=overrides or [],
                 resume=resume,
@@ -83,6 +88,9 @@ def reproduce(
 
 
 def show(result: Reproduction) -> None:
+    from coterie.experiment.composition import ALONE
+    from coterie.reproduce.table import setting_text
+
     if result.sweep is not None:
         headings = ["algorithm", "figure", "ours", "printed", "table", "verdict"]
         for setting, lines in result.by_setting():

@@ -1,21 +1,21 @@
 """`coterie run`: progress while it goes, a table and the guarantee when it is done."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie import api
 from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.errors import InputError
-from coterie.experiment.comparison import OUTSIDE
-from coterie.experiment.experiment_file import commented_default, read_experiment
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Spread
-from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.files import finite
 from coterie.privacy.units import round_up
+
+if TYPE_CHECKING:
+    from coterie.experiment.metrics import Spread
+    from coterie.experiment.result import RoundReport, RunResult
 
 
 def run(
@@ -30,6 +30,11 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
+    from coterie import api
+    from coterie.experiment.experiment_file import commented_default, read_experiment
+    from coterie.experiment.folder import RunFolder
+    from coterie.experiment.result import Callbacks
+
     if print_default:
         print(commented_default(), end="")
         return
@@ -64,6 +69,8 @@ def private_figures(reached: Spread) -> list[tuple[str, str]]:
 
 def show(result: RunResult) -> None:
     """The result as a person wants to read it."""
+    from coterie.experiment.comparison import OUTSIDE
+
     figures, reached, fairness = [], result.accuracy, result.fairness
     if reached is not None and reached.is_private:
         figures += private_figures(reached)

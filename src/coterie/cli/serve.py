@@ -1,28 +1,26 @@
 """`coterie serve`: an experiment between sites that do not trust each other, over Flower."""
 
+from __future__ import annotations
+
 import json as jsonlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coterie.cli.console import ProgressBar, complain, err, log_to_stderr, print_json, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.cli.run import private_figures
-from coterie.engines.flower.keys import KeyFolder
-from coterie.engines.flower.transport import Timeouts
+from coterie.engines.flower import require_flower
 from coterie.errors import InputError
-from coterie.experiment.deployment import Serving
-from coterie.experiment.deployment import serve as serve_experiment
-from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.folder import default_folder
-from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.files import finite
 from coterie.privacy.units import round_up
-from coterie.report.run import write_run_report
+
+if TYPE_CHECKING:
+    from coterie.experiment.result import RoundReport, RunResult
 
 
 def serve(
@@ -52,6 +50,16 @@ def serve(
     out: Out = None,
     json: Json = False,
 ) -> None:
+    require_flower()
+    from coterie.engines.flower.keys import KeyFolder
+    from coterie.engines.flower.transport import Timeouts
+    from coterie.experiment.deployment import Serving
+    from coterie.experiment.deployment import serve as serve_experiment
+    from coterie.experiment.experiment_file import read_experiment
+    from coterie.experiment.folder import default_folder
+    from coterie.experiment.result import Callbacks
+    from coterie.report.run import write_run_report
+
     if (keys is None) != plaintext:
         raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
     chosen = read_experiment(experiment, overrides or [])

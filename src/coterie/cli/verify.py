@@ -1,15 +1,18 @@
 """`coterie verify`: is a run, a comparison or a page as it was written, and does its epsilon follow?"""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coterie.cli.console import complain, print_json, say
 from coterie.cli.options import Json
-from coterie.experiment.verify import HOLDS, Verification
-from coterie.experiment.verify import verify as verify_path
 from coterie.privacy.units import round_up
+
+if TYPE_CHECKING:
+    from coterie.experiment.verify import Verification
 
 NOT_HELD = 4
 """The exit code for a claim that does not hold."""
@@ -19,6 +22,9 @@ def verify(
     path: Annotated[Path, typer.Argument(help="A run folder, the folder of a comparison, or a report.html.")],
     json: Json = False,
 ) -> None:
+    from coterie.experiment.verify import HOLDS
+    from coterie.experiment.verify import verify as verify_path
+
     found = verify_path(path)
     if json:
         print_json(found.to_json())
@@ -45,7 +51,7 @@ def verify(
 def _dropped(found: Verification) -> str | None:
     if not found.models_dropped:
         return None
-    runs = f" of {found.models_dropped} runs" if found.runs else ""
+    runs = f" of {found.models_dropped} of {len(found.runs)} runs" if found.runs else ""
     return f"dropped{runs} on purpose, after the result was written"
 
 
