@@ -32,7 +32,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         Timing("cnn, client-level", "plain_round", 2000.0, 2.0),
     )
     result = BenchResult("a machine", "2.x", "cpu", rows, (Scaling("clients", (2, 20), (1.0, 10.0)),))
-    monkeypatch.setattr("coterie.cli.bench.run_bench", lambda quick, watch: result)
+    monkeypatch.setattr("coterie.bench.records.run_bench", lambda quick, watch: result)
 
 
 def test_every_installed_peer_is_compared() -> None:

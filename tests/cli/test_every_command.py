@@ -3,7 +3,6 @@
 A command that is registered and has no cases here fails.
 """
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -18,7 +17,7 @@ from command import Printed, coterie
 
 from coterie.bench.records import BenchResult
 from coterie.bench.timing import Timing
-from coterie.cli.main import COMMANDS, OVER_FLOWER, load
+from coterie.cli.main import COMMANDS, load
 
 TESTS = Path(__file__).resolve().parents[1]
 SMALL = ["--set", "federation.sizes=[2,3]", "--set", "federation.records_per_client=60"]
@@ -87,8 +86,6 @@ def commands() -> list[str]:
     """Every command that is registered, the parts of one under their full names."""
     found = []
     for name in COMMANDS:
-        if name in OVER_FLOWER and importlib.util.find_spec("flwr") is None:
-            continue
         parts = getattr(typer.main.get_command(load(name)), "commands", None)
         found += [name] if parts is None else [f"{name} {part}" for part in parts]
     return found
@@ -103,7 +100,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     Path("sweep.yaml").write_text(SWEEP)
     Path("e.yaml").write_text("algorithm: {name: global}\n")
     measured = BenchResult("a machine", "2.x", "cpu", (Timing("cnn", "ours", 4000.0, None),), ())
-    monkeypatch.setattr("coterie.cli.bench.run_bench", lambda quick, watch: measured)
+    monkeypatch.setattr("coterie.bench.records.run_bench", lambda quick, watch: measured)
     return lambda *arguments: coterie(capsys, monkeypatch, *arguments)
 
 

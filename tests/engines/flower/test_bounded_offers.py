@@ -242,14 +242,14 @@ def test_a_model_that_does_not_fit_the_records_is_refused_and_leaves_no_trace(
 
 
 @pytest.mark.parametrize("broken", ["promised", "LocalEngine", "Ledger.open"])
-def test_books_that_cannot_be_opened_leave_no_trace(
+def test_a_session_that_cannot_be_opened_leaves_no_trace(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("whatever it is")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"coterie.engines.flower.site.{broken}", fails)
+        patch.setattr(f"coterie.engines.flower.session.{broken}", fails)
         assert offered(tmp_path, contract().to_json()) == "failed"
     assert not list((tmp_path / "state").iterdir())
     joined(tmp_path / "state").close()
