@@ -156,8 +156,9 @@ def _alike(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
-    figures = isinstance(one, float) and isinstance(other, float)
-    return math.isclose(one, other, rel_tol=TOLERANCE) if figures else one == other  # type: ignore[arg-type]
+    if isinstance(one, float) and isinstance(other, float):
+        return close_to(one, other)
+    return one == other
 
 
 def _within(less: float, more: float) -> bool:
