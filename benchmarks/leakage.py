@@ -53,7 +53,7 @@ def main() -> None:
         every = "-"
         if len(structure.classes) <= MOST_CLASSES:
             start = time.process_time()
-            history(structure, schedule, range(1, asked.epochs + 1), delta=1e-5)
+            history(found, range(1, asked.epochs + 1))
             every = f"{time.process_time() - start:.2f} s"
         print(
             f"{structure.kind:<12}{len(structure.groups):>8}{len(structure.classes):>9}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from group_oracles import hidden_bound, random_structure
 
-from coterie.groups import GroupAlgorithm, GroupSchedule, Structure, leakage, pair_epsilon, ring, string
+from coterie.groups import GroupAlgorithm, GroupSchedule, Structure, leakage, ring, string
 from coterie.groups.cuts import Observers, ObserverViews, Shift, cheaper
 from coterie.privacy.divergences import ORDERS
 from coterie.privacy.shifts import shift_rdp
@@ -82,7 +82,7 @@ def hockey_stick(p, q, cell, epsilon):
 def charged(structure, schedule, target, observer, epoch):
     """What each cut charges for one pair."""
     watching = Observers(structure, [np.array(sorted(structure.groups_of(observer)))])
-    views = ObserverViews.of_all(watching, epoch)
+    views = ObserverViews(watching, np.array([0]), np.array([epoch]))
     offers = cheaper(structure.groups_of(target), views, schedule, 1e-5, np.array([1e9]))
     return {
         tuple(sorted(cut.hidden)): {kind: int(times[0]) for kind, times in charges.items() if times[0]}
@@ -121,7 +121,7 @@ def test_an_outsider_never_learns_more_than_the_bound(bridges, steps, rate, nois
         # X tells the two worlds apart almost surely: the bound is nearly reached, half of it is exceeded.
         assert compare(p, q, cell, cut) > 0.85
         assert compare(p, q, cell, merges * shift_rdp(rate, noise, bridges, 0)) > 1.2
-    epsilon = pair_epsilon(structure, schedule, 0, [bridges + 1], epoch, DELTA)
+    epsilon = leakage(structure, schedule, epoch=epoch, delta=DELTA).pair_epsilon(0, bridges + 1)
     assert hockey_stick(p, q, cell, epsilon) <= DELTA
 
 
@@ -141,7 +141,7 @@ def test_a_target_that_bridges_the_cut_itself_is_charged_once(rate, noise):
     p = joint(paths, lambda signs: [towards[1], *(towards[sign] for sign in signs)])
     q = joint({(): 1.0}, lambda _: [senders(y, rate, noise, 0)] * releases)
     assert 0.5 < compare(p, q, cell, releases * shift_rdp(rate, noise, 1, 0)) <= 1 + 1e-6
-    epsilon = pair_epsilon(structure, schedule, 0, [2], releases + 1, DELTA)
+    epsilon = leakage(structure, schedule, epoch=releases + 1, delta=DELTA).pair_epsilon(0, 2)
     assert hockey_stick(p, q, cell, epsilon) <= DELTA
 
 
@@ -206,7 +206,7 @@ def test_bound_never_exceeds_the_counts_and_is_the_least_of_all_cuts():
         assert np.all(found.epsilon[found.defined] <= found.epsilon_counts[found.defined])
         for target, observer in itertools.permutations(range(structure.workers), 2):
             if rng.random() < 0.1:
-                alone = pair_epsilon(structure, schedule, target, [observer], epoch, 1e-5)
+                alone = leakage(structure, schedule, epoch=epoch, delta=1e-5).pair_epsilon(target, observer)
                 assert found.epsilon[target, observer] == pytest.approx(alone, rel=1e-9)
 
 
@@ -240,7 +240,7 @@ def test_bound_is_never_below_the_best_cut_of_all_and_mostly_equal(algorithm):
             for hidden in hidden_sets
             if not hidden or hidden & own
         ]
-        found = pair_epsilon(structure, schedule, target, [observer], epoch, 1e-5)
+        found = leakage(structure, schedule, epoch=epoch, delta=1e-5).pair_epsilon(target, observer)
         assert found >= min(values) * (1 - 1e-9)
         assert min(abs(found - value) for value in values) <= 1e-9 * max(1.0, found)
         pairs += 1
@@ -258,6 +258,6 @@ def test_a_narrow_passage_further_out_is_found():
     target, observer = 0, 7
     turning = Shift(schedule.noises[0], 1, 1)
     assert charged(structure, schedule, target, observer, 300)[(0, 1, 2)] == {turning: 9}
-    best = pair_epsilon(structure, schedule, target, [observer], 300, 1e-5)
+    best = leakage(structure, schedule, epoch=300, delta=1e-5).pair_epsilon(target, observer)
     assert best < hidden_bound(structure, schedule, target, {3}, {0}, 300, 1e-5)
     assert best == pytest.approx(hidden_bound(structure, schedule, target, {3}, {0, 1, 2}, 300, 1e-5))

@@ -14,7 +14,6 @@ from coterie.groups import (
     Threat,
     check,
     leakage,
-    pair_epsilon,
     read_requirements,
     ring,
     search,
@@ -24,32 +23,33 @@ from coterie.groups import (
 RING = ring(24, 4)
 SCHEDULE = GroupSchedule.of(4, period=4, rate=0.5, noise=2.0)
 RUN = {"epoch": 30, "delta": 1e-5}
+FOUND = leakage(RING, SCHEDULE, **RUN)
 
 
 def pair(schedule, target, observer):
-    return pair_epsilon(RING, schedule, target, [observer], 30, 1e-5)
+    return leakage(RING, schedule, epoch=30, delta=1e-5).pair_epsilon(target, observer)
 
 
 def test_noise_and_period_bring_a_pair_under_its_target_and_no_less_does():
-    answer = solve_pair(RING, SCHEDULE, 2, 9, **RUN, epsilon=3.0)
+    factor, period = solve_pair(FOUND, 2, 9, 3.0)
     assert pair(SCHEDULE, 2, 9) > 3
-    assert pair(SCHEDULE.louder(answer.factor), 2, 9) <= 3
-    assert pair(SCHEDULE.louder(0.999 * answer.factor), 2, 9) > 3
-    assert pair(replace(SCHEDULE, period=answer.period), 2, 9) <= 3
-    assert all(pair(replace(SCHEDULE, period=period), 2, 9) > 3 for period in range(1, answer.period))
+    assert pair(SCHEDULE.louder(factor), 2, 9) <= 3
+    assert pair(SCHEDULE.louder(0.999 * factor), 2, 9) > 3
+    assert pair(replace(SCHEDULE, period=period), 2, 9) <= 3
+    assert all(pair(replace(SCHEDULE, period=shorter), 2, 9) > 3 for shorter in range(1, period))
 
 
 def test_no_period_protects_members_of_one_group():
-    answer = solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=3.0)
-    assert answer.period is None
-    assert pair(SCHEDULE.louder(answer.factor), 2, 3) <= 3
+    factor, period = solve_pair(FOUND, 2, 3, 3.0)
+    assert period is None
+    assert pair(SCHEDULE.louder(factor), 2, 3) <= 3
 
 
 def test_unreachable_target_is_a_budget_error():
     with pytest.raises(BudgetError, match="worker 2 against worker 3"):
-        solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=1e-4)
+        solve_pair(FOUND, 2, 3, 1e-4)
     with pytest.raises(InputError):
-        solve_pair(RING, SCHEDULE, 2, 3, **RUN, epsilon=0.0)
+        solve_pair(FOUND, 2, 3, 0.0)
 
 
 def test_requirements_choose_their_pairs():
@@ -76,7 +76,7 @@ def test_verdict_names_the_worst_pair():
 
 def test_search_finds_the_least_noise_for_all_demands():
     demands = [Requirement(4.0), Requirement(1.0, relation=Relation.OUT_OF_GROUP)]
-    designs = search(RING, SCHEDULE, demands, **RUN, periods=[1, 4, 10])
+    designs = search(FOUND, demands, periods=[1, 4, 10])
     assert [design.factor for design in designs] == sorted(design.factor for design in designs)
     for design in designs:
         assert all(v.met for v in check(leakage(RING, design.schedule, **RUN), demands))
@@ -87,16 +87,16 @@ def test_search_finds_the_least_noise_for_all_demands():
 
 def test_search_prefers_the_shorter_of_equally_quiet_periods():
     """Members of one group see every release whatever the period, so only they decide."""
-    designs = search(RING, SCHEDULE, [Requirement(3.0, target=2, observer=3)], **RUN, periods=[1, 2, 10])
+    designs = search(FOUND, [Requirement(3.0, target=2, observer=3)], periods=[1, 2, 10])
     assert [design.period for design in designs] == [1, 2, 4, 10]
 
 
 def test_zero_means_nothing_may_arrive():
-    designs = search(RING, SCHEDULE, [Requirement(0.0, target=2, observer=15)], **RUN)
+    designs = search(FOUND, [Requirement(0.0, target=2, observer=15)])
     # Two hops: nothing arrives before model 2 S + 2, so S = 15 is the shortest of those tried.
     assert min(design.period for design in designs) == 15
     with pytest.raises(BudgetError, match="requirements"):
-        search(RING, SCHEDULE, [Requirement(0.0, target=2, observer=3)], **RUN)
+        search(FOUND, [Requirement(0.0, target=2, observer=3)])
 
 
 def test_a_demand_about_members_of_a_group_is_not_met_by_trusting_them():
@@ -104,7 +104,7 @@ def test_a_demand_about_members_of_a_group_is_not_met_by_trusting_them():
     inside, anyone = Requirement(1e-3, relation=Relation.IN_GROUP), Requirement(1e3)
     found = leakage(RING, plus, **RUN)
     assert found.threat is Threat.OUTSIDERS
-    for ask in (lambda: check(found, [anyone, inside]), lambda: search(RING, plus, [inside], **RUN)):
+    for ask in (lambda: check(found, [anyone, inside]), lambda: search(found, [inside])):
         with pytest.raises(InputError, match=r"in-group worker: .* threat model 2 trusts"):
             ask()
     (verdict,) = check(found, [anyone])
@@ -115,7 +115,7 @@ def test_a_demand_about_members_of_a_group_is_not_met_by_trusting_them():
 
 
 def test_where_nothing_arrives_any_noise_will_do():
-    designs = search(RING, SCHEDULE, [Requirement(1.0, target=2, observer=15)], **RUN, periods=[1, 15])
+    designs = search(FOUND, [Requirement(1.0, target=2, observer=15)], periods=[1, 15])
     assert {design.period: design.any_noise for design in designs} == {1: False, 4: False, 15: True}
 
 

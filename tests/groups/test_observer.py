@@ -13,7 +13,6 @@ from coterie.groups import (
     Structure,
     Threat,
     clustered,
-    coalition_leakage,
     drawn_labels,
     global_structure,
     label,
@@ -86,7 +85,7 @@ def test_pooling_all_others_is_a_coalition_of_them():
     structure = ring(12, 4)
     run = watched(structure, epochs=30, period=3)
     each = [
-        coalition_leakage(structure, run.schedule, set(range(12)) - {worker}, epoch=31, delta=DELTA)[2][
+        leakage(structure, run.schedule, epoch=31, delta=DELTA).coalition(set(range(12)) - {worker})[2][
             worker
         ]
         for worker in range(12)

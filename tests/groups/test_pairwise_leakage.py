@@ -18,12 +18,9 @@ from coterie.groups import (
     Structure,
     Threat,
     clustered,
-    coalition_leakage,
     global_structure,
     history,
     leakage,
-    pair_epsilon,
-    pair_guarantee,
     ring,
     string,
 )
@@ -129,7 +126,7 @@ def test_counts_bound_exact_divergences_of_linear_workers():
 def test_coalition_sees_what_its_members_see_together():
     structure = string(9, 4)
     schedule = schedule_of(4, period=2)
-    counts, by_counts, best = coalition_leakage(structure, schedule, {0, 8}, epoch=9, delta=1e-5)
+    counts, by_counts, best = leakage(structure, schedule, epoch=9, delta=1e-5).coalition({0, 8})
     single = leakage(structure, schedule, epoch=9, delta=1e-5)
     for worker in range(9):
         if worker in (0, 8):
@@ -148,7 +145,7 @@ def test_coalition_of_one_is_a_single_observer():
     structure = ring(12, 4)
     schedule = schedule_of(4, period=3)
     single = leakage(structure, schedule, epoch=30, delta=1e-5)
-    counts, by_counts, best = coalition_leakage(structure, schedule, [5], epoch=30, delta=1e-5)
+    counts, by_counts, best = leakage(structure, schedule, epoch=30, delta=1e-5).coalition([5])
     others = np.arange(12) != 5
     assert np.array_equal(counts[others], single.counts[others, 5])
     assert by_counts[others] == pytest.approx(single.epsilon_counts[others, 5])
@@ -214,19 +211,22 @@ def test_a_guarantee_behind_a_cut_survives_a_file_and_costs_what_its_events_cost
 
 def test_paper_mode_says_what_was_published_and_what_holds():
     schedule = schedule_of(4, mode=Mode.PAPER)
-    promise = pair_guarantee(ring(100, 4), schedule, 5, [30], 200, 1e-5)
+    promise = leakage(ring(100, 4), schedule, epoch=200, delta=1e-5).guarantee(5, 30)
     assert promise.line.startswith("paper: published eps=33.50 (add-remove claimed), sound: (eps=26.54")
     assert "As published: counts blocks that have ended" in promise.text
 
 
 def test_replace_one_costs_more_than_zero_out_only_where_the_target_itself_is_charged():
     structure, schedule = ring(100, 4), schedule_of(4)
-    inside = [pair_epsilon(structure, schedule, 0, [1], 200, 1e-5, adjacency) for adjacency in Adjacency]
+    inside = [
+        leakage(structure, schedule, epoch=200, delta=1e-5, adjacency=adjacency).pair_epsilon(0, 1)
+        for adjacency in Adjacency
+    ]
     zero_out, _, replaced = inside
     assert replaced > zero_out
-    assert pair_epsilon(structure, schedule, 5, [60], 200, 1e-5, Adjacency.REPLACE_ONE) == pair_epsilon(
-        structure, schedule, 5, [60], 200, 1e-5
-    )
+    assert leakage(structure, schedule, epoch=200, delta=1e-5, adjacency=Adjacency.REPLACE_ONE).pair_epsilon(
+        5, 60
+    ) == leakage(structure, schedule, epoch=200, delta=1e-5).pair_epsilon(5, 60)
 
 
 @given(
@@ -292,10 +292,10 @@ def test_a_release_that_costs_everything_is_not_charged_to_views_without_it():
 def test_nothing_is_said_about_members_of_a_group_that_exchange_without_noise():
     published = schedule_of(4, period=3, algorithm=GroupAlgorithm.DP_OGL_PLUS, mode=Mode.PAPER)
     structure = ring(12, 4)
-    assert pair_epsilon(structure, published, 1, [7], 30, 1e-5) > 0
+    assert leakage(structure, published, epoch=30, delta=1e-5).pair_epsilon(1, 7) > 0
     for observers in ([2], [7, 2]):
         with pytest.raises(CoterieError, match="nothing is proven inside a group"):
-            pair_epsilon(structure, published, 1, observers, 30, 1e-5)
+            leakage(structure, published, epoch=30, delta=1e-5).pair_epsilon(1, *observers)
 
 
 def test_impossible_questions_are_refused():
@@ -305,10 +305,10 @@ def test_impossible_questions_are_refused():
         lambda: leakage(structure, schedule, epoch=5, delta=0.0),
         lambda: leakage(ring(12, 3), schedule, epoch=5, delta=1e-5),
         lambda: leakage(clustered(10_001, 10_001), schedule_of(10_001), epoch=5, delta=1e-5),
-        lambda: pair_epsilon(structure, schedule, 3, [3], 5, 1e-5),
-        lambda: pair_epsilon(structure, schedule, 12, [3], 5, 1e-5),
-        lambda: coalition_leakage(structure, schedule, [99], epoch=5, delta=1e-5),
-        lambda: coalition_leakage(structure, schedule, [], epoch=5, delta=1e-5),
+        lambda: leakage(structure, schedule, epoch=5, delta=1e-5).pair_epsilon(3, 3),
+        lambda: leakage(structure, schedule, epoch=5, delta=1e-5).pair_epsilon(12, 3),
+        lambda: leakage(structure, schedule, epoch=5, delta=1e-5).coalition([99]),
+        lambda: leakage(structure, schedule, epoch=5, delta=1e-5).coalition([]),
     ):
         with pytest.raises(CoterieError) as mistake:
             call()
@@ -328,7 +328,9 @@ def test_all_epochs_together_are_each_epoch_alone(algorithm, mode):
             mode=mode,
         )
         epochs = [1, 2, 4, 5, 11, 30]
-        for epoch, found in zip(epochs, history(structure, schedule, epochs, 1e-5), strict=True):
+        for epoch, found in zip(
+            epochs, history(leakage(structure, schedule, epoch=1, delta=1e-5), epochs), strict=True
+        ):
             alone = leakage(structure, schedule, epoch=epoch, delta=1e-5)
             assert (found.epoch, found.threat) == (epoch, alone.threat)
             np.testing.assert_array_equal(found.counts, alone.counts)
@@ -339,7 +341,9 @@ def test_all_epochs_together_are_each_epoch_alone(algorithm, mode):
                 np.testing.assert_allclose(found.published_epsilon, alone.published_epsilon, rtol=1e-12)
             for target, observer in ((0, 2), (3, 1)):
                 if found.defined[target, observer]:
-                    pair = pair_epsilon(structure, schedule, target, [observer], epoch, 1e-5)
+                    pair = leakage(structure, schedule, epoch=epoch, delta=1e-5).pair_epsilon(
+                        target, observer
+                    )
                     assert pair == pytest.approx(found.epsilon[target, observer], rel=1e-12)
 
 

@@ -156,7 +156,7 @@ def _draw(path: Path, found: Leakage, promise: Guarantee | None) -> None:
     from coterie.report.structures import draw
 
     epochs = np.unique(np.linspace(1, found.epoch, min(found.epoch, _MOST_EPOCHS_DRAWN)).astype(int)).tolist()
-    past = history(found.structure, found.schedule, epochs, found.delta, found.threat)
+    past = history(found, epochs)
     draw(path, found, past, promise.line if promise is not None else "")
     complain(f"plot: {path}", style="none")
 

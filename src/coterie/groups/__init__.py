@@ -7,7 +7,6 @@ train in groups are in `algorithms/worker`.
 from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
 from coterie.groups.leakage import Leakage, history, leakage
 from coterie.groups.observer import Observer
-from coterie.groups.pairs import coalition_leakage, pair_epsilon, pair_guarantee
 from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Noise, Threat
 from coterie.groups.structure_files import (
     Shape,
@@ -41,7 +40,6 @@ __all__ = [
     "Threat",
     "check",
     "clustered",
-    "coalition_leakage",
     "drawn_labels",
     "global_structure",
     "history",
@@ -49,8 +47,6 @@ __all__ = [
     "label",
     "leakage",
     "named_structure",
-    "pair_epsilon",
-    "pair_guarantee",
     "read_labels",
     "read_requirements",
     "read_structure",

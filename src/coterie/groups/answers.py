@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from coterie.groups.design import Requirement, check, search, solve_pair
 from coterie.groups.leakage import Leakage
-from coterie.groups.pairs import coalition_leakage
 from coterie.privacy import Guarantee
 
 Facts = dict[str, Any]
@@ -64,9 +63,7 @@ def leakage_facts(found: Leakage, promise: Guarantee | None) -> Facts:
 
 def coalition_facts(found: Leakage, members: Sequence[int]) -> Facts:
     """What observers learn who tell each other everything."""
-    counts, by_counts, best = coalition_leakage(
-        found.structure, found.schedule, members, epoch=found.epoch, delta=found.delta, threat=found.threat
-    )
+    counts, by_counts, best = found.coalition(members)
     promise = found.guarantee(int(np.nanargmax(best)), *members) if np.isfinite(best).any() else None
     return {
         "members": list(members),
@@ -90,26 +87,18 @@ def pair_facts(found: Leakage, target: int, observer: int, wanted: float | None)
     }
     if wanted is None:
         return facts
-    schedule = found.schedule
-    answer = solve_pair(
-        found.structure, schedule, target, observer, epoch=found.epoch, delta=found.delta, epsilon=wanted
-    )
-    noises = [noise.multiplier for noise in schedule.noises]
-    needed = [answer.factor * noise for noise in noises] if answer.factor is not None else None
-    alike = needed[0] if needed is not None and len(set(noises)) == 1 else needed
-    return facts | {"wanted": wanted, "noise": alike, "period": answer.period}
+    factor, period = solve_pair(found, target, observer, wanted)
+    needed = None if factor is None else [factor * noise.multiplier for noise in found.schedule.noises]
+    alike = needed[0] if needed is not None and len(set(needed)) == 1 else needed
+    return facts | {"wanted": wanted, "noise": alike, "period": period}
 
 
 def requirement_facts(found: Leakage, demands: Sequence[Requirement]) -> Facts:
     """Whether each demand is met, and which periods and noises would meet them all."""
-    structure = found.structure
-    designs = search(
-        structure, found.schedule, demands, epoch=found.epoch, delta=found.delta, threat=found.threat
-    )
     return {
         "requirements": [
             {
-                "requirement": verdict.requirement.text(structure),
+                "requirement": verdict.requirement.text(found.structure),
                 "met": verdict.met,
                 "epsilon": verdict.epsilon,
                 "pair": None if verdict.pair is None else list(verdict.pair),
@@ -123,7 +112,7 @@ def requirement_facts(found: Leakage, demands: Sequence[Requirement]) -> Facts:
                 "noise": [noise.multiplier for noise in design.schedule.noises],
                 "any_noise": design.any_noise,
             }
-            for design in designs
+            for design in search(found, demands)
         ],
     }
 

@@ -12,7 +12,7 @@ contains. docs/leakage.md derives it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -56,6 +56,13 @@ class Shift:
             return plain
         return BridgedSumDpEvent(rate, multiplier, self.up, self.down)
 
+    @property
+    def moved(self) -> str:
+        """Who moves its sum, in words."""
+        if (self.up, self.down) == (1, 0):
+            return "to which the target adds"
+        return f"in which {self.up} at the edge of a hidden group may change"
+
     def rough_divergence(self) -> float:
         """About its divergence at order 1, as if the number of participants were Gaussian."""
         rate = self.noise.rate
@@ -88,20 +95,27 @@ class Cut:
         shifts = (Shift(schedule.noises[group], bridges + own, bridges) for group, own, bridges in groups)
         return min((shift.rough_divergence() for shift in shifts), default=0.0)
 
-    def charges(self, schedule: GroupSchedule, views: "ObserverViews") -> Charges:
-        """What is charged to each view."""
+    def charges(
+        self,
+        schedule: GroupSchedule,
+        views: "ObserverViews",
+        counted: Callable[[Floats, GroupSchedule, Ints], Ints] = contained_at,
+    ) -> Charges:
+        """What is charged to each view, by this count of the releases that it contains."""
         found: Charges = {}
-        seen = contained_at(views.distance(self), schedule, views.epoch)
+        seen = counted(views.observers.distance(self)[:, views.observer], schedule, views.epoch)
         # The first merge starts from the model that everybody knows.
         merges = np.maximum(0, (seen - 1) // schedule.merge_period)
-        for index, group in enumerate(self.groups):
-            noise, bridges = schedule.noises[group], self.bridges[index]
-            plain, bridged = Shift(noise, 1, 0), Shift(noise, bridges + self.own[index], bridges)
+        for group, own, bridges, all_seen, merged in zip(
+            self.groups, self.own, self.bridges, seen, merges, strict=True
+        ):
+            noise = schedule.noises[group]
             if bridges:
-                found[bridged] = found.get(bridged, 0) + merges[index]
-            if self.own[index]:
-                alone = seen[index] - merges[index] if bridges else seen[index]
-                found[plain] = found.get(plain, 0) + alone
+                bridged = Shift(noise, bridges + own, bridges)
+                found[bridged] = found.get(bridged, 0) + merged
+            if own:
+                plain = Shift(noise, 1, 0)
+                found[plain] = found.get(plain, 0) + (all_seen - merged if bridges else all_seen)
         return found
 
 
@@ -154,16 +168,6 @@ class ObserverViews:
     observers: Observers
     observer: Ints
     epoch: Ints
-
-    @classmethod
-    def of_all(cls, observers: Observers, epoch: int) -> "ObserverViews":
-        """Every observer at one index."""
-        everyone = np.arange(len(observers.member))
-        return cls(observers, everyone, np.full(len(everyone), epoch))
-
-    def distance(self, cut: Cut) -> Floats:
-        """[charged group, view]: hops that avoid hidden groups."""
-        return self.observers.distance(cut)[:, self.observer]
 
 
 def epsilons(charges: Charges, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Floats:

@@ -7,9 +7,9 @@ from enum import StrEnum
 import numpy as np
 
 from coterie.errors import BudgetError, InputError
-from coterie.groups.leakage import Leakage, leakage
-from coterie.groups.pairs import pair_epsilon
-from coterie.groups.schedule import GroupSchedule, Threat
+from coterie.groups.leakage import Leakage
+from coterie.groups.pairs import Exposure
+from coterie.groups.schedule import GroupSchedule
 from coterie.groups.structures import Bools, Structure
 from coterie.privacy.calibration import smallest_noise
 from coterie.privacy.units import short_number
@@ -40,11 +40,8 @@ class Requirement:
         """[target, observer]: whom it is about."""
         member = structure.membership.astype(np.float64)
         chosen: Bools = ~np.eye(structure.workers, dtype=np.bool_)
-        together: Bools = member @ member.T > 0
-        if self.relation is Relation.IN_GROUP:
-            chosen &= together
-        elif self.relation is Relation.OUT_OF_GROUP:
-            chosen &= ~together
+        if self.relation is not Relation.ANY:
+            chosen &= (member @ member.T > 0) == (self.relation is Relation.IN_GROUP)
         if self.distance:
             classes = structure.class_of
             chosen &= structure.class_hops[1][np.ix_(classes, classes)] >= self.distance
@@ -57,15 +54,10 @@ class Requirement:
     def text(self, structure: Structure) -> str:
         """The requirement in words."""
         target = "any worker" if self.target is None else f"worker {structure.name(self.target)}"
-        if self.observer is not None:
-            observer = f"worker {structure.name(self.observer)}"
-        else:
-            kind = {
-                Relation.ANY: "any other",
-                Relation.IN_GROUP: "any in-group",
-                Relation.OUT_OF_GROUP: "any out-of-group",
-            }
-            observer = f"{kind[self.relation]} worker"
+        kind = "other" if self.relation is Relation.ANY else self.relation
+        observer = (
+            f"any {kind} worker" if self.observer is None else f"worker {structure.name(self.observer)}"
+        )
         far = f" at least {self.distance} hops away" if self.distance else ""
         return f"{target} against {observer}{far}: epsilon at most {self.epsilon:g}"
 
@@ -100,19 +92,6 @@ class Design:
     any_noise: bool = False
 
 
-@dataclass(frozen=True)
-class PairAnswer:
-    """What would bring one pair under a target: noise at the given period, or a period at the given noise.
-
-    Args:
-        factor: the least noise as a multiple of the given one; None when no noise does.
-        period: the shortest period that does; None when none does.
-    """
-
-    factor: float | None
-    period: int | None
-
-
 def check(found: Leakage, requirements: Sequence[Requirement]) -> list[Verdict]:
     """What each requirement says about a known leakage.
 
@@ -145,14 +124,7 @@ def _verdict(found: Leakage, requirement: Requirement, looked_at: tuple[Bools, i
 
 
 def search(
-    structure: Structure,
-    schedule: GroupSchedule,
-    requirements: Sequence[Requirement],
-    *,
-    epoch: int,
-    delta: float,
-    threat: Threat | None = None,
-    periods: Sequence[int] | None = None,
+    asked: Leakage, requirements: Sequence[Requirement], periods: Sequence[int] = _PERIODS
 ) -> list[Design]:
     """For each period the least noise that meets all requirements, least noisy first.
 
@@ -161,23 +133,15 @@ def search(
     Raises:
         BudgetError: no period and noise does.
     """
-    if not requirements:
-        raise InputError("requirements: none were given, at least 1 is needed")
-    tried = _PERIODS if periods is None else periods
-    allowed = sorted({min(period, max(1, epoch - 1)) for period in tried} | {schedule.period})
-
-    def leaked(candidate: GroupSchedule) -> Leakage:
-        return leakage(structure, candidate, epoch=epoch, delta=delta, threat=threat)
-
+    last = max(1, asked.epoch - 1)
     # Whom they are about is the same for every schedule.
-    asked = leaked(schedule)
     concerned = [(requirement, _looked_at(requirement, asked)) for requirement in requirements]
     found = []
-    for period in allowed:
-        candidate = replace(schedule, period=period)
+    for period in sorted({min(period, last) for period in periods} | {asked.schedule.period}):
+        candidate = replace(asked.schedule, period=period)
 
         def excess(factor: float, candidate: GroupSchedule = candidate) -> float:
-            louder = leaked(candidate.louder(factor))
+            louder = replace(asked, schedule=candidate.louder(factor))
             verdicts = (_verdict(louder, *both) for both in concerned)
             # A demand of 0 is met by 0 alone.
             return max(
@@ -189,28 +153,21 @@ def search(
 
         factor = smallest_noise(excess, 1.0, _TOLERANCE)
         if factor is not None:
-            louder = candidate.louder(factor)
-            found.append(Design(period, factor, louder, any_noise=excess(1.0) == 0))
+            found.append(Design(period, factor, candidate.louder(factor), any_noise=excess(1.0) == 0))
     if not found:
         strictest = min(requirements, key=lambda requirement: requirement.epsilon)
         raise BudgetError(
-            f"requirements: no noise and no period meets them at delta {short_number(delta)} "
-            f"(the strictest: {strictest.text(structure)})"
+            f"requirements: no noise and no period meets them at delta {short_number(asked.delta)} "
+            f"(the strictest: {strictest.text(asked.structure)})"
         )
     return sorted(found, key=lambda design: (round(design.factor / _TOLERANCE / 4), design.period))
 
 
 def solve_pair(
-    structure: Structure,
-    schedule: GroupSchedule,
-    target: int,
-    observer: int,
-    *,
-    epoch: int,
-    delta: float,
-    epsilon: float,
-) -> PairAnswer:
-    """What brings one pair under a target epsilon.
+    asked: Exposure, target: int, observer: int, epsilon: float
+) -> tuple[float | None, int | None]:
+    """What brings one pair under a target epsilon: at the given period the least noise, as a multiple of the
+    given one, and at the given noise the shortest period; None for what does not.
 
     Raises:
         BudgetError: neither more noise nor another period does.
@@ -219,15 +176,16 @@ def solve_pair(
         raise InputError(f"epsilon: {epsilon:g} is not allowed, a number above 0 is")
 
     def cost(candidate: GroupSchedule) -> float:
-        return pair_epsilon(structure, candidate, target, [observer], epoch, delta)
+        return replace(asked, schedule=candidate).pair_epsilon(target, observer)
 
+    schedule, name = asked.schedule, asked.structure.name
     factor = smallest_noise(lambda factor: cost(schedule.louder(factor)), epsilon, _TOLERANCE)
     # The count is no monotone function of the period, so all are tried.
-    periods = range(1, max(2, epoch))
+    periods = range(1, max(2, asked.epoch))
     period = next((p for p in periods if cost(replace(schedule, period=p)) <= epsilon), None)
     if factor is None and period is None:
         raise BudgetError(
-            f"epsilon: {epsilon:g} at delta {short_number(delta)} cannot be met for worker "
-            f"{structure.name(target)} against worker {structure.name(observer)}, by no noise and no period"
+            f"epsilon: {epsilon:g} at delta {short_number(asked.delta)} cannot be met for worker "
+            f"{name(target)} against worker {name(observer)}, by no noise and no period"
         )
-    return PairAnswer(factor, period)
+    return factor, period

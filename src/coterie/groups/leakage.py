@@ -1,20 +1,20 @@
 """Who can learn how much about whom: counts and epsilon for every target, observer and epoch."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import InputError
 from coterie.groups.cuts import Charges, Observers, ObserverViews, Shift, cheaper, epsilons
-from coterie.groups.pairs import MOST_WORKERS, checked, pair_guarantee
+from coterie.groups.pairs import MOST_WORKERS, Exposure
 from coterie.groups.propagation import contained, first_epoch_at, published_contained_at
 from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Bools, Floats, Ints, Structure
-from coterie.privacy import Adjacency, Guarantee, Mode
+from coterie.privacy import Adjacency, Mode
 from coterie.privacy.units import round_up
 
 _T = TypeVar("_T", bound=np.generic)
@@ -22,25 +22,22 @@ _T = TypeVar("_T", bound=np.generic)
 _MOST_CELLS = 2**24
 
 
-@dataclass(frozen=True)
-class Leakage:
+class _Tables(NamedTuple):
+    """By [target class, observer class]: the same as the matrices of `Leakage`."""
+
+    counts: Ints
+    epsilon_counts: Floats
+    epsilon: Floats
+    published_counts: Ints | None
+    published_epsilon: Floats | None
+
+
+class Leakage(Exposure):
     """What every worker's view tells about every other, at one epoch.
 
     Matrices go by [target, observer]; where nothing is defined (a worker about itself, and members of a
     common group under threat model 2) they hold -1 or nan.
     """
-
-    structure: Structure
-    schedule: GroupSchedule
-    epoch: int
-    delta: float
-    threat: Threat
-    class_counts: Ints
-    class_epsilon_counts: Floats
-    class_epsilon: Floats
-    class_published_counts: Ints | None = None
-    class_published_epsilon: Floats | None = None
-    adjacency: Adjacency = Adjacency.ZERO_OUT
 
     def __repr__(self) -> str:
         largest = round_up(float(np.nanmax(self.per_worker, initial=0.0)))
@@ -50,52 +47,60 @@ class Leakage:
         )
 
     @cached_property
+    def _tables(self) -> _Tables:
+        return _worked_out(self, [self.epoch])[0]
+
+    @cached_property
+    def _class_defined(self) -> Bools:
+        table = self.structure.classes.astype(np.float32)
+        apart: Bools = table @ table.T == 0
+        return apart | (self.threat is Threat.ANYONE)
+
+    @cached_property
     def defined(self) -> Bools:
         """[target, observer]: is the pair one of the threat model's."""
-        others = ~np.eye(self.structure.workers, dtype=np.bool_)
-        return self._spread(_class_defined(self.structure, self.threat)) & others
+        return self._spread(self._class_defined) & ~np.eye(self.structure.workers, dtype=np.bool_)
 
     @cached_property
     def counts(self) -> Ints:
         """Noisy releases of the target's groups that the observer's view contains."""
-        return np.where(self.defined, self._spread(self.class_counts), -1)
+        return self._where_defined(self._tables.counts, -1)
 
     @cached_property
     def epsilon_counts(self) -> Floats:
         """Epsilon from these counts alone."""
-        return self._where_defined(self.class_epsilon_counts)
+        return self._where_defined(self._tables.epsilon_counts, np.nan)
 
     @cached_property
     def epsilon(self) -> Floats:
         """The best proven bound: from the counts, or behind a cut."""
-        return self._where_defined(self.class_epsilon)
+        return self._where_defined(self._tables.epsilon, np.nan)
 
     @cached_property
     def published_counts(self) -> Ints | None:
         """Counts by the publication's theorem; paper mode only, too small wherever a block is unfinished."""
-        table = self.class_published_counts
-        return None if table is None else np.where(self.defined, self._spread(table), -1)
+        table = self._tables.published_counts
+        return None if table is None else self._where_defined(table, -1)
 
     @cached_property
     def published_epsilon(self) -> Floats | None:
         """Epsilon by the publication's theorem; paper mode only, not proven."""
-        table = self.class_published_epsilon
-        return None if table is None else self._where_defined(table)
+        table = self._tables.published_epsilon
+        return None if table is None else self._where_defined(table, np.nan)
 
     @cached_property
     def per_worker(self) -> Floats:
         """Each worker's epsilon against the observer that learns most; nan without any observer."""
-        structure = self.structure
         # Nobody observes itself: a class of one has no observer in its own class.
-        allowed = _class_defined(structure, self.threat) & ~np.diag(structure.class_sizes == 1)
-        worst: Floats = np.where(allowed, self.class_epsilon, -np.inf).max(axis=1)
+        allowed = self._class_defined & ~np.diag(self.structure.class_sizes == 1)
+        worst: Floats = np.where(allowed, self._tables.epsilon, -np.inf).max(axis=1)
         worst[~allowed.any(axis=1)] = np.nan
-        return worst[structure.class_of]
+        return worst[self.structure.class_of]
 
     @cached_property
     def first_epoch(self) -> Floats:
         """Index of the first model the observer sees that depends on the target; infinite if none does."""
-        return self._where_defined(first_epoch_at(self.structure.class_hops[1], self.schedule))
+        return self._where_defined(first_epoch_at(self.structure.class_hops[1], self.schedule), np.nan)
 
     def most_exposed(self) -> tuple[int, int] | None:
         """The pair (target, observer) with the largest epsilon, by counts where bounds agree."""
@@ -114,21 +119,8 @@ class Leakage:
         observer = int(np.argmax(means))
         return observer, float(means[observer])
 
-    def guarantee(self, target: int, *observers: int) -> Guarantee:
-        """What holds for one worker against one other, or several that tell each other everything."""
-        return pair_guarantee(
-            self.structure,
-            self.schedule,
-            target,
-            observers,
-            self.epoch,
-            self.delta,
-            self.threat,
-            self.adjacency,
-        )
-
-    def _where_defined(self, by_class: Floats) -> Floats:
-        return np.where(self.defined, self._spread(by_class), np.nan)
+    def _where_defined(self, by_class: npt.NDArray[_T], missing: float) -> npt.NDArray[_T]:
+        return np.where(self.defined, self._spread(by_class), missing)
 
     def _spread(self, by_class: npt.NDArray[_T]) -> npt.NDArray[_T]:
         if self.structure.workers > MOST_WORKERS:
@@ -151,79 +143,50 @@ def leakage(
 ) -> Leakage:
     """Counts and epsilon for every pair of workers when the models up to index `epoch` have been seen.
 
-    Args:
-        structure: who is in which group.
-        schedule: releases, merges and noise; one noise for every group.
-        epoch: index of the newest model; one group has then made epoch - 1 releases.
-        delta: delta of every epsilon.
-        threat: by default anyone for DP-OGL, outsiders for DP-OGL+.
-        adjacency: whether the target falls silent in the other world or is replaced.
+    By default workers fear anyone in DP-OGL and outsiders in DP-OGL+.
 
     Example:
         >>> from coterie.groups import ring
         >>> leakage(ring(100, 4), GroupSchedule.of(4, period=10, rate=0.7, noise=2.0), epoch=200, delta=1e-5)
         Leakage(100 workers at epoch 200, largest epsilon 43.43 at delta 1e-05)
     """
-    return history(structure, schedule, [epoch], delta, threat, adjacency)[0]
+    return Leakage(structure, schedule, epoch, delta, threat or schedule.usual_threat, adjacency)
 
 
-def history(
-    structure: Structure,
-    schedule: GroupSchedule,
-    epochs: Iterable[int],
-    delta: float,
-    threat: Threat | None = None,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
-) -> list[Leakage]:
-    """The leakage at each of several epochs, as `leakage` gives it at one."""
-    threat = checked(structure, schedule, delta, threat)
-    wanted, found = list(epochs), []
-    at_once = max(1, _MOST_CELLS // len(structure.classes) ** 2)
-    for first in range(0, len(wanted), at_once):
-        some = wanted[first : first + at_once]
-        tables = zip(*_tables(structure, schedule, some, delta, adjacency), strict=True)
-        found += [
-            Leakage(structure, schedule, epoch, delta, threat, *own, adjacency=adjacency)
-            for epoch, own in zip(some, tables, strict=True)
-        ]
-    return found
+def history(found: Leakage, epochs: Iterable[int]) -> list[Leakage]:
+    """The same leakage at each of several epochs, worked out together."""
+    past = [replace(found, epoch=epoch) for epoch in epochs]
+    at_once = max(1, _MOST_CELLS // len(found.structure.classes) ** 2)
+    for first in range(0, len(past), at_once):
+        some = past[first : first + at_once]
+        for one, tables in zip(some, _worked_out(found, [one.epoch for one in some]), strict=True):
+            vars(one)["_tables"] = tables  # as if it had been asked for
+    return past
 
 
-def _tables(
-    structure: Structure, schedule: GroupSchedule, epochs: Sequence[int], delta: float, adjacency: Adjacency
-) -> tuple[Ints, Floats, Floats, Sequence[Ints | None], Sequence[Floats | None]]:
-    """By [epoch, target class, observer class]: counts, epsilon from them, the best epsilon, and what the
-    publication claims for the first two; all epochs are worked out together.
-    """
+def _worked_out(found: Leakage, epochs: Sequence[int]) -> list[_Tables]:
+    """The tables at each epoch."""
+    structure, schedule = found.structure, found.schedule
     known = np.stack([contained(structure.overlap, schedule, epoch) for epoch in epochs])
     starts = np.concatenate([[0], np.cumsum([len(groups) for groups in structure.class_groups])[:-1]])
     # [..., class, group]: the most that any group of the class holds.
     seen = np.maximum.reduceat(known[..., np.concatenate(structure.class_groups), :], starts, axis=-2)
-    counts, from_counts = _counted(structure, schedule.accounted(structure.groups), seen, delta, adjacency)
-    best = from_counts
-    if not schedule.publishes_drafts:
-        best = _with_cuts(structure, schedule, epochs, delta, from_counts, adjacency)
-    if schedule.mode is not Mode.PAPER:
-        return counts, from_counts, best, [None] * len(epochs), [None] * len(epochs)
-    nearest = structure.class_hops[0]
-    claimed = np.stack([published_contained_at(nearest, schedule, epoch) for epoch in epochs])
-    claims, priced = _counted(structure, schedule, claimed, delta, Adjacency.ZERO_OUT)
-    return counts, from_counts, best, list(claims), list(priced)
-
-
-def _class_defined(structure: Structure, threat: Threat) -> Bools:
-    if threat is Threat.ANYONE:
-        return np.ones((len(structure.classes),) * 2, dtype=np.bool_)
-    table = structure.classes.astype(np.float32)
-    apart: Bools = table @ table.T == 0
-    return apart
+    counts, from_counts = _counted(found, schedule.accounted(structure.groups), seen, found.adjacency)
+    best = from_counts if schedule.publishes_drafts else _with_cuts(found, epochs, from_counts)
+    claims: Sequence[Ints | None] = [None] * len(epochs)
+    priced: Sequence[Floats | None] = [None] * len(epochs)
+    if schedule.mode is Mode.PAPER:
+        nearest = structure.class_hops[0]
+        claimed = np.stack([published_contained_at(nearest, schedule, epoch) for epoch in epochs])
+        claims, priced = map(list, _counted(found, schedule, claimed, Adjacency.ZERO_OUT))
+    return [_Tables(*own) for own in zip(counts, from_counts, best, claims, priced, strict=True)]
 
 
 def _counted(
-    structure: Structure, schedule: GroupSchedule, seen: Ints, delta: float, adjacency: Adjacency
+    found: Leakage, schedule: GroupSchedule, seen: Ints, adjacency: Adjacency
 ) -> tuple[Ints, Floats]:
     """[..., target class, observer class]: releases seen, and what they cost."""
-    member = structure.classes.astype(np.float64)
+    member = found.structure.classes.astype(np.float64)
     charges: Charges = {}
     for noise in dict.fromkeys(schedule.noises):
         same = np.array([other == noise for other in schedule.noises])
@@ -233,20 +196,13 @@ def _counted(
         charges[Shift(noise, 1, 0)] = table.ravel()
         shape = table.shape
     total: Ints = np.sum(list(charges.values()), axis=0).reshape(shape)
-    return total, epsilons(charges, delta, adjacency).reshape(shape)
+    return total, epsilons(charges, found.delta, adjacency).reshape(shape)
 
 
-def _with_cuts(
-    structure: Structure,
-    schedule: GroupSchedule,
-    epochs: Sequence[int],
-    delta: float,
-    epsilon: Floats,
-    adjacency: Adjacency,
-) -> Floats:
+def _with_cuts(found: Leakage, epochs: Sequence[int], epsilon: Floats) -> Floats:
     """The least of the count bound and of every promising cut, for all epochs and classes."""
-    best = epsilon.copy()
-    observers, indices = Observers(structure, structure.class_groups), np.array(epochs, dtype=np.int64)
+    best, structure, indices = epsilon.copy(), found.structure, np.array(epochs, dtype=np.int64)
+    observers = Observers(structure, structure.class_groups)
     # Equal kinds of charges from all targets are converted together.
     pending: dict[frozenset[Shift], list[tuple[tuple[Ints, int, Ints], Charges]]] = {}
     for number, groups in enumerate(structure.class_groups):
@@ -255,14 +211,15 @@ def _with_cuts(
         if not len(when):
             continue
         views, known = ObserverViews(observers, who, indices[when]), epsilon[when, number, who]
-        for _, concerned, charges in cheaper(frozenset(groups.tolist()), views, schedule, delta, known):
+        for _, concerned, charges in cheaper(
+            frozenset(groups.tolist()), views, found.schedule, found.delta, known
+        ):
             cells = when[concerned], number, who[concerned]
             pending.setdefault(frozenset(charges), []).append((cells, charges))
     for kinds, entries in pending.items():
         joint = {kind: np.concatenate([charges[kind] for _, charges in entries]) for kind in kinds}
         ends = np.cumsum([len(when) for (when, _, _), _ in entries])
-        for (cells, _), found in zip(
-            entries, np.split(epsilons(joint, delta, adjacency), ends), strict=False
-        ):
-            best[cells] = np.minimum(best[cells], found)
+        priced = np.split(epsilons(joint, found.delta, found.adjacency), ends[:-1])
+        for (cells, _), own in zip(entries, priced, strict=True):
+            best[cells] = np.minimum(best[cells], own)
     return best

@@ -7,8 +7,7 @@ from typing import Self
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.groups.leakage import Leakage, leakage
-from coterie.groups.pairs import caveats_of, pair_epsilon
+from coterie.groups.leakage import Leakage
 from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Noise, Threat
 from coterie.groups.structures import Structure
 from coterie.privacy import Adjacency, ClientCost, Custody, Guarantee, Mode, ThreatModel
@@ -63,14 +62,7 @@ class Observer(Plain):
     ) -> Leakage:
         """What every worker's view tells about every other after so many epochs (by default after all)."""
         done = self.epochs if epochs is None else epochs
-        return leakage(
-            self.structure,
-            self.schedule,
-            epoch=done + 1,
-            delta=delta,
-            threat=self.threat,
-            adjacency=adjacency,
-        )
+        return Leakage(self.structure, self.schedule, done + 1, delta, self.threat, adjacency)
 
     def excess(self, budgets: Mapping[str, float], *, delta: float, adjacency: Adjacency) -> float:
         """The largest ratio of a worker's epsilon to what it allows; above 1, somebody's budget is broken."""
@@ -129,22 +121,19 @@ class Observer(Plain):
             ),
             epsilon_replace_one=max(pair.epsilon_replace_one, float(np.nanmax(replaced.per_worker))),
             published_epsilon=None if published is None else float(np.nanmax(published)),
-            caveats=tuple(dict.fromkeys((*caveats_of(self.structure, self.schedule), together, *caveats))),
+            caveats=tuple(dict.fromkeys((*found.caveats, together, *caveats))),
         )
 
     def pooled(self, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
         """The largest epsilon of a worker whose observers all tell each other what they have seen."""
-        structure, worst = self.structure, 0.0
+        structure, asked, worst = self.structure, self.leakage(delta=delta, adjacency=adjacency), 0.0
         for number in range(len(structure.classes)):
             target = int(np.argmax(structure.class_of == number))
             seen = structure.membership[:, structure.classes[number]].any(axis=1)
             feared = ~seen if self.threat is Threat.OUTSIDERS else np.arange(structure.workers) != target
             observers = np.flatnonzero(feared).tolist()
             if observers:
-                found = pair_epsilon(
-                    structure, self.schedule, target, observers, self.epochs + 1, delta, adjacency
-                )
-                worst = max(worst, found)
+                worst = max(worst, asked.pair_epsilon(target, *observers))
         return worst
 
 

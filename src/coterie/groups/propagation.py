@@ -51,11 +51,11 @@ def contained_at(distance: Floats, schedule: GroupSchedule, epoch: Index) -> Int
     return np.where(distance == 0, released, far).astype(np.int64)
 
 
-def published_contained_at(distance: Floats, schedule: GroupSchedule, epoch: int) -> Ints:
+def published_contained_at(distance: Floats, schedule: GroupSchedule, epoch: Index) -> Ints:
     """The same by the publication's Theorem 1: a floor in place of the ceiling, drafts ignored."""
     finished = (epoch - 1) // schedule.period
     far = schedule.merge_period * np.maximum(0.0, finished - distance)
-    return np.where(distance == 0, float(schedule.releases(epoch)), far).astype(np.int64)
+    return np.where(distance == 0, schedule.releases(epoch), far).astype(np.int64)
 
 
 def first_epoch_at(distance: Floats, schedule: GroupSchedule) -> Floats:
