@@ -334,7 +334,7 @@ def check_local(bench: Bench) -> dict[str, Any]:
     starts = start.expand(5, -1)
     # In full precision: a few steps of rounding to ten bits already tell two ways apart by some percent.
     trainer = LocalTrainer(learner, tf32=False)
-    twice = [trainer.train_stacked(starts, data, batches, rule, wave=5) for _ in range(2)]
+    twice = [trainer.train(starts, data, batches, rule, wave=5) for _ in range(2)]
     with precision(tf32=False):
         alone = torch.stack(
             [train_one(learner, start, own, o, rule) for own, o in zip(data, batches, strict=True)]

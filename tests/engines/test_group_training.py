@@ -95,15 +95,16 @@ def test_the_workers_of_all_groups_train_as_one_program_where_a_gpu_does_it(monk
     one_by_one = Training(algorithm, workers(STRUCTURE))
     waves = []
 
-    train_stacked = LocalTrainer.train_stacked
+    train = LocalTrainer.train
 
-    def stacked(trainer, starts, records, batches, rule, wave):
+    def stacked(trainer, starts, records, batches, rule, *, wave):
+        assert trainer.stacked
         waves.append((len(starts), wave))
-        return train_stacked(trainer, starts, records, batches, rule, wave)
+        return train(trainer, starts, records, batches, rule, wave=wave)
 
     monkeypatch.setattr("coterie.engines.members.stacks", lambda learner: True)
     monkeypatch.setattr("coterie.training.local_sgd.stacks", lambda learner: True)
-    monkeypatch.setattr(LocalTrainer, "train_stacked", stacked)
+    monkeypatch.setattr(LocalTrainer, "train", stacked)
     together = Training(algorithm, workers(STRUCTURE))
     assert len(waves) == 4
     assert len({members for members, _ in waves}) > 1

@@ -206,7 +206,8 @@ def test_local_learning(micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kernels, "available", lambda device: True)
     learner.micro_batch = micro_batch
     trainer = LocalTrainer(learner)
-    found = trainer.train_stacked(starts, records, batches, rule, wave=2)
+    trainer.stacked = True
+    found = trainer.train(starts, records, batches, rule, wave=2)
     (program,) = trainer._programs.values()
     assert program.tiles.bounds is not None
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-2, atol=1e-4)

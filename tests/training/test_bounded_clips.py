@@ -184,13 +184,12 @@ def test_nine_tenths_of_the_noise_release_nothing_of_many_clients() -> None:
 
 def test_buffers_that_round_the_noise_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that kept its standard deviations as float32 would not draw what was planned."""
-    begin = stacked._Program.begin
+    load = stacked.Program.load
 
-    def rounded(self: stacked._Program, *arguments: object) -> None:
-        self.noise_stds = self.noise_stds.float()
-        begin(self, *arguments)  # type: ignore[arg-type]
+    def rounded(self: stacked.Program, *, noise_stds: torch.Tensor, **values: torch.Tensor) -> None:
+        load(self, noise_stds=noise_stds.float(), **values)
 
-    monkeypatch.setattr(stacked._Program, "begin", rounded)
+    monkeypatch.setattr(stacked.Program, "load", rounded)
     learner, start = learner_of()
     trainer = StackedTrainer(learner, records_of(), [24])
     with pytest.raises(NoiseError, match="is planned"):

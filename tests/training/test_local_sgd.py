@@ -11,7 +11,7 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.training.learner import Batch, Learner
-from coterie.training.local_sgd import LocalSGD, StackedLocalSGD, StepTable, mean_gradient, train_one
+from coterie.training.local_sgd import LocalSGD, StackedLocalSGD, mean_gradient, train_one
 from coterie.training.parameters import flatten
 from coterie.training.scoring import padded_loss_sums, score_sums
 
@@ -101,12 +101,6 @@ def people(learner: Learner, rule: LocalSGD) -> tuple[torch.Tensor, list[Batch],
     return starts, records, [rule.batches(size, seed) for seed, size in enumerate(SIZES)]
 
 
-def trained(
-    program: StackedLocalSGD, starts: torch.Tensor, records: list[Batch], batches: list[np.ndarray]
-) -> torch.Tensor:
-    return program.train(starts, StepTable.of(records, batches, program.tiles))
-
-
 @pytest.mark.parametrize("name", ["cnn", "softmax"])
 @pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.5)])
 def test_stacked_clients_end_where_each_alone_ends(name: str, momentum: float, proximal: float) -> None:
@@ -114,8 +108,8 @@ def test_stacked_clients_end_where_each_alone_ends(name: str, momentum: float, p
     rule = LocalSGD(epochs=2, batch=5, lr=0.1, momentum=momentum, proximal=proximal)
     starts, records, batches = people(learner, rule)
     program = StackedLocalSGD(learner, len(records), rule)
-    trained(program, starts + 1.0, records[::-1], batches[::-1])  # what an earlier round leaves does no harm
-    together = trained(program, starts, records, batches)
+    program.train(starts + 1.0, records[::-1], batches[::-1])  # what an earlier round leaves does no harm
+    together = program.train(starts, records, batches)
     for client, own in enumerate(records):
         alone = train_one(learner, starts[client], own, batches[client], rule)
         torch.testing.assert_close(together[client], alone, rtol=1e-3, atol=1e-5)
@@ -131,7 +125,7 @@ def test_a_batch_may_take_several_tiles() -> None:
     cut = StackedLocalSGD(learner, len(records), rule)
     assert (whole.tiles.count, cut.tiles.count, cut.tiles.size) == (4, 12, 3)
     people_of = (starts, records, batches)
-    torch.testing.assert_close(trained(cut, *people_of), trained(whole, *people_of), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(cut.train(*people_of), whole.train(*people_of), rtol=1e-3, atol=1e-6)
 
 
 def test_a_stacked_clients_update_has_the_same_bits_whoever_its_neighbours_are() -> None:
@@ -143,7 +137,7 @@ def test_a_stacked_clients_update_has_the_same_bits_whoever_its_neighbours_are()
     for order in ([0, 1, 2, 3], [2, 0, 0, 0], [3, 3, 0, 1]):
         program = StackedLocalSGD(learner, len(order), rule)
         theirs = [records[k] for k in order], [batches[k] for k in order]
-        updates.append(trained(program, starts[order], *theirs)[order.index(0)])
+        updates.append(program.train(starts[order], *theirs)[order.index(0)])
     assert torch.equal(updates[0], updates[1])
     assert torch.equal(updates[0], updates[2])
 

@@ -208,6 +208,16 @@ def coins(keys: Tensor, rates: Tensor, first_step: int, steps: int, records: int
     return drawn.view(torch.bool)
 
 
+def _by_window(kernel: Any, pooled: Tensor, winners: Tensor, whole: Tensor, window: tuple[int, int]) -> None:
+    """Start a kernel with one thread for every window."""
+    _, channels, rows, columns = pooled.shape
+    count, block = pooled.numel(), 512
+    kernel[(_blocks(count, block),)](
+        pooled, winners, whole, count, *whole.shape[2:], rows, columns, channels,
+        kernel_h=window[0], kernel_w=window[1], block=block, num_warps=4,
+    )  # fmt: skip
+
+
 class MaxPool(torch.autograd.Function):
     """Largest value of windows that do not overlap, on images in channels-last order."""
 
@@ -219,11 +229,7 @@ class MaxPool(torch.autograd.Function):
             (records, channels, rows, columns), device=images.device, memory_format=torch.channels_last
         )
         winners = torch.empty((records, rows, columns, channels), dtype=torch.int8, device=images.device)
-        count, block = outputs.numel(), 512
-        device_code.pool[(_blocks(count, block),)](
-            images, outputs, winners, count, height, width, rows, columns, channels,
-            kernel_h=kernel[0], kernel_w=kernel[1], block=block, num_warps=4,
-        )  # fmt: skip
+        _by_window(device_code.pool, outputs, winners, images, kernel)
         ctx.save_for_backward(winners)
         ctx.size, ctx.kernel = (height, width), kernel
         return outputs
@@ -237,9 +243,5 @@ class MaxPool(torch.autograd.Function):
         whole = (height, width) == (rows * kernel[0], columns * kernel[1])
         make = torch.empty if whole else torch.zeros
         outputs = make((records, height, width, channels), device=gradient.device).permute(0, 3, 1, 2)
-        count, block = gradient.numel(), 512
-        device_code.unpool[(_blocks(count, block),)](
-            gradient, winners, outputs, count, height, width, rows, columns, channels,
-            kernel_h=kernel[0], kernel_w=kernel[1], block=block, num_warps=4,
-        )  # fmt: skip
+        _by_window(device_code.unpool, gradient, winners, outputs, kernel)
         return outputs, None

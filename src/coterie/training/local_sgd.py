@@ -6,7 +6,7 @@ vector afterwards.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.scoring import join
-from coterie.training.stacked import BUFFERS, capture, kernels_agree
+from coterie.training.stacked import BUFFERS, Program, kernels_agree
 from coterie.training.tiles import Tiles
 
 MOST_CLIENTS = 1024
@@ -69,18 +69,11 @@ class LocalTrainer:
     """Trains clients without noise: one after the other, or on a GPU as one program, kept for the next round.
 
     Args:
-        own_kernels: whether to use the kernels of `kernels.py` on a GPU, where they work.
-        captured: whether steps are replayed as a CUDA graph there.
         tf32: whether matrix units may round factors to ten bits there, as torch's convolutions do by default.
     """
 
-    def __init__(
-        self, learner: Learner, *, own_kernels: bool = True, captured: bool = True, tf32: bool = True
-    ) -> None:
-        self.learner = learner
-        self._own_kernels = own_kernels
-        self._captured = captured
-        self._tf32 = tf32
+    def __init__(self, learner: Learner, *, tf32: bool = True) -> None:
+        self.learner, self.stacked, self._tf32 = learner, stacks(learner), tf32
         self._programs: dict[tuple[LocalSGD, int], StackedLocalSGD] = {}
 
     def train(
@@ -99,34 +92,22 @@ class LocalTrainer:
             records: each client's own.
             batches: which of them every step takes, as `LocalSGD.batches` gives it.
             wave: clients that a GPU computes at a time. A public number: shapes, and with them rounding, must
-                not tell how many were sampled.
+                not tell how many were sampled. The last wave is filled up with copies whose result is thrown
+                away.
         """
-        if stacks(self.learner):
-            return self.train_stacked(starts, records, batches, rule, wave)
-        updates = [
-            train_one(self.learner, start, own, order, rule)
-            for start, own, order in zip(starts, records, batches, strict=True)
-        ]
-        return torch.stack(updates) if updates else torch.zeros_like(starts)
-
-    def train_stacked(
-        self,
-        starts: Tensor,
-        records: Sequence[Batch],
-        batches: Sequence[NDArray[np.int64]],
-        rule: LocalSGD,
-        wave: int,
-    ) -> Tensor:
-        """Waves of constant size; the last is filled up with copies whose result is thrown away."""
         updates = []
+        if not self.stacked:
+            for start, own, order in zip(starts, records, batches, strict=True):
+                updates.append(train_one(self.learner, start, own, order, rule)[None])
+            return torch.cat(updates) if updates else torch.zeros_like(starts)
         wave = min(wave, MOST_CLIENTS, _room(self.learner, rule))
         for first in range(0, len(records), wave):
             mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
-            program = self._program(rule, wave)
-            table = StepTable.of([records[k] for k in mine], [batches[k] for k in mine], program.tiles)
+            theirs = [records[k] for k in mine], [batches[k] for k in mine]
             # The whole update is clipped afterwards, whatever rounding went into it.
             with precision(tf32=self._tf32):
-                updates.append(program.train(starts[mine], table)[: len(records) - first])
+                learnt = self._program(rule, wave).train(starts[mine], *theirs)
+            updates.append(learnt[: len(records) - first])
         return torch.cat(updates) if updates else torch.zeros_like(starts)
 
     def _program(self, rule: LocalSGD, clients: int) -> "StackedLocalSGD":
@@ -136,11 +117,11 @@ class LocalTrainer:
             if sum(others for _, others in self._programs) + clients > room:
                 self._programs.clear()  # a program keeps its memory
             size = min(rule.batch, self.learner.micro_batch)
-            own = self._own_kernels and kernels_agree(self.learner, size, tf32=self._tf32)
+            own = kernels_agree(self.learner, size, tf32=self._tf32)
             # Several runs may share a GPU: a step that takes a large part of it must give it back.
             small = _GRAPHS * clients <= room
             self._programs[rule, clients] = StackedLocalSGD(
-                self.learner, clients, rule, own_kernels=own, captured=self._captured and small
+                self.learner, clients, rule, own_kernels=own, captured=small
             )
         return self._programs[rule, clients]
 
@@ -186,47 +167,11 @@ def _room(learner: Learner, rule: LocalSGD) -> int:
     return max(1, memory // each)
 
 
-@dataclass(frozen=True)
-class StepTable:
-    """Which record every slot of every step of a program takes, and how much it counts.
-
-    Args:
-        records: the records of all clients, one client after the other.
-        index: (steps, slots), places in the table; anything where the weight is zero.
-        weights: (steps, slots) in float64: one over the number of records in the client's step.
-        active: (steps, clients), false once a client that has fewer records is done.
-    """
-
-    records: Batch
-    index: Tensor
-    weights: Tensor
-    active: Tensor
-
-    @classmethod
-    def of(cls, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]], tiles: Tiles) -> "StepTable":
-        clients, device = len(records), records[0].targets.device
-        steps = max(len(order) for order in batches)
-        chosen = np.full((steps, clients, tiles.records // clients), -1, dtype=np.int64)
-        bases = np.cumsum([0, *(len(own) for own in records)])
-        for client, order in enumerate(batches):
-            chosen[: len(order), client, : order.shape[1]] = np.where(order >= 0, order + bases[client], -1)
-        present = chosen >= 0
-        counts = present.sum(axis=2)
-        weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
-        return cls(
-            join(records),
-            torch.from_numpy(np.where(present, chosen, 0).reshape(steps, -1)).to(device),
-            torch.from_numpy(weights.reshape(steps, -1)).to(device),
-            torch.from_numpy(counts > 0).to(device),
-        )
-
-
-class StackedLocalSGD:
+class StackedLocalSGD(Program):
     """Many clients as one program: weights stacked, tiles of the flat batch of one client each.
 
     The layer rules give what every record adds to its client's gradient; their sum over the client's tiles,
-    weighted by one over the number of records in the step, is the gradient of the mean loss. A step reads and
-    writes buffers that stay where they are, so that a GPU replays it without Python inside.
+    weighted by one over the number of records in the step, is the gradient of the mean loss.
     """
 
     def __init__(
@@ -239,8 +184,7 @@ class StackedLocalSGD:
         captured: bool = False,
     ) -> None:
         assert learner.book is not None, "clients can only be stacked where every layer has a rule"
-        self.learner, self.book, self.rule = learner, learner.book, rule
-        self.clients = clients
+        self.book, self.rule, self.clients = learner.book, rule, clients
         # As many records to a tile as the layer rules take, and as many tiles as a batch needs.
         size = min(rule.batch, learner.micro_batch)
         each = math.ceil(rule.batch / size)
@@ -255,44 +199,56 @@ class StackedLocalSGD:
         self._step: Callable[[], None] | None = None
 
     @torch.no_grad()
-    def train(self, starts: Tensor, table: StepTable) -> Tensor:
-        """The update of every client, (clients, parameters)."""
-        if self._step is None:
-            self._step = self._prepared(starts, table)
-        self._starts.copy_(starts)
-        self._parameters.copy_(starts)
-        self._velocity.zero_()
-        for step in range(len(table.index)):
-            torch.index_select(table.records.features, 0, table.index[step], out=self._batch.features)
-            torch.index_select(table.records.targets, 0, table.index[step], out=self._batch.targets)
-            self._weights.copy_(table.weights[step])
-            self._active.copy_(table.active[step])
+    def train(self, starts: Tensor, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]]) -> Tensor:
+        """The update of every client, (clients, parameters); arguments as in `LocalTrainer.train`."""
+        table = join(records)
+        self.load(starts=starts, parameters=starts, velocity=torch.zeros_like(starts))
+        for index, weights, active in self._steps(records, batches):
+            batch = table.take(index)
+            self.load(features=batch.features, targets=batch.targets, weights=weights, active=active)
+            if self._step is None:
+                self._step = self._take_step
+                if self.captured:
+                    (self._step,) = self.record(self._take_step, changing=("parameters", "velocity"))
             self._step()
-        return self._parameters - starts
+        updates: Tensor = self.parameters - starts
+        return updates
 
-    def _prepared(self, starts: Tensor, table: StepTable) -> Callable[[], None]:
-        """The step, and what it reads and writes, always in the same places."""
-        self._starts, self._parameters = starts.clone(), starts.clone()
-        self._velocity = torch.zeros_like(starts)
-        self._batch = table.records.take(table.index[0])
-        self._weights, self._active = table.weights[0].clone(), table.active[0].clone()
-        return capture(self._take_step) if self.captured else self._take_step
+    def _steps(
+        self, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """What every step takes.
+
+        Returns:
+            each slot's place in the table of all records, (slots,), anything where its weight is zero; its
+            weight, one over the number of records in its client's step, in float64; and which clients still
+            learn, (clients,).
+        """
+        steps = max(len(order) for order in batches)
+        chosen = np.full((steps, self.clients, self.tiles.records // self.clients), -1, dtype=np.int64)
+        bases = np.cumsum([0, *(len(own) for own in records)])
+        for client, order in enumerate(batches):
+            chosen[: len(order), client, : order.shape[1]] = np.where(order >= 0, order + bases[client], -1)
+        present = chosen >= 0
+        counts = present.sum(axis=2)
+        weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
+        found = np.where(present, chosen, 0).reshape(steps, -1), weights.reshape(steps, -1), counts > 0
+        return zip(*(torch.from_numpy(part).to(records[0].targets.device) for part in found), strict=True)
 
     def _take_step(self) -> None:
-        parameters, velocity = self._parameters, self._velocity
-        moved, faster = _moved(parameters, velocity, self._gradients(), self._starts, self.rule)
-        active = self._active[:, None]
+        parameters, velocity = self.parameters, self.velocity
+        moved, faster = _moved(parameters, velocity, self._gradients(), self.starts, self.rule)
+        active = self.active[:, None]
         torch.where(active, moved, parameters, out=parameters)
         torch.where(active, faster, velocity, out=velocity)
 
     def _gradients(self) -> Tensor:
-        parameters, batch = self._parameters, self._batch
-        found = self.book.contributions(parameters, batch.features, batch.targets, self.tiles)
-        usable = self._weights > 0
+        parameters, weights = self.parameters, self.weights
+        found = self.book.contributions(parameters, self.features, self.targets, self.tiles)
         sums = [
-            found[name].client_sums(self._weights, usable, self.tiles, self.clients)
+            found[name].client_sums(weights, weights > 0, self.tiles, self.clients)
             if name in found
             else parameters.new_zeros(self.clients, shape.numel())
-            for name, shape in self.learner.layout.shapes.items()
+            for name, shape in self.book.layout.shapes.items()
         ]
         return torch.cat([part.to(parameters.dtype) for part in sums], dim=1)

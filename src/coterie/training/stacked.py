@@ -10,9 +10,10 @@ same distribution.
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -91,11 +92,30 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True) -> bool:
     return True
 
 
-def capture(work: Callable[[], None]) -> Callable[[], None]:
-    """Run a piece of work a few times, then record it; what is returned replays it without Python inside.
+class Program(SimpleNamespace):
+    """Steps that read and write tensors which stay where they are, so that a GPU can replay them."""
 
-    Whatever the work changes is changed by this, too.
-    """
+    def load(self, **values: Tensor) -> None:
+        """Put values where the steps find them."""
+        for name, value in values.items():
+            if name in vars(self):
+                getattr(self, name).copy_(value)
+            else:
+                setattr(self, name, value.clone())
+
+    def record(self, *pieces: Callable[[], None], changing: Sequence[str]) -> list[Callable[[], None]]:
+        """What replays pieces of work without Python inside; everything is left as it was before.
+
+        Args:
+            changing: names of the tensors that the pieces change.
+        """
+        before = {name: getattr(self, name).clone() for name in changing}
+        replays = [_captured(piece) for piece in pieces]
+        self.load(**before)
+        return replays
+
+
+def _captured(work: Callable[[], None]) -> Callable[[], None]:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -103,22 +123,16 @@ def capture(work: Callable[[], None]) -> Callable[[], None]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with _nothing_collected(), torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """While a graph is recorded: one that the collector gave back meanwhile would end the recording."""
-    gc.collect()
+    gc.collect()  # a graph that the collector gave back meanwhile would end the recording
     collects = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with torch.cuda.graph(graph):
+            work()
     finally:
         if collects:
             gc.enable()
+    return graph.replay
 
 
 class StackedTrainer:
@@ -132,7 +146,6 @@ class StackedTrainer:
         *,
         tile: int = TILE,
         own_kernels: bool = True,
-        captured: bool = True,
         tf32: bool = True,
         max_memory: int | None = None,
         augmentation: Augmentation | None = None,
@@ -142,7 +155,6 @@ class StackedTrainer:
         sizes: number of records in each set.
         tile: records per tile.
         own_kernels: whether to use the kernels of `kernels.py` where they work.
-        captured: whether steps are replayed as CUDA graphs (on a GPU).
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
         augmentation: views of each record whose gradients are averaged before the clip; they go through
@@ -150,17 +162,12 @@ class StackedTrainer:
         """
         if learner.book is None:
             raise ValueError("clients can only be stacked where every layer has a rule")
-        self.learner = learner
-        self.book = learner.book
-        self.tile = tile
-        self.table = table
-        self.captured = captured and learner.device.type == "cuda"
-        self.tf32 = tf32
+        self.learner, self.book, self.table = learner, learner.book, table
+        self.tile, self.tf32, self.augmentation = tile, tf32, augmentation
         self._sizes = list(sizes)
-        self._bases = [sum(self._sizes[:position]) for position in range(len(self._sizes))]
+        self._bases = list(accumulate(sizes, initial=0))
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int], _Program] = {}
-        self.augmentation = augmentation
         wanted = own_kernels and augmentation is None
         self.own_kernels = wanted and kernels_agree(learner, tile, tf32=tf32)
         self._bytes_per_record = learner.bytes_per_record * (augmentation.copies if augmentation else 1)
@@ -181,13 +188,12 @@ class StackedTrainer:
         # Coarser products change no promise: norms are taken of the very gradients that are summed, or of the
         # same factors, and both in float64, where the matrix units do not round.
         with precision(tf32=self.tf32):
-            parts = [self._train_wave(jobs[first : first + wave]) for first in range(0, len(jobs), wave)]
-        return torch.cat(parts)
+            waves = [jobs[first : first + wave] for first in range(0, len(jobs), wave)]
+            return torch.cat([self._program(part).run(part) for part in waves])
 
-    def _train_wave(self, jobs: Sequence[StackedJob]) -> Tensor:
-        program = self._program(jobs)
-        program.begin(jobs, [(self._bases[job.records], self._sizes[job.records]) for job in jobs])
-        return program.run(max(job.mechanism.steps for job in jobs))
+    def records(self, job: StackedJob) -> tuple[int, int]:
+        """Where a job's records begin in the table, and how many they are."""
+        return self._bases[job.records], self._sizes[job.records]
 
     def _program(self, jobs: Sequence[StackedJob]) -> "_Program":
         """The step for this many clients and tiles; prepared once, used for every round."""
@@ -222,72 +228,64 @@ def _most_of_free(device: torch.device) -> int:
     return int(0.8 * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 4 * 2**30
 
 
-class _Program:
-    """Static buffers, and the two pieces of a step that work on them: add up gradients, then move."""
+class _Program(Program):
+    """What many clients hold, a row each, and the two pieces of a step: add up gradients, then move."""
 
     def __init__(self, trainer: StackedTrainer, clients: int, tiles: int) -> None:
-        self.trainer = trainer
-        self.clients, self.tiles = clients, tiles
-        device, size = trainer.learner.device, trainer.learner.layout.size
-        slots = tiles * trainer.tile
+        self.trainer, self.clients, self.tiles = trainer, clients, tiles
+        device, slots = trainer.learner.device, tiles * trainer.tile
+        self.pairs = philox.places(trainer.learner.layout.size, 2, device)
+        self.index = torch.zeros(ROWS_AT_ONCE, slots, dtype=torch.int64, device=device)
+        self.present = torch.zeros(ROWS_AT_ONCE, slots, dtype=torch.bool, device=device)
+        self.owner = torch.zeros(ROWS_AT_ONCE, tiles, dtype=torch.int64, device=device)
+        self.row = torch.zeros(1, dtype=torch.int64, device=device)
+        self._pieces: list[Callable[[], None]] = []
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.start, self.parameters = zeros(clients, size), zeros(clients, size)
-        self.sums, self.anchors = zeros(clients, size), zeros(clients, size)
-        self.noise_keys, self.coin_keys = (zeros(clients, 2, dtype=torch.int64) for _ in range(2))
-        self.pairs = philox.places(size, 2, device)
-        self.rates, self.clips, self.noise_stds = zeros(clients), zeros(clients), zeros(clients)
-        self.step_sizes, self.pulls = zeros(clients), zeros(clients)
-        self.steps, self.bases, self.sizes, self.view_keys = (
-            zeros(clients, dtype=torch.int64) for _ in range(4)
-        )
-        self.longest = 0
-        self.index = zeros(ROWS_AT_ONCE, slots, dtype=torch.int64)
-        self.present = zeros(ROWS_AT_ONCE, slots, dtype=torch.bool)
-        self.owner = zeros(ROWS_AT_ONCE, tiles, dtype=torch.int64)
-        self.row, self.step = zeros(1, dtype=torch.int64), zeros(1, dtype=torch.int64)
-        self._pieces: tuple[Callable[[], None], Callable[[], None]] = (self._sum_row, self._finish_step)
-        self._to_capture = trainer.captured
-
-    def begin(self, jobs: Sequence[StackedJob], places: Sequence[tuple[int, int]]) -> None:
+    def begin(self, jobs: Sequence[StackedJob]) -> None:
         """Load what the jobs start from."""
-        self.start.copy_(torch.stack([job.start for job in jobs]))
-        self.parameters.copy_(self.start)
-        self.anchors.copy_(torch.stack([job.start if job.anchor is None else job.anchor for job in jobs]))
-        for keys, given in ((self.noise_keys, "noise_key"), (self.coin_keys, "coin_key")):
-            keys.copy_(philox.split_keys([getattr(job, given) for job in jobs], keys.device))
-        by_job: tuple[tuple[Tensor, list[float]], ...] = (
-            (self.rates, [job.mechanism.rate for job in jobs]),
-            (self.clips, [job.mechanism.clip for job in jobs]),
-            (self.noise_stds, [job.mechanism.noise_std for job in jobs]),
-            (self.step_sizes, [job.lr / job.mechanism.denominator for job in jobs]),
-            (self.pulls, [job.lr * job.anchor_weight for job in jobs]),
-            (self.steps, [job.mechanism.steps for job in jobs]),
-            (self.bases, [base for base, _ in places]),
-            (self.sizes, [size for _, size in places]),
-            (self.view_keys, [job.view_key for job in jobs]),
+        device = self.row.device
+
+        def each(value: Callable[[StackedJob], float], dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor([value(job) for job in jobs], dtype=dtype, device=device)
+
+        start = torch.stack([job.start for job in jobs]).to(device, torch.float64)
+        anchors = torch.stack([job.start if job.anchor is None else job.anchor for job in jobs])
+        self.load(
+            start=start,
+            parameters=start,
+            anchors=anchors.to(device, torch.float64),
+            sums=torch.zeros_like(start),
+            step=torch.zeros_like(self.row),
+            noise_keys=philox.split_keys([job.noise_key for job in jobs], device),
+            coin_keys=philox.split_keys([job.coin_key for job in jobs], device),
+            rates=each(lambda job: job.mechanism.rate),
+            clips=each(lambda job: job.mechanism.clip),
+            noise_stds=each(lambda job: job.mechanism.noise_std),
+            step_sizes=each(lambda job: job.lr / job.mechanism.denominator),
+            pulls=each(lambda job: job.lr * job.anchor_weight),
+            steps=each(lambda job: job.mechanism.steps, torch.int64),
+            bases=each(lambda job: self.trainer.records(job)[0], torch.int64),
+            sizes=each(lambda job: self.trainer.records(job)[1], torch.int64),
+            view_keys=each(lambda job: job.view_key, torch.int64),
         )
-        for into, values in by_job:
-            into.copy_(torch.tensor(values, dtype=into.dtype))
         # What was loaded, not what it was loaded from: buffers of another precision would round it.
-        loaded = zip(self.noise_stds.tolist(), self.clips.tolist(), jobs, strict=True)
-        for std, clip, job in loaded:
+        for std, clip, job in zip(self.noise_stds.tolist(), self.clips.tolist(), jobs, strict=True):
             check_noise(std, job.mechanism.multiplier, clip)
             CLIP.check("clip", clip)
-        self.longest = max(size for _, size in places)
-        self.sums.zero_()
-        self.step.zero_()
 
-    def run(self, steps: int) -> Tensor:
-        """The updates of all clients, from all steps of the round, in groups whose coins fit the memory."""
-        if self._to_capture:
-            self._pieces, self._to_capture = self._capture(), False
+    def run(self, jobs: Sequence[StackedJob]) -> Tensor:
+        """The updates of all jobs, from all steps of the round, in groups whose coins fit the memory."""
+        self.begin(jobs)
+        if not self._pieces:
+            pieces = (self._sum_row, self._finish_step)
+            on_gpu = self.row.device.type == "cuda"
+            changing = ("parameters", "sums", "row", "step")
+            self._pieces = self.record(*pieces, changing=changing) if on_gpu else list(pieces)
         sum_row, finish_step = self._pieces
-        at_once = min(steps, max(1, COINS_AT_ONCE // (self.clients * self.longest)))
+        steps, longest = int(self.steps.max()), int(self.sizes.max())
+        at_once = min(steps, max(1, COINS_AT_ONCE // (self.clients * longest)))
         for first in range(0, steps, at_once):
-            rows_per_step, places = self.draw(first, at_once)
+            rows_per_step, places = self.draw(first, at_once, longest)
             done = 0
             for rows in rows_per_step[: steps - first]:
                 for _ in range(rows):
@@ -296,11 +294,12 @@ class _Program:
                     sum_row()
                     done += 1
                 finish_step()
-        return self.parameters - self.start
+        updates: Tensor = self.parameters - self.start
+        return updates
 
     # --- which records --------------------------------------------------------------------------------
 
-    def draw(self, first: int, steps: int) -> tuple[list[int], Tensor]:
+    def draw(self, first: int, steps: int, longest: int) -> tuple[list[int], Tensor]:
         """Flip all coins of these steps and give every record drawn a place.
 
         Returns:
@@ -310,11 +309,9 @@ class _Program:
         size = self.trainer.tile
         step = torch.arange(first, first + steps, device=self.steps.device)
         if self.trainer.own_kernels:
-            drawn = kernels.coins(self.coin_keys, self.rates, first, steps, self.longest)
+            drawn = kernels.coins(self.coin_keys, self.rates, first, steps, longest)
         else:
-            drawn = philox.coins(
-                self.coin_keys, self.rates, step, philox.places(self.longest, 4, step.device)
-            )
+            drawn = philox.coins(self.coin_keys, self.rates, step, philox.places(longest, 4, step.device))
         drawn = drawn & (torch.arange(drawn.shape[2], device=drawn.device) < self.sizes[:, None])
         drawn &= (step[:, None] < self.steps)[:, :, None]
         counts = drawn.sum(dim=2)
@@ -373,12 +370,3 @@ class _Program:
             self.parameters.copy_(torch.where(due, self.parameters - move, self.parameters))
             self.sums.zero_()
         self.step += 1
-
-    def _capture(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Both pieces, captured, and everything as it was before."""
-        changing = (self.parameters, self.sums, self.row, self.step)
-        kept = [value.clone() for value in changing]
-        pieces = capture(self._sum_row), capture(self._finish_step)
-        for value, before in zip(changing, kept, strict=True):
-            value.copy_(before)
-        return pieces

@@ -168,6 +168,15 @@ def unit(low, high):
 
 
 @triton.jit
+def words(keys, client, place, step, stream: tl.constexpr):
+    """The four words of each place, at one step of one of a client's streams."""
+    seed = tl.load(keys + 2 * client) | (tl.load(keys + 2 * client + 1) << 32)
+    zero = place * 0
+    at = (zero + step).to(tl.uint32)
+    return tl.philox(seed, place.to(tl.uint32), at, zero.to(tl.uint32), (zero + stream).to(tl.uint32))
+
+
+@triton.jit
 def move(
     parameters, sums, anchors, keys, step, steps, noise_stds, step_sizes, pulls, size,
     block: tl.constexpr,
@@ -176,15 +185,7 @@ def move(
     client = tl.program_id(0)
     pair = tl.program_id(1) * block + tl.arange(0, block)
     now = tl.load(step)
-    seed = tl.load(keys + 2 * client) | (tl.load(keys + 2 * client + 1) << 32)
-    zero = pair * 0
-    a, b, c, d = tl.philox(
-        seed,
-        pair.to(tl.uint32),
-        (zero + now).to(tl.uint32),
-        zero.to(tl.uint32),
-        (zero + NOISE).to(tl.uint32),
-    )
+    a, b, c, d = words(keys, client, pair, now, NOISE)
     radius = tl.sqrt(-2.0 * tl.log(unit(a, b)))
     angle = 6.283185307179586 * unit(c, d)
     std = tl.load(noise_stds + client)
@@ -209,16 +210,8 @@ def flip(keys, thresholds, outputs, first_step, clients, blocks, block: tl.const
     """Four coins from each counter, for a block of counters of one step and client."""
     step, client = tl.program_id(0), tl.program_id(1)
     place = tl.program_id(2) * block + tl.arange(0, block)
-    seed = tl.load(keys + 2 * client) | (tl.load(keys + 2 * client + 1) << 32)
     threshold = tl.load(thresholds + client)
-    zero = place * 0
-    a, b, c, d = tl.philox(
-        seed,
-        place.to(tl.uint32),
-        (zero + first_step + step).to(tl.uint32),
-        zero.to(tl.uint32),
-        (zero + COINS).to(tl.uint32),
-    )
+    a, b, c, d = words(keys, client, place, first_step + step, COINS)
     row = (step * clients + client).to(tl.int64) * blocks
     out = outputs + (row + place) * 4
     tl.store(out, (a.to(tl.int64) < threshold).to(tl.int8), mask=place < blocks)
@@ -228,19 +221,27 @@ def flip(keys, thresholds, outputs, first_step, clients, blocks, block: tl.const
 
 
 @triton.jit
+def corners(
+    e, height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
+    channels: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+):  # fmt: skip
+    """Where the windows of these outputs begin among the inputs."""
+    x = (e // channels) % out_width
+    y = (e // (channels * out_width)) % out_height
+    record = e // (channels * out_width * out_height)
+    return ((record * height + y * kernel_h) * width + x * kernel_w) * channels + e % channels
+
+
+@triton.jit
 def pool(
-    images, outputs, winners, count,
+    outputs, winners, images, count,
     height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
     channels: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The largest value of each window and which it was; ties go to the first, a NaN wins, as in torch."""
     e = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = e < count
-    c = e % channels
-    x = (e // channels) % out_width
-    y = (e // (channels * out_width)) % out_height
-    record = e // (channels * out_width * out_height)
-    corner = ((record * height + y * kernel_h) * width + x * kernel_w) * channels + c
+    corner = corners(e, height, width, out_height, out_width, channels, kernel_h, kernel_w)
     best = tl.full((block,), float("-inf"), dtype=tl.float32)
     winner = tl.zeros((block,), dtype=tl.int32)
     for i in tl.static_range(kernel_h):
@@ -262,11 +263,7 @@ def unpool(
     """Each window's gradient goes to its winner, zero to the others."""
     e = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = e < count
-    c = e % channels
-    x = (e // channels) % out_width
-    y = (e // (channels * out_width)) % out_height
-    record = e // (channels * out_width * out_height)
-    corner = ((record * height + y * kernel_h) * width + x * kernel_w) * channels + c
+    corner = corners(e, height, width, out_height, out_width, channels, kernel_h, kernel_w)
     value = tl.load(gradient + e, mask=inside, other=0.0)
     winner = tl.load(winners + e, mask=inside, other=0)
     for i in tl.static_range(kernel_h):
