@@ -130,8 +130,8 @@ def runs(tmp_path: Path) -> SimpleNamespace:
 
 
 def figures(name: str, runs: SimpleNamespace, matrices: tuple[str, ...] = ()) -> list[Figure]:
-    result = SimpleNamespace(scale=SimpleNamespace(matrices=matrices))
-    return list(FIGURES[name](result, runs))  # type: ignore[arg-type]
+    result = SimpleNamespace(scale=SimpleNamespace(matrices=matrices), settings=runs.settings)
+    return list(FIGURES[name](result))  # type: ignore[arg-type]
 
 
 def test_a_mark_for_every_row_that_ran_to_the_end_and_promises_something(

@@ -1,13 +1,13 @@
 """The page of a reproduction, and its figures with and without runs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from coterie.errors import InputError
-from coterie.report.grid import read_comparison
 from coterie.reproduce import table
 from coterie.reproduce.declared import ScaleName, find, names, parse
 from coterie.reproduce.figures import FIGURES, figures_of
@@ -34,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reproduction]
 
 @pytest.fixture(scope="module")
 def page(finished: Reproduction) -> str:
-    return write_reproduction_report(finished.folder).read_text()
+    return write_reproduction_report(finished).read_text()
 
 
 def test_the_page_has_our_numbers_theirs_and_the_verdict(finished: Reproduction, page: str) -> None:
@@ -58,8 +58,7 @@ def test_the_page_shows_ledgers_guarantees_and_no_second_host(finished: Reproduc
 
 
 def test_every_figure_comes_from_the_runs(finished: Reproduction) -> None:
-    runs = read_comparison(finished.sweep_folder)
-    headings = [figure.heading for figure in figures_of(finished, runs)]
+    headings = [figure.heading for figure in figures_of(finished)]
     assert headings == [
         "Accuracy against epsilon: r-dpcfl",
         "Accuracy of the minority against epsilon: r-dpcfl",
@@ -88,25 +87,26 @@ def test_an_unknown_figure_is_one_line(finished: Reproduction) -> None:
     odd = parse("odd", TINY.replace("figures: [budgets,", "figures: [budget,"))
     result = Reproduction(finished.folder, odd, ScaleName.QUICK, ())
     with pytest.raises(InputError, match="odd: no figure is called 'budget'; allowed: budgets, "):
-        list(figures_of(result, None))
+        list(figures_of(result))
 
 
 def test_a_reproduction_without_runs_is_a_page_of_figures(tmp_path: Path) -> None:
     reproduction = find("rdpcfl-noise")
     result = reproduce(reproduction, tmp_path / "out")
-    text = write_reproduction_report(result.folder).read_text()
+    text = write_reproduction_report(result).read_text()
     assert "Noise multiplier against the batches of a run" in text
     assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_figures_that_need_runs_draw_nothing_without_them(finished: Reproduction) -> None:
+    without = replace(finished, compared=None)
     for name in ("budgets", "rounds", "separation", "success", "releases", "batches"):
-        assert list(FIGURES[name](finished, None)) == []
+        assert list(FIGURES[name](without)) == []
 
 
 def test_figures_are_also_files_with_heading_and_legend(finished: Reproduction, page: str) -> None:
     files = sorted((finished.folder / "figures").iterdir())
-    assert len(files) == len(list(figures_of(finished, read_comparison(finished.sweep_folder))))
+    assert len(files) == len(list(figures_of(finished)))
     for file in files:
         drawing = ElementTree.parse(file).getroot()
         assert drawing.tag == "{http://www.w3.org/2000/svg}svg"

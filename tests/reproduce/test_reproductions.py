@@ -14,6 +14,7 @@ from coterie.experiment.result import RunResult
 from coterie.experiment.verify import verify
 from coterie.files import read_json
 from coterie.privacy import LedgerError
+from coterie.report.record import read_run
 from coterie.reproduce import table
 from coterie.reproduce.declared import (
     EVERYTHING,
@@ -28,7 +29,7 @@ from coterie.reproduce.declared import (
 from coterie.reproduce.printed import Printed, read_publication
 from coterie.reproduce.quantities import QUANTITIES
 from coterie.reproduce.running import render, reproduce
-from coterie.reproduce.runs import Charged, charged_in
+from coterie.reproduce.runs import Charged
 from coterie.reproduce.table import Entry, Line, Reproduction, best_lines
 from tiny_reproduction import tiny_text
 
@@ -146,7 +147,7 @@ def test_labels_separate_two_settings_of_one_algorithm() -> None:
 
 def test_ours_stand_beside_the_printed_numbers(finished: Reproduction) -> None:
     ours, alone = finished.lines
-    result = RunResult.load(finished.sweep_folder / "cells" / ours.runs[0].cell.name)
+    result = RunResult.load(finished.sweep_folder / "cells" / ours.runs[0].record.name)
     entry = ours.entries[0]
     assert entry.quantity.key == "mean"
     assert entry.ours == pytest.approx(100 * result.accuracy.mean)
@@ -215,7 +216,7 @@ def test_a_folder_renders_elsewhere_even_unfinished(finished: Reproduction, tmp_
     (moved / "table.md").unlink()
     result = render(moved)
     assert (moved / "table.md").read_text() == (finished.folder / "table.md").read_text()
-    cell = finished.runs[0].cell.name
+    cell = finished.runs[0].record.name
     (moved / "runs" / "cells" / cell / "result.json").unlink()
     result = render(moved)
     assert result.missing == (cell,)
@@ -250,13 +251,13 @@ def test_a_ledger_with_fewer_charges_is_said_to_have_fewer(finished: Reproductio
     ledger = RunFolder(path).ledger
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(lines[:-1]))
-    charged = charged_in(path, run.result)
+    charged = Charged.of(read_run(path))
     assert charged.holds
     assert not charged.exact
     assert "fewer than planned" in str(charged)
     ledger.write_text("".join([*lines, lines[-1]]))
     with pytest.raises(LedgerError, match="does not follow"):
-        charged_in(path, run.result)
+        Charged.of(read_run(path))
 
 
 def test_spending_more_than_promised_voids_a_run() -> None:

@@ -1,6 +1,7 @@
 """`coterie report`: count the ledgers of what was run again, and write its report anew."""
 
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +21,12 @@ def report(
         typer.Option("--public", help="Write public.html, without any figure outside the guarantee."),
     ] = False,
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="Also write each figure as a file into this folder.")
+        Path | None,
+        typer.Option("--figures", file_okay=False, help="Also write each figure as a file into this folder."),
     ] = None,
-    kind: Annotated[str, typer.Option("--format", help="Of these files: svg, pdf or png.")] = "svg",
+    kind: Annotated[
+        str | None, typer.Option("--format", help="Of these files: svg (by default), pdf or png.")
+    ] = None,
 ) -> None:
     from coterie.experiment.folder import RunFolder
     from coterie.experiment.recorded import check_folder
@@ -30,31 +34,36 @@ def report(
     from coterie.report.comparison import comparison_figures, write_comparison_report
     from coterie.report.drawing import FORMATS, write_figures
     from coterie.report.run import run_figures, write_run_report
-    from coterie.reproduce.page import reproduction_figures
+    from coterie.reproduce.figures import figures_of
     from coterie.reproduce.running import render
     from coterie.reproduce.table import RECORD
 
-    if kind not in FORMATS:
+    if kind is not None and figures is None:
+        raise InputError("--format: is that of figures that are files; allowed: with --figures FOLDER")
+    if kind not in (None, *FORMATS):
         raise InputError(f"--format: '{kind}' is not allowed, {', '.join(FORMATS)} are")
     if RunFolder(folder).exists:
         check_folder(RunFolder(folder))
         counted = recount(folder)
-        written, drawn = write_run_report(folder, public=public), run_figures
+        written = write_run_report(folder, public=public)
+        drawn = partial(run_figures, folder, public=public)
         said = "nothing was charged yet" if counted is None else str(counted)
     elif (folder / "sweep.yaml").exists():
         said = _recount_all(folder)
-        written, drawn = write_comparison_report(folder, public=public), comparison_figures
+        written = write_comparison_report(folder, public=public)
+        drawn = partial(comparison_figures, folder, public=public)
     elif (folder / RECORD).exists():
         if public:
             raise InputError(f"--public: {folder} compares with a publication; allowed: a run, a comparison")
         said = _recount_all(folder / "runs") if (folder / "runs" / "sweep.yaml").exists() else "no runs"
-        written, drawn = render(folder).report, reproduction_figures
+        rendered = render(folder)
+        written, drawn = rendered.report, partial(list, figures_of(rendered))
     else:
         raise InputError(f"{folder}: neither a run folder nor the folder of a comparison or reproduction")
     say(f"ledger: {said}")
     say(f"report: {written}")
     if figures is not None:
-        files = write_figures(drawn(folder, public=public), figures, kind)
+        files = write_figures(drawn(), figures, kind or "svg")
         say(f"figures: {len(files)} in {figures}")
     if show:
         webbrowser.open(written.resolve().as_uri())

@@ -91,7 +91,7 @@ def show(result: Reproduction) -> None:
     from coterie.experiment.composition import ALONE
     from coterie.reproduce.table import setting_text
 
-    if result.sweep is not None:
+    if result.compared is not None:
         headings = ["algorithm", "figure", "ours", "printed", "table", "verdict"]
         for setting, lines in result.by_setting():
             body = [row for line in lines for row in _rows(line)]

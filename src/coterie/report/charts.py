@@ -69,6 +69,9 @@ class Scale:
         step = max(1, math.ceil((last - first) / 6))
         return [10.0**power for power in range(first, max(last, first + 1) + 1, step)]
 
+    def text(self, value: float) -> str:
+        return self.label(value).replace("-", "−")
+
     def apply(self, axes: "Axes", which: str, values: Sequence[float]) -> None:
         """Set the axis, "x" or "y", such that it begins and ends on its ticks and holds all values."""
         ticks = self.ticks(values)
@@ -80,7 +83,7 @@ class Scale:
             low, high = low / (high / low) ** self.margin, high * (high / low) ** self.margin
         else:
             low, high = low - self.margin * (high - low), high + self.margin * (high - low)
-        labels = [self.label(tick).replace("-", "−") for tick in ticks]
+        labels = list(map(self.text, ticks))
         axes.set(**{f"{which}ticks": ticks, f"{which}ticklabels": labels, f"{which}lim": (low, high)})
         axes.minorticks_off()
 
@@ -174,7 +177,7 @@ def _line(axes: "Axes", each: Series, index: int, x: Scale, y: Scale) -> None:
         axes.vlines(place, low, high, color=style["color"], linewidth=1.6, clip_on=False)
     (line,) = axes.plot(*zip(*each.points, strict=True), clip_on=False, **style)
     if each.marks is None:
-        tips(line, each.tips or [f"{each.name}: {x.label(px)}, {y.label(py)}" for px, py in each.points])
+        tips(line, each.tips or [f"{each.name}: {x.text(px)}, {y.text(py)}" for px, py in each.points])
 
 
 def _milestone(axes: "Axes", x: float, text: str) -> None:

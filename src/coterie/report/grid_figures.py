@@ -92,8 +92,8 @@ def curves(comparison: Comparison) -> Iterator[Figure]:
     # The name of a part tells its algorithm; where lines are few they share a panel.
     inside = (LABEL, ALGORITHM) if labelled else (comparison.leading,)
     measure = comparison.measure
-    panels = _panels(comparison.settings, *inside)[:MOST_PANELS]
-    drawn = [(name, [each for each in members if each.curve()]) for name, members in panels]
+    apart = panels(comparison.settings, *inside)[:MOST_PANELS]
+    drawn = [(name, [each for each in members if each.curve()]) for name, members in apart]
     # One axis for all: what cannot be compared side by side misleads.
     values = [value for _, members in drawn for each in members for _, value in each.curve()]
     for index, (name, members) in enumerate(drawn):
@@ -162,7 +162,7 @@ def _against_epsilon(comparison: Comparison, reading: Reading, slug: str) -> Ite
         range(len(budgets)),
         margin=0.4 / (len(budgets) - 1),
     )
-    for index, (name, members) in enumerate(_panels([e for e, _ in known], leading, EPSILON)[:MOST_PANELS]):
+    for index, (name, members) in enumerate(panels([e for e, _ in known], leading, EPSILON)[:MOST_PANELS]):
         lines: dict[int, list[Setting]] = {}
         for each in sorted(members, key=lambda each: float(each.values[EPSILON])):
             lines.setdefault(each.colour if leading else 0, []).append(each)
@@ -195,7 +195,7 @@ def _budget_label(value: float) -> str:
     return "∞" if value == float("inf") else f"{value:g}"
 
 
-def _panels(settings: Sequence[Setting], *inside: str | None) -> list[tuple[str, list[Setting]]]:
+def panels(settings: Sequence[Setting], *inside: str | None) -> list[tuple[str, list[Setting]]]:
     """Settings by the values of every key with a choice that is not shown inside a panel."""
     panels: dict[str, list[Setting]] = {}
     for setting in settings:

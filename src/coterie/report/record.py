@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from coterie.algorithms import find_algorithm
+from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Findings
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import read_experiment
@@ -179,9 +179,13 @@ class RunRecord:
         return known if len(known) == len(self.clients) and len(set(known.values())) > 1 else None
 
     @property
+    def algorithm(self) -> type[AnyAlgorithm]:
+        return find_algorithm(self.plan.unit, self.experiment.algorithm.name)
+
+    @property
     def knows_truth(self) -> bool:
         """Whether the algorithm was handed the true clusters."""
-        return find_algorithm(self.plan.unit, self.experiment.algorithm.name).needs_truth
+        return self.algorithm.needs_truth
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def write_into(document: Path, result: Reproduction) -> None:
 
 def _tables(result: Reproduction) -> str:
     """A table for each setting as a document shows it, and below them what a reader must know."""
-    if result.sweep is None:
+    if result.compared is None:
         return ""
     lines = [""]
     for setting, rows in result.by_setting():

@@ -9,8 +9,6 @@ from coterie.experiment.composition import ALONE
 from coterie.files import write_text
 from coterie.report import words
 from coterie.report.drawing import Figure, write_figures
-from coterie.report.grid import Comparison as RunsSideBySide
-from coterie.report.grid import read_comparison
 from coterie.report.page import page
 from coterie.reproduce.figures import figures_of
 from coterie.reproduce.quantities import Quantity
@@ -18,28 +16,17 @@ from coterie.reproduce.table import Entry, Line, Reproduction, setting_text
 from coterie.table import Table
 
 
-def write_reproduction_report(folder: Path) -> Path:
+def write_reproduction_report(result: Reproduction) -> Path:
     """Write `report.html` of a reproduction, and its figures as files; return the page's path."""
-    result, runs = _read(folder)
-    figures = list(figures_of(result, runs))
-    write_text(result.report, _page(result, runs, figures))
-    write_figures(figures, folder / "figures")
+    figures = list(figures_of(result))
+    write_text(result.report, _page(result, figures))
+    write_figures(figures, result.folder / "figures")
     return result.report
 
 
-def reproduction_figures(folder: Path, *, public: bool = False) -> list[Figure]:
-    """The figures of the page, in its order; there is no page for everybody."""
-    return list(figures_of(*_read(folder)))
-
-
-def _read(folder: Path) -> tuple[Reproduction, RunsSideBySide | None]:
-    result = Reproduction.load(folder)
-    return result, read_comparison(result.sweep_folder) if result.sweep is not None else None
-
-
-def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[Figure]) -> str:
+def _page(result: Reproduction, figures: Sequence[Figure]) -> str:
     entries = [entry for line in result.lines for entry in line.entries]
-    example = runs.runs[0] if runs is not None and runs.runs else None
+    example = result.runs[0].record if result.runs else None
     return page(
         "reproduction",
         result.experiment.title,
@@ -49,14 +36,14 @@ def _page(result: Reproduction, runs: RunsSideBySide | None, figures: Sequence[F
         verdicts=[entry.is_no_worse for entry in entries if entry.is_no_worse is not None],
         alone=ALONE,
         promises=[(line.heading, line.guarantee) for line in result.lines],
-        tables=list(_tables(result)) if result.sweep else [],
-        notes=result.notes() if result.sweep else [],
+        tables=list(_tables(result)) if result.compared else [],
+        notes=result.notes() if result.compared else [],
         figures=figures,
         differs=[
             *result.scale.differs,
             *(f"Changed on the command line: {each}." for each in result.overrides),
         ],
-        charged=_charged(result) if result.sweep else None,
+        charged=_charged(result) if result.compared else None,
         shared=[pair for pair in words.what_ran(example) if pair[0] not in ("Algorithm", "Seeds")]
         if example
         else [],
@@ -104,7 +91,7 @@ def _stacked(ours: str, theirs: Sequence[str]) -> Markup:
 def _charged(result: Reproduction) -> Table:
     rows = [
         {
-            "Run": run.cell.name,
+            "Run": run.record.name,
             "Releases charged": f"{run.charged.executed:,}",
             "Planned": f"{run.charged.planned:,}",
             "Epsilon spent": f"{run.charged.spent:.4f}",

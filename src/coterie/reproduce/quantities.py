@@ -10,8 +10,6 @@ from coterie.privacy.units import round_up
 from coterie.reproduce.runs import FinishedRun
 from coterie.table import NONE
 
-"""Where a row has no such figure."""
-
 
 @dataclass(frozen=True)
 class Quantity:
@@ -32,7 +30,7 @@ class Quantity:
     unit: Unit | None = None
 
     def value(self, run: FinishedRun) -> float | None:
-        found = self.of(run) if self.unit in (None, run.unit) else None
+        found = self.of(run) if self.unit in (None, run.record.plan.unit) else None
         return None if found is None else self.scale * found
 
     def text(self, value: float | None, spread: float | None = None) -> str:
@@ -56,7 +54,7 @@ def _mean_of_workers(run: FinishedRun) -> float | None:
 def _worst_cluster(run: FinishedRun) -> float | None:
     """None where clients keep parts of their own: a cluster then has no model to be tested."""
     tests = run.result.whole_tests
-    return min(tests.values()) if tests and not run.algorithm.personal else None
+    return min(tests.values()) if tests and not run.record.algorithm.personal else None
 
 
 CLIENT, WORKER = Unit.CLIENT, Unit.WORKER

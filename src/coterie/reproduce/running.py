@@ -16,6 +16,7 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.opened import drop_models
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text
@@ -52,7 +53,7 @@ def reproduce(
     if sweep is not None:
         compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress)
         for cell in sweep.cells():
-            files = begun.files(cell)
+            files = RunFolder(cell.folder(begun.sweep_folder))
             if files.finished:
                 # Models are no part of any table; without them a folder is small enough to carry.
                 drop_models(files)
@@ -63,11 +64,11 @@ def reproduce(
 def render(out: Path) -> Reproduction:
     """Write tables and pages from the runs that are there, running nothing."""
     result = Reproduction.load(out)
-    if result.sweep is not None:
+    if result.compared is not None:
         write_text(out / "table.md", markdown(result))
         write_text(out / "table.csv", to_csv(result))
         write_comparison_report(result.sweep_folder)
-    write_reproduction_report(out)
+    write_reproduction_report(result)
     return result
 
 
@@ -95,7 +96,7 @@ def _claim(
 
 def _wanted(begun: Reproduction, selection: Subset) -> Sweep | None:
     """The runs of the folder, and those of a new selection."""
-    known = begun.sweep
+    known = begun.compared.sweep if begun.compared else None
     if known is not None and selection == EVERYTHING:
         return known
     more = sweep_of(begun.experiment, begun.scale_name, selection, begun.overrides)

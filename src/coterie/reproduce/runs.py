@@ -4,15 +4,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.metrics import Fairness, Spread, fairness
 from coterie.experiment.result import RunResult
-from coterie.experiment.sweep import Cell
-from coterie.files import read_json, read_lines
-from coterie.privacy import LedgerView, PrivacyPlan, Unit
-from coterie.privacy.units import number_from_json
+from coterie.privacy import LedgerView
+from coterie.report.record import RunRecord
 from coterie.reproduce.central import central_scores
 from coterie.training.scoring import Score
 
@@ -43,71 +40,55 @@ class Charged:
             return f"BROKEN: {self.executed:,} of {self.planned:,}, {spent}"
         return f"{self.executed:,} of {self.planned:,}" + ("" if self.exact else ", fewer than planned")
 
-
-def charged_in(path: Path, result: RunResult) -> Charged:
-    """The ledger of a run folder against its plan."""
-    files = RunFolder(path)
-    plan = PrivacyPlan.from_json(read_json(files.plan))
-    ledger = LedgerView.read(files.ledger, plan)
-    pairs = [
-        (release.times, ledger.executed(unit.subject)[release.name])
-        for unit in plan.units
-        for release in unit.releases
-    ]
-    *_, last = read_lines(files.metrics)
-    return Charged(
-        planned=sum(times for times, _ in pairs),
-        executed=sum(done for _, done in pairs),
-        exact=all(times == done for times, done in pairs),
-        within=all(done <= times for times, done in pairs),
-        spent=number_from_json(last["epsilon"]),
-        promised=result.epsilon,
-    )
+    @classmethod
+    def of(cls, run: RunRecord) -> "Charged":
+        """The ledger of a finished run against its plan."""
+        ledger = LedgerView.read(RunFolder(run.outcome.folder).ledger, run.plan)
+        pairs = [
+            (release.times, ledger.executed(unit.subject)[release.name])
+            for unit in run.plan.units
+            for release in unit.releases
+        ]
+        return cls(
+            planned=sum(times for times, _ in pairs),
+            executed=sum(done for _, done in pairs),
+            exact=all(times == done for times, done in pairs),
+            within=all(done <= times for times, done in pairs),
+            spent=run.rounds[-1].epsilon,
+            promised=run.outcome.epsilon,
+        )
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished cell and what its ledger says.
+    """A finished run, how even it is beside central models, and what its ledger says."""
 
-    Args:
-        test_records: held-out records of the client with fewest, and of the one with most: how fine its
-            accuracy can be.
-    """
-
-    cell: Cell
-    result: RunResult
+    record: RunRecord
     fairness: Fairness
     charged: Charged
-    test_records: tuple[int, int]
 
     @classmethod
-    def read(cls, cell: Cell, path: Path, out: Path) -> "FinishedRun":
-        """From a run folder, with the central scores of the reproduction under `out`."""
-        result = RunResult.load(path)
-        fair = result.fairness or Fairness(math.nan, None, None)
-        best = central_scores(out, cell.experiment) if fair.f_acc is None else None
+    def read(cls, run: RunRecord, out: Path) -> "FinishedRun":
+        """With the central scores of the reproduction under `out`."""
+        fair = run.outcome.fairness or Fairness(math.nan, None, None)
+        best = central_scores(out, run.experiment) if fair.f_acc is None else None
         if best is not None:
-            assert result.loss is not None
-            reached, losses = _exact(result).per_client, result.loss.per_client
-            fair = fairness({name: Score(value, losses[name]) for name, value in reached.items()}, best)
-        held_out = [client["test_records"] for client in read_json(RunFolder(path).federation)["clients"]]
-        return cls(cell, result, fair, charged_in(path, result), (min(held_out), max(held_out)))
+            reached, loss = _exact(run).per_client, run.outcome.loss
+            assert loss is not None
+            fair = fairness({name: Score(own, loss.per_client[name]) for name, own in reached.items()}, best)
+        return cls(run, fair, Charged.of(run))
 
     @property
-    def unit(self) -> Unit:
-        return self.cell.experiment.privacy.unit
-
-    @property
-    def algorithm(self) -> type[AnyAlgorithm]:
-        return find_algorithm(self.unit, self.cell.experiment.algorithm.name)
+    def result(self) -> RunResult:
+        return self.record.outcome
 
     @property
     def accuracy(self) -> Spread:
-        return _exact(self.result)
+        return _exact(self.record)
 
 
-def _exact(result: RunResult) -> Spread:
+def _exact(run: RunRecord) -> Spread:
     """Published experiments are on published records, and judged exactly."""
-    if result.accuracy is None:
-        raise InputError(f"{result.folder}: was not evaluated; allowed here: evaluation.kind exact")
-    return result.accuracy
+    if run.outcome.accuracy is None:
+        raise InputError(f"{run.outcome.folder}: was not evaluated; allowed here: evaluation.kind exact")
+    return run.outcome.accuracy

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ import numpy as np
 
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import read_yaml
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.result import RunResult
-from coterie.experiment.sweep import LABEL, Cell, Sweep
+from coterie.experiment.sweep import LABEL
 from coterie.privacy import Unit
+from coterie.report.grid import Comparison, Setting, read_comparison
+from coterie.report.numbers import span
 from coterie.reproduce.declared import (
     ALGORITHM,
-    SEED,
     ExperimentScale,
     PublishedExperiment,
     ScaleName,
@@ -109,18 +108,18 @@ class Line:
     @property
     def clusters_found(self) -> str:
         """Runs that found all clusters; empty for an algorithm that looks for none."""
-        return self._share(lambda result: result.clusters_found)
+        return self._share([run.result.clusters_found for run in self.runs])
 
     @property
     def minority_found(self) -> str:
-        return self._share(lambda result: result.minority_found)
+        return self._share([run.result.minority_found for run in self.runs])
 
-    def _share(self, of: Callable[[RunResult], bool | None]) -> str:
-        first = self.runs[0]
-        if first.algorithm.needs_truth:
+    def _share(self, found: Sequence[bool | None]) -> str:
+        first = self.runs[0].record
+        if first.knows_truth:
             return "given"
-        known = [value for run in self.runs if (value := of(run.result)) is not None]
-        clustered = hasattr(first.cell.experiment.algorithm, "clusters")
+        known = [value for value in found if value is not None]
+        clustered = hasattr(first.experiment.algorithm, "clusters")
         return f"{sum(known)} of {len(known)}" if known and clustered else NONE
 
     @property
@@ -136,7 +135,7 @@ class Line:
             "algorithm": self.row,
             "best": self.best,
             "setting": dict(self.setting),
-            "seeds": [run.cell.values[SEED] for run in self.runs],
+            "seeds": [run.record.experiment.seeds.simulation for run in self.runs],
             "figures": {
                 entry.quantity.key: {
                     "ours": entry.ours,
@@ -162,7 +161,7 @@ class Reproduction:
     """A published table beside ours: what the folder of a reproduction holds now.
 
     Args:
-        sweep: None where figures need no runs.
+        compared: its runs side by side; None where figures need no runs.
         source: the publication, where it prints numbers.
         missing: cells that have not finished.
     """
@@ -171,7 +170,7 @@ class Reproduction:
     experiment: PublishedExperiment
     scale_name: ScaleName
     overrides: tuple[str, ...]
-    sweep: Sweep | None = None
+    compared: Comparison | None = None
     lines: tuple[Line, ...] = ()
     source: str | None = None
     missing: tuple[str, ...] = ()
@@ -188,29 +187,19 @@ class Reproduction:
         except (KeyError, ValueError, TypeError) as mistake:
             raise InputError(f"{path / RECORD}: not written by this version ({mistake!r})") from None
         begun = cls(path, experiment, scale, overrides)
-        stored = begun.sweep_folder / "sweep.yaml"
-        if not stored.exists():
+        if not (begun.sweep_folder / "sweep.yaml").exists():
             return begun
-        sweep, source = Sweep.read(stored), experiment.publication
+        compared, source = read_comparison(begun.sweep_folder), experiment.publication
         publication = read_publication(source.source) if source else None
-        varying = [key for key in sweep.varying if key not in (ALGORITHM, LABEL)]
-        groups: dict[str, list[FinishedRun]] = {}
-        missing = []
-        for cell in sweep.cells():
-            files = begun.files(cell)
-            if files.finished:
-                key = repr((_row(cell), [cell.values[name] for name in varying]))
-                groups.setdefault(key, []).append(FinishedRun.read(cell, files.path, path))
-            else:
-                missing.append(cell.name)
-        lines = [_line(runs, varying, source, publication) for runs in groups.values()]
+        lines = [_line(setting, path, source, publication) for setting in compared.settings]
         order = list(dict.fromkeys(line.row for line in lines))
-        best_of = experiment.scales[scale].best_of
-        if best_of in varying:
+        best_of = begun.scale.best_of
+        if best_of in compared.sweep.varying:
             lines = best_lines(lines, best_of)
         lines.sort(key=lambda line: ([_sortable(v) for v in line.setting.values()], order.index(line.row)))
+        missing = tuple(failure.cell.name for failure in compared.failures)
         printed = publication.source if publication else None
-        return replace(begun, sweep=sweep, lines=tuple(lines), source=printed, missing=tuple(missing))
+        return replace(begun, compared=compared, lines=tuple(lines), source=printed, missing=missing)
 
     @property
     def scale(self) -> ExperimentScale:
@@ -224,8 +213,10 @@ class Reproduction:
     def sweep_folder(self) -> Path:
         return self.folder / "runs"
 
-    def files(self, cell: Cell) -> RunFolder:
-        return RunFolder(self.sweep_folder / "cells" / cell.name)
+    @property
+    def settings(self) -> Sequence[Setting]:
+        """The rows of its comparison, if any of them has run."""
+        return self.compared.settings if self.compared else ()
 
     @property
     def runs(self) -> list[FinishedRun]:
@@ -289,9 +280,10 @@ class Reproduction:
             f"no more than planned, {sum(run.charged.exact for run in self.runs)} exactly what was planned."
         )
         # What a best or worst client is measured on, where whole clients are compared.
-        for least, most in sorted({run.test_records for run in self.runs if run.unit is Unit.CLIENT}):
-            span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            yield f"A client has {span} held-out records."
+        records = [run.record for run in self.runs if run.record.plan.unit is Unit.CLIENT]
+        held_out = [[client.test_records or 0 for client in record.clients] for record in records]
+        for least, most in sorted({(min(sizes), max(sizes)) for sizes in held_out}):
+            yield f"A client has {span([least, most])} held-out records."
         if self.missing:
             yield self.not_finished
 
@@ -319,22 +311,15 @@ def best_lines(lines: Sequence[Line], key: str) -> list[Line]:
     return list(best.values())
 
 
-def _row(cell: Cell) -> str:
-    return str(cell.values.get(LABEL) or cell.values[ALGORITHM])
-
-
 def _sortable(value: Any) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
-def _line(
-    runs: Sequence[FinishedRun],
-    varying: Sequence[str],
-    source: Source | None,
-    publication: Publication | None,
-) -> Line:
-    cell = runs[0].cell
-    row = _row(cell)
+def _line(setting: Setting, out: Path, source: Source | None, publication: Publication | None) -> Line:
+    runs = tuple(FinishedRun.read(run, out) for run in setting.runs)
+    values = dict(setting.values)
+    label, algorithm = values.pop(LABEL, None), values.pop(ALGORITHM)
+    row = str(label or algorithm)
     theirs = source.rows.get(row, row) if source else row
     entries = []
     for quantity in QUANTITIES:
@@ -344,11 +329,11 @@ def _line(
         std = float(np.std(known, ddof=1)) if whole and len(known) > 1 else None
         printed = None
         if source is not None and publication is not None:
-            epsilon = cell.experiment.privacy.epsilon
+            epsilon = runs[0].record.experiment.privacy.epsilon
             printed = publication.printed(source.data, source.shift, theirs, quantity.key, epsilon)
         entries.append(Entry(quantity, mean, std, printed))
     name = publication.algorithms.get(theirs) if publication else None
-    return Line(row, {key: cell.values[key] for key in varying}, tuple(runs), tuple(entries), name)
+    return Line(row, values, runs, tuple(entries), name)
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:
