@@ -8,7 +8,7 @@ from typing import Any
 
 from memory_grid import MemoryGrid
 
-from coterie.data import Client, Federation
+from coterie.data import Federation
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.site import Site
 from coterie.engines.flower.transport import Timeouts, Transport
@@ -30,10 +30,10 @@ LIMITS = Limits(Budget(8.0, 1e-3))
 QUICK = Timeouts(answer=60.0, rejoin=0.0, poll=0.001)
 
 
-def one_client(name: str, federation: Federation) -> tuple[Client, Federation]:
+def one_client(name: str, federation: Federation) -> Federation:
     """A client of a federation, alone."""
     [client] = [client for client in federation.clients if client.name == name]
-    return client, Federation((client,), federation.task)
+    return Federation((client,), federation.task)
 
 
 def experiment(**sections: Any) -> Experiment:
@@ -62,8 +62,7 @@ class MemoryFederation:
         if name in self.sites:
             self.sites[name].close()
         self.sites[name] = Site(
-            name,
-            lambda: one_client(name, self.federation),
+            one_client(name, self.federation),
             self.folder / name,
             self.limits,
             noise_seed=self.noise_seed,

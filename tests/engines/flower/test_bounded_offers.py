@@ -30,6 +30,7 @@ from tiny_site import (
 from coterie.engines.flower import messages
 from coterie.engines.flower.approval import MOST_RELEASES, MOST_STEPS, approve
 from coterie.engines.flower.contract import Contract, Limits, cost
+from coterie.engines.flower.messages import SiteFacts
 from coterie.errors import InputError
 from coterie.models import ModelSettings
 from coterie.privacy import (
@@ -127,7 +128,7 @@ def test_more_steps_than_a_site_should_take_are_not_signed() -> None:
         offer = contract(plan=plan_of((PlannedRelease("training", steps, 1),)), records=2000)
         said = None
         try:
-            approve(offer, LIMITS, name="a", records=2000, held_out=offer.held_out, task=offer.task)
+            approve(offer, LIMITS, SiteFacts("a", 2000, offer.held_out, None, offer.task, False))
         except messages.RefusedError as mistake:
             said = mistake.reason
         assert said == reason
@@ -264,7 +265,7 @@ def test_a_model_larger_than_any_message_is_refused_before_it_takes_memory(
         "coterie.engines.flower.approval.build_learner", lambda *_, **__: pytest.fail("built")
     )
     with pytest.raises(messages.RefusedError) as refusal:
-        approve(offer, LIMITS, name="a", records=40, held_out=10, task=text)
+        approve(offer, LIMITS, SiteFacts("a", 40, 10, None, text, False))
     assert refusal.value.reason == "out of range"
 
 

@@ -186,7 +186,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             contract: Contract = run.contracts["amber"]
             start = run.calibrated.facts.initialise(0)
 
-            def ask(round: int, model: np.ndarray, digest: str = contract.digest()) -> Any:
+            def ask(round: int, model: np.ndarray, digest: str = contract.digest) -> Any:
                 wanted = RequestId(digest, round, "training")
                 content = {"amber": SiteRequest(wanted, model[None]).to_content(messages.TRAIN)}
                 length = run.calibrated.facts.parameters
@@ -201,7 +201,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
                 return str(answers.missing["amber"])
 
             assert messages.REFUSALS["no contract"] in reason(ask(1, start))
-            assert server.offer(transport, run.contracts).by_client == {"amber": contract.digest()}
+            assert server.offer(transport, run.contracts).by_client == {"amber": contract.digest}
             assert messages.REFUSALS["other contract"] in reason(ask(1, start, "0" * 64))
             first = ask(1, start).by_client["amber"]
             np.testing.assert_array_equal(ask(1, start).by_client["amber"], first)
@@ -212,7 +212,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             assert messages.REFUSALS["over budget"] in reason(ask(2, start + 2))
             assert messages.REFUSALS["not planned"] in reason(ask(3, start))
             assert charged(made, "amber") == {1: 1, 2: 1}
-            assert server.finish(transport, run.contracts).by_client == {"amber": contract.digest()}
+            assert server.finish(transport, run.contracts).by_client == {"amber": contract.digest}
         made.joined["amber"].wait(timeout=120)
         assert made.joined["amber"].returncode == 0
         assert released(made, "amber") == {1: 1, 2: 1}

@@ -112,6 +112,31 @@ def test_training_cannot_be_planned_on_held_out_records() -> None:
             Contract.from_json(data)
 
 
+@pytest.mark.parametrize("limits", [LIMITS, REPORTING], ids=["no scores", "some scores"])
+def test_training_under_the_name_of_a_score_is_not_signed(limits: Limits, tmp_path: Path) -> None:
+    """Else its charge, on other records, would pay for an exact score of those that are held out."""
+    named = dataclasses.replace(releases()[1], name=EVALUATION)
+    made = site(tmp_path, limits)
+    offer = contract(plan=plan_of((named,)))
+    assert refused(deliver(made, messages.OFFER, offer.to_content())) == "not planned"
+    assert refused(deliver(made, messages.EVALUATE, evaluation(agreed=offer))) == "no contract"
+
+
+@pytest.mark.parametrize("limits", [LIMITS, REPORTING], ids=["no scores", "some scores"])
+def test_a_release_that_is_no_score_is_not_answered_with_one(
+    limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it had been signed."""
+    monkeypatch.setattr("coterie.engines.flower.approval._approve_scores", lambda *_: None)
+    named = dataclasses.replace(releases()[1], name=EVALUATION)
+    agreed = contract(plan=plan_of((named,)))
+    made = joined(tmp_path, agreed, limits=limits)
+    assert refused(deliver(made, messages.EVALUATE, evaluation(agreed=agreed))) == "not planned"
+    assert made.session is not None
+    assert made.session.ledger.executed("a")[EVALUATION] == 0
+    made.close()
+
+
 # --- what is answered -------------------------------------------------------------------------------
 
 
@@ -161,7 +186,7 @@ def site_with_labels(folder: Path, labels: np.ndarray) -> Site:
     features[np.arange(len(labels)), np.arange(len(labels))] = 1.0
     client = Client("a", train, train.take(slice(0, 0)), Records(features, labels))
     limits = Limits(Budget(20.0, 1e-2), reported=HeldOut(0, 1.0, 2))
-    return Site("a", lambda: (client, Federation((client,), TASK)), folder, limits)
+    return Site(Federation((client,), TASK), folder, limits)
 
 
 def says_one_of(record: int) -> np.ndarray:
@@ -250,7 +275,7 @@ def random_message(rng: np.random.Generator, models: list[np.ndarray]) -> tuple[
     """A message as a hostile server might send it: mostly well-formed, often beside the contract."""
     names = ["training", "sketch", "selection", EVALUATION, "other"]
     weights = [0.3, 0.15, 0.2, 0.3, 0.05]
-    digest = REPORTED.digest() if rng.random() < 0.97 else "0" * 64
+    digest = REPORTED.digest if rng.random() < 0.97 else "0" * 64
     wanted = RequestId(digest, int(rng.integers(1, 12)), str(rng.choice(names, p=weights)))
     model = models[int(rng.integers(len(models)))].copy()
     if rng.random() < 0.2:

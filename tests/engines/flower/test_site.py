@@ -7,6 +7,7 @@ import json
 import logging
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_a_plan_for_another_unit_is_not_signed(tmp_path: Path) -> None:
 def test_a_contract_binds_once_and_only_once(tmp_path: Path) -> None:
     made = joined(tmp_path)
     again = deliver(made, messages.OFFER, contract().to_content())
-    assert again.config_records["coterie"]["accepted"] == contract().digest()
+    assert again.config_records["coterie"]["accepted"] == contract().digest
     assert refused(deliver(made, messages.OFFER, contract(lr=0.2).to_content())) == "other experiment"
     assert stat.S_IMODE(made.files.secret.stat().st_mode) == 0o600
     made.close()
@@ -137,7 +138,7 @@ def lying_array() -> RecordDict:
     content = training()
     honest = Array(START)
     content["arrays"] = ArrayRecord(
-        {"start": Array(dtype="float32", shape=(18, 1000), stype=honest.stype, data=honest.data)}
+        {"models": Array(dtype="float32", shape=(1, 18000), stype=honest.stype, data=honest.data)}
     )
     return content
 
@@ -152,10 +153,12 @@ BAD: dict[str, tuple[str, RecordDict, str]] = {
     "another format": (messages.TRAIN, with_record(training(), format=2), "garbage"),
     "a pull that pushes": (messages.TRAIN, with_record(training(), anchor_weight=-1.0), "garbage"),
     "a pull towards nothing": (messages.TRAIN, with_record(training(), anchor_weight=1.0), "garbage"),
-    "a start that is not finite": (messages.TRAIN, with_arrays(start=NAN), "garbage"),
-    "a start of another shape": (messages.TRAIN, with_arrays(start=START[:-1]), "garbage"),
-    "doubles": (messages.TRAIN, with_arrays(start=START.astype(np.float64)), "garbage"),
-    "two starts": (messages.TRAIN, with_arrays(start=START, extra=START), "garbage"),
+    "a start that is not finite": (messages.TRAIN, with_arrays(models=NAN[None]), "garbage"),
+    "a start of another shape": (messages.TRAIN, with_arrays(models=START[None, :-1]), "garbage"),
+    "doubles": (messages.TRAIN, with_arrays(models=START[None].astype(np.float64)), "garbage"),
+    "two starts": (messages.TRAIN, with_arrays(models=np.stack([START, START])), "garbage"),
+    "another array": (messages.TRAIN, with_arrays(models=START[None], extra=START), "garbage"),
+    "a row": (messages.TRAIN, with_arrays(models=START), "garbage"),
     "an array that lies": (messages.TRAIN, lying_array(), "garbage"),
     "no models": (messages.SELECT, selection(models=np.zeros((0, len(START)), np.float32)), "garbage"),
     "another contract": (messages.TRAIN, with_record(training(), contract="0" * 64), "other contract"),
@@ -213,8 +216,9 @@ def test_a_round_that_is_over_is_not_executed(tmp_path: Path) -> None:
     made.close()
 
 
-def test_a_message_past_its_time_is_not_executed(tmp_path: Path) -> None:
-    made = joined(tmp_path, clock=lambda: 1e12)
+def test_a_message_past_its_time_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = joined(tmp_path)
+    monkeypatch.setattr("coterie.engines.flower.site.time", SimpleNamespace(time=lambda: 1e12))
     assert refused(deliver(made, messages.TRAIN, training())) == "late"
     assert executed(made)["training"] == 0
     made.close()
@@ -315,7 +319,7 @@ def test_closed_books_have_no_key_and_answer_nothing(tmp_path: Path) -> None:
     deliver(made, messages.TRAIN, training())
     other = messages.pack({"contract": "0" * 64})
     assert refused(deliver(made, messages.FINISHED, other)) == "other contract"
-    assert refused(deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest()}))) is None
+    assert refused(deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest}))) is None
     assert made.finished
     assert not made.files.secret.exists()
     for again in (made, site(tmp_path)):

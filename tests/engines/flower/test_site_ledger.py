@@ -12,7 +12,6 @@ from tiny_site import contract, deliver, joined, selection, site, training
 
 from coterie.engines.flower import messages
 from coterie.engines.flower import session as session_module
-from coterie.engines.flower import site as site_module
 from coterie.engines.flower.session import SiteFolder
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError, LedgerError
@@ -148,9 +147,9 @@ def test_an_approval_cut_short_may_be_given_again(
     made = site(tmp_path)
     with monkeypatch.context() as patch:
         if moment == "before the ledger":
-            patch.setattr(site_module.Ledger, "open", killed)
+            patch.setattr(session_module.Ledger, "open", killed)
         else:
-            patch.setattr(site_module, "write_json", killed)
+            patch.setattr(session_module, "write_json", killed)
         with pytest.raises(Killed):
             deliver(made, messages.OFFER, contract().to_content())
     again = site(tmp_path)
@@ -164,7 +163,7 @@ def test_an_approval_cut_short_may_be_given_again(
 def closed(folder: Path) -> SiteFolder:
     made = joined(folder)
     deliver(made, messages.TRAIN, training())
-    deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest()}))
+    deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest}))
     assert made.finished
     return made.files
 

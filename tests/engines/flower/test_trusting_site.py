@@ -20,6 +20,7 @@ from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.site import Site
 from coterie.groups import GroupSchedule, Noise, Observer, Structure, Threat
 from coterie.privacy import (
+    EVALUATION,
     POPULATION,
     Adjacency,
     Budget,
@@ -74,7 +75,7 @@ def refused(answer: RecordDict) -> str | None:
 
 
 def ask(to: Site, agreed: Contract, round: int = 1, **changes: Any) -> RecordDict:
-    wanted = RequestId(agreed.digest(), round, changes.pop("release", "sums"))
+    wanted = RequestId(agreed.digest, round, changes.pop("release", "sums"))
     request = SiteRequest(wanted, **{"order": 7, "models": START[None], **changes})
     return deliver(to, messages.CONTRIBUTE, request.to_content(messages.CONTRIBUTE))
 
@@ -88,6 +89,17 @@ def update(answer: RecordDict) -> np.ndarray:
 
 DRAFTED = CohortSums(CLIP, 1.0, PoissonSample(0.5), Adjacency.ADD_REMOVE, drafted=True)
 OFFERS: dict[str, tuple[Contract, str]] = {
+    "sums under the name of a score": (
+        trusting(
+            plan=PrivacyPlan(
+                Unit.CLIENT,
+                Adjacency.ADD_REMOVE,
+                THREAT,
+                (UnitPlan(POPULATION, (PlannedRelease(EVALUATION, SUM, 3),)),),
+            )
+        ),
+        "not planned",
+    ),
     "less noise than allowed": (
         trusting(plan=population(dataclasses.replace(SUM, noise_multiplier=0.1))),
         "too much",

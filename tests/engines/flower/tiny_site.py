@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,13 +42,13 @@ REPORTING = Limits(Budget(20.0, 1e-2), reported=HeldOut(0, 1.0, 2))
 ZERO_OUT = Adjacency.ZERO_OUT
 
 
-def records(shift: float = 0.0) -> tuple[Client, Federation]:
+def records(shift: float = 0.0) -> Federation:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(40, 5)).astype(np.float32) + np.float32(shift)
     found = Records(features, rng.integers(3, size=40))
     held_out = Records(rng.normal(size=(10, 5)).astype(np.float32), rng.integers(3, size=10))
     client = Client("a", found, found.take(slice(0, 0)), held_out)
-    return client, Federation((client,), TASK)
+    return Federation((client,), TASK)
 
 
 def releases(*, noise: float = 2.0, times: int = 3) -> tuple[PlannedRelease, ...]:
@@ -98,7 +97,7 @@ def contract(**changes: Any) -> Contract:
 
 def site(folder: Path, limits: Limits = LIMITS, **options: Any) -> Site:
     shift = options.pop("shift", 0.0)
-    return Site("a", lambda: records(shift), folder, limits, **options)
+    return Site(records(shift), folder, limits, **options)
 
 
 def deliver(
@@ -119,23 +118,17 @@ def joined(folder: Path, agreed: Contract | None = None, **options: Any) -> Site
 
 
 def training(round: int = 1, *, agreed: Contract | None = None, **changes: Any) -> RecordDict:
-    wanted = RequestId((agreed or contract()).digest(), round, changes.pop("release", "training"))
+    wanted = RequestId((agreed or contract()).digest, round, changes.pop("release", "training"))
     start = changes.pop("start", START)
     return SiteRequest(wanted, start[None], **changes).to_content(messages.TRAIN)
 
 
 def selection(round: int = 1, models: np.ndarray | None = None) -> RecordDict:
-    wanted = RequestId(contract().digest(), round, "selection")
+    wanted = RequestId(contract().digest, round, "selection")
     stacked = np.stack([START, START + 1]) if models is None else models
     return SiteRequest(wanted, stacked).to_content(messages.SELECT)
 
 
 def evaluation(round: int = 1, *, agreed: Contract, model: np.ndarray = START, **changes: Any) -> RecordDict:
-    wanted = RequestId(agreed.digest(), round, changes.pop("release", EVALUATION))
+    wanted = RequestId(agreed.digest, round, changes.pop("release", EVALUATION))
     return SiteRequest(wanted, model[None]).to_content(messages.EVALUATE)
-
-
-def expired() -> float:
-    """A lifetime that is over when the message arrives."""
-    time.sleep(0.01)
-    return 0.001

@@ -1,22 +1,17 @@
 """What a site checks before it agrees to a contract: cheap things first, a server may propose anything."""
 
+from collections.abc import Callable
+
 import torch
 
-from coterie.data.records import Task
 from coterie.engines.clients import build_learner
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
-from coterie.engines.flower.messages import RefusedError
+from coterie.engines.flower.messages import RefusedError, SiteFacts
 from coterie.engines.flower.words import MOST_CAVEATS, is_release_name, site_log
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
 from coterie.models import build_model
-from coterie.privacy import (
-    EVALUATION,
-    Adjacency,
-    CohortSums,
-    NoisyScores,
-    Unit,
-)
+from coterie.privacy import EVALUATION, Adjacency, CohortSums, NoisyScores, Unit
 from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
 from coterie.training.learner import Learner
 
@@ -41,49 +36,41 @@ def learner_of(contract: Contract) -> Learner:
     if not model.own:
         with torch.device("meta"):  # counts without memory
             drawn = build_model(model, task, seed, additive=contract.additive)
-        if sum(values.numel() for values in drawn.parameters()) > MOST_PARAMETERS:
-            raise RefusedError("out of range")
+        size = sum(values.numel() for values in drawn.parameters())
+        RefusedError.when(size > MOST_PARAMETERS, "out of range")
     return build_learner(model, task, seed, torch.device("cpu"), additive=contract.additive)
 
 
-def approve(
-    contract: Contract, limits: Limits, *, name: str, records: int, held_out: int, task: Task
-) -> Learner:
+def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
     """The learner of a contract about the site's own records, of a known model, that spends not too much.
 
     Raises:
         RefusedError: it is not that.
     """
+    own, trusts = contract.own, contract.plan.unit is not Unit.RECORD
     described = (contract.client, contract.records, contract.held_out, contract.task)
-    if described != (name, records, held_out, task):
-        raise RefusedError("other data")
-    if contract.model.own and contract.model.name not in limits.models:
-        raise RefusedError("model code")
+    known = (facts.name, facts.records, facts.held_out, facts.task)
+    RefusedError.when(described != known, "other data")
+    RefusedError.when(contract.model.own and contract.model.name not in limits.models, "model code")
     named = all(is_release_name(release.name) for unit in contract.units for release in unit.releases)
-    if not named or len(contract.plan.caveats) > MOST_CAVEATS:
-        raise RefusedError("words")
+    RefusedError.when(not named or len(contract.plan.caveats) > MOST_CAVEATS, "words")
     _approve_scores(contract, limits)
-    trusts = contract.plan.unit is not Unit.RECORD
-    if not trusts and contract.plan.adjacency is Adjacency.ADD_REMOVE:
-        raise RefusedError("not planned")  # its own number of records is public, and used
-    if trusts != (contract.trusted is not None) or not contract.own.releases:
-        raise RefusedError("not planned")
-    if trusts and not limits.trust_server:
-        raise RefusedError("not trusted")
-    for release in contract.own.releases:
-        mechanism = release.mechanism
+    # Its own number of records is public, and used.
+    unbounded = not trusts and contract.plan.adjacency is Adjacency.ADD_REMOVE
+    aimless = trusts != (contract.trusted is not None) or not own.releases
+    RefusedError.when(unbounded or aimless, "not planned")
+    RefusedError.when(trusts and not limits.trust_server, "not trusted")
+    for mechanism in (release.mechanism for release in own.releases):
         if mechanism.kind == NoisyScores.kind:
             continue  # approved above
-        if trusts and (not isinstance(mechanism, CohortSums) or mechanism.drafted):
-            raise RefusedError("not planned")
-        if not trusts and not mechanism.at_sites and limits.budget.is_private:
-            raise RefusedError("too much")
-        if mechanism.at_sites and getattr(mechanism, "records", records) != records:
-            raise RefusedError("other data")
-    if not (_in_range(contract) and _few_releases(contract)):
-        raise RefusedError("out of range")
-    if not (_sound_views(contract) and _sound_work(contract)):
-        raise RefusedError("garbage")
+        clipped = isinstance(mechanism, CohortSums) and not mechanism.drafted
+        RefusedError.when(trusts and not clipped, "not planned")
+        bare = not trusts and not mechanism.at_sites
+        RefusedError.when(bare and limits.budget.is_private, "too much")
+        others = mechanism.at_sites and getattr(mechanism, "records", facts.records) != facts.records
+        RefusedError.when(others, "other data")
+    RefusedError.when(not (_in_range(contract) and _few_releases(contract)), "out of range")
+    RefusedError.when(not (_sound_views(contract) and _sound_work(contract)), "garbage")
     try:
         learner = learner_of(contract)
     except RefusedError:
@@ -93,15 +80,19 @@ def approve(
         log.warning("no model %s for these records: %s", contract.model.name, said)
         raise RefusedError("model") from None
     size = learner.layout.size
-    if any(release.mechanism.length(size) > size for release in contract.own.releases):
-        raise RefusedError("out of range")
-    try:
-        spends = cost(contract, limits.budget.delta, limits.adjacency)
-    except CoterieError:  # a plan that no accountant can bound
-        raise RefusedError("too much") from None
-    if contract.delta > limits.budget.delta or not spends <= limits.budget.epsilon:
-        raise RefusedError("too much")
+    longest = max(release.mechanism.length(size) for release in own.releases)
+    RefusedError.when(longest > size, "out of range")
+    affordable = _costs_at_most(limits.budget.epsilon, cost, contract, limits)
+    RefusedError.when(contract.delta > limits.budget.delta or not affordable, "too much")
     return learner
+
+
+def _costs_at_most(most: float, price: Callable[..., float], contract: Contract, limits: Limits) -> bool:
+    """Whether a contract's price, for the neighbours and at the delta of the site's operator, is not more."""
+    try:
+        return price(contract, limits.budget.delta, limits.adjacency) <= most
+    except CoterieError:  # a plan that no accountant can bound
+        return False
 
 
 def _few_releases(contract: Contract) -> bool:
@@ -119,52 +110,50 @@ def _few_releases(contract: Contract) -> bool:
 
 def _in_range(contract: Contract) -> bool:
     """Whether the numbers beside the mechanisms, which check their own, are sane ones."""
-    found = contract.lr in STEP_SIZE and contract.rounds in ROUNDS and contract.public_seed in SEED
-    found = found and contract.delta in DELTA and contract.delta < 1
-    for release in contract.own.releases:
-        found = found and release.mechanism.steps in STEPS
-    if contract.trusted is None:
-        return found
-    training, watched = contract.trusted.training, contract.trusted.watched
-    return (
-        found
-        and (watched is None or watched.epochs in ROUNDS)
-        and training.epochs in EPOCHS
-        and training.batch in RECORDS
-        and (training.iterations is None or training.iterations in STEPS)
-        and training.lr in STEP_SIZE
-        and training.momentum in Range(0.0, 1.0)
-        and training.momentum < 1
-        and (training.proximal == 0 or training.proximal in PULL)
-    )
+    found: list[tuple[object, Range]] = [
+        (contract.lr, STEP_SIZE),
+        (contract.rounds, ROUNDS),
+        (contract.public_seed, SEED),
+        (contract.delta, DELTA),
+        *((release.mechanism.steps, STEPS) for release in contract.own.releases),
+    ]
+    momentum = 0.0
+    if contract.trusted is not None:
+        training, watched = contract.trusted.training, contract.trusted.watched
+        momentum = training.momentum
+        found += [
+            (1 if watched is None else watched.epochs, ROUNDS),
+            (training.epochs, EPOCHS),
+            (training.batch, RECORDS),
+            (1 if training.iterations is None else training.iterations, STEPS),
+            (training.lr, STEP_SIZE),
+            (momentum, Range(0.0, 1.0)),
+            (training.proximal or PULL.least, PULL),
+        ]
+    return contract.delta < 1 and momentum < 1 and all(number in allowed for number, allowed in found)
 
 
 def _approve_scores(contract: Contract, limits: Limits) -> None:
     """Raise `RefusedError` unless held-out records answer as often, and at most at the price, as allowed."""
-    own, scored, by_record = contract.own, contract.scored, contract.plan.unit is Unit.RECORD
-    among_own = [release for release in own.releases if release.mechanism.kind == NoisyScores.kind]
-    if (scored is not None and not by_record) or (among_own and contract.plan.unit is not Unit.CLIENT):
-        raise RefusedError("not planned")  # scores of a unit that has none
+    unit, scored, allowed = contract.plan.unit, contract.scored, limits.reported
+    own = contract.own.releases
+    # By its name, too: no other release may be asked for as a score.
+    among_own = [each for each in own if each.name == EVALUATION or each.mechanism.kind == NoisyScores.kind]
+    unfit = (scored is not None and unit is not Unit.RECORD) or (among_own and unit is not Unit.CLIENT)
+    RefusedError.when(bool(unfit), "not planned")  # scores of a unit that has none
     planned = among_own if scored is None else list(scored.releases)
     if scored is None and not planned:
         return
-    if len(planned) != 1 or planned[0].name != EVALUATION:
-        raise RefusedError("not planned")
-    mechanism, allowed = planned[0].mechanism, limits.reported
+    RefusedError.when(len(planned) != 1 or planned[0].name != EVALUATION, "not planned")
+    mechanism = planned[0].mechanism
     if not isinstance(mechanism, NoisyScores):
         raise RefusedError("not planned")
     if allowed is None or contract.held_out == 0 or planned[0].times > allowed.reports:
         raise RefusedError("not allowed")
-    if scored is None:
-        return  # a client's score is part of what its whole plan costs
-    if mechanism.units != contract.held_out:
-        raise RefusedError("other data")
-    try:
-        price = cost_of_scores(contract, limits.budget.delta, limits.adjacency)
-    except CoterieError:
-        raise RefusedError("too much") from None
-    if not price <= allowed.epsilon:
-        raise RefusedError("too much")
+    if scored is not None:  # a client's score is part of what its whole plan costs
+        RefusedError.when(mechanism.units != contract.held_out, "other data")
+        affordable = _costs_at_most(allowed.epsilon, cost_of_scores, contract, limits)
+        RefusedError.when(not affordable, "too much")
 
 
 def _sound_work(contract: Contract) -> bool:
@@ -182,23 +171,26 @@ def _sound_work(contract: Contract) -> bool:
 
 def _planned_as_watched(contract: Contract, watched: Observer) -> bool:
     """Whether the groups that epsilon is computed from are those that the plan releases for."""
-    structure, schedule = watched.structure, watched.schedule
-    if contract.plan.unit is not Unit.WORKER or contract.client not in structure.names:
+    structure, schedule, plan = watched.structure, watched.schedule, contract.plan
+    if (
+        plan.unit is not Unit.WORKER
+        or schedule.publishes_drafts
+        or contract.client not in structure.names
+        or {unit.subject for unit in plan.units} != set(structure.names)
+    ):
         return False
     for worker, name in enumerate(structure.names):
-        groups = sorted(structure.groups_of(worker))
-        releases = contract.plan.for_subject(name).releases
+        groups, releases = sorted(structure.groups_of(worker)), plan.for_subject(name).releases
         if len(releases) != len(groups):
             return False
         for group, release in zip(groups, releases, strict=True):
             sums, noise = release.mechanism, schedule.noises[group]
             if not isinstance(sums, CohortSums) or sums.histogram_ratio or sums.identifier_ratio:
                 return False
-            if (sums.rate, sums.multiplier) != (noise.rate, noise.multiplier):
+            same = (sums.rate, sums.multiplier) == (noise.rate, noise.multiplier)
+            if not same or schedule.epochs(release.times) > watched.epochs:
                 return False
-            if schedule.epochs(release.times) > watched.epochs or schedule.publishes_drafts:
-                return False
-    return {unit.subject for unit in contract.plan.units} == set(structure.names)
+    return True
 
 
 def _sound_views(contract: Contract) -> bool:
@@ -206,6 +198,5 @@ def _sound_views(contract: Contract) -> bool:
     views, shape = contract.augmentation, contract.task.shape
     if views is None:
         return True
-    whole = type(views.copies) is int and type(views.shift) is int and type(views.flip) is bool
     images = contract.task.vocabulary is None and len(shape) == 3
-    return whole and images and 1 <= views.copies <= 64 and 0 <= views.shift < min(shape[1:])
+    return images and 1 <= views.copies <= 64 and 0 <= views.shift < min(shape[1:])

@@ -12,18 +12,18 @@ trusted.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import RecordDict
+from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
-from coterie.engines.flower.messages import GarbageError, RefusedError, pack, plain_of
+from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, Told
 from coterie.engines.flower.words import check_texts, quoted
 from coterie.errors import CoterieError
 from coterie.groups import Observer
@@ -78,6 +78,11 @@ class TrustedWork(Plain):
         return Parts(shared=np.zeros_like(mask), personal=mask)
 
 
+def leaving(parts: Parts | None, parameters: int) -> NDArray[np.bool_]:
+    """Which parameters leave a site or a member."""
+    return np.ones(parameters, np.bool_) if parts is None else ~parts.personal
+
+
 def ranges_of(mask: Any) -> tuple[tuple[int, int], ...]:
     """Where a mask is true, as pairs of first and one after the last."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))).tolist()
@@ -85,7 +90,7 @@ def ranges_of(mask: Any) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True)
-class Contract(Plain):
+class Contract(Told):
     """Everything that decides what a site computes and what that costs, beside its records.
 
     Args:
@@ -99,7 +104,6 @@ class Contract(Plain):
     """
 
     called = "contract"
-    mistake = GarbageError
     experiment: str
     algorithm: str
     client: str
@@ -142,34 +146,27 @@ class Contract(Plain):
         return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, self.units, plan.caveats)
 
     @classmethod
-    def from_json(cls, data: object) -> Self:
+    def read(cls, data: object) -> Self:
         check_texts(data)
         try:
-            contract = super().from_json(data)
+            contract = super().read(data)
             contract.own  # noqa: B018  a client that the plan does not know is an error
             whole = canonical_json(contract.to_json()) == canonical_json(data)
         except RangeError:
             raise RefusedError("out of range") from None
-        except (ValueError, TypeError, CoterieError):
-            raise GarbageError("malformed contract") from None
-        if not whole:
-            raise GarbageError("malformed contract")
+        except (ValueError, TypeError, RecursionError, CoterieError):
+            whole = False
+        GarbageError.when(not whole, "malformed contract")
         return contract
 
+    @cached_property
     def digest(self) -> str:
         """The name by which messages refer to it."""
         return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
 
-    def to_content(self) -> RecordDict:
-        return pack({"contract": canonical_json(self.to_json())})
-
-    @classmethod
-    def from_content(cls, content: RecordDict) -> Self:
-        try:
-            data = json.loads(plain_of(content, {"contract": str})["contract"])
-        except (ValueError, RecursionError):
-            raise GarbageError("malformed contract") from None
-        return cls.from_json(data)
+    def asked(self, round: int, release: str) -> RequestId:
+        """What a release of a round under this contract is called."""
+        return RequestId(self.digest, round, release)
 
 
 register(ModelSettings, lambda settings: settings.model_dump(mode="json"), ModelSettings.model_validate)

@@ -14,7 +14,7 @@ from coterie.data.natural import split_records
 from coterie.data.records import Dataset
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.keys import check_site_name
-from coterie.engines.flower.site import Records, Site
+from coterie.engines.flower.site import Site
 from coterie.errors import InputError
 from coterie.privacy import Adjacency, Budget, HeldOut
 
@@ -119,24 +119,13 @@ def open_site(joining: Joining) -> Site:
         )
     name = joining.name or owners[0]
     check_site_name(name)
-    count = len(dataset.train)
-    delta = joining.delta if joining.delta is not None else 0.2 / count
     if math.isnan(joining.epsilon) or not joining.epsilon > 0:
         raise InputError(f"--epsilon: {joining.epsilon}; allowed: a number above 0")
-    limits = Limits(
-        Budget(joining.epsilon, delta),
-        joining.models,
-        _reported(joining),
-        joining.trust_server,
-        joining.adjacency,
-    )
-    return Site(
-        name,
-        _records(name, dataset, joining),
-        joining.state or joining.data / STATE,
-        limits,
-        noise_seed=joining.noise_seed,
-    )
+    delta = joining.delta if joining.delta is not None else 0.2 / len(dataset.train)
+    budget = Budget(joining.epsilon, delta)
+    limits = Limits(budget, joining.models, _reported(joining), joining.trust_server, joining.adjacency)
+    alone, state = _alone(name, dataset, joining), joining.state or joining.data / STATE
+    return Site(alone, state, limits, noise_seed=joining.noise_seed)
 
 
 def _reported(joining: Joining) -> HeldOut | None:
@@ -157,19 +146,17 @@ def _reported(joining: Joining) -> HeldOut | None:
     return HeldOut(0, epsilon, reports)  # how many records, the site counts itself
 
 
-def _records(name: str, dataset: Dataset, joining: Joining) -> Records:
-    """The site's records, divided as its operator says.
+def _alone(name: str, dataset: Dataset, joining: Joining) -> Federation:
+    """The site and its records, divided as its operator says.
 
     With the seed and the site's place of a simulation, they are divided as that simulation would.
     """
-    everything, (seed, place) = np.arange(len(dataset.train)), joining.split
+    everything, take = np.arange(len(dataset.train)), dataset.train.take
     train, test = everything, everything[:0]
     if joining.held_out is not None:
-        train, _, test = split_records(
-            everything, NaturalFederation(test_share=joining.held_out), seed, place
-        )
-    take = dataset.train.take
+        shares = NaturalFederation(test_share=joining.held_out)
+        train, _, test = split_records(everything, shares, *joining.split)
     client = Client(name, train=take(train), validation=take(everything[:0]), test=take(test))
     alone = Federation((client,), dataset.task)
     check_federation(alone, held_out=False)
-    return lambda: (client, alone)
+    return alone

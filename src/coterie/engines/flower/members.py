@@ -55,7 +55,7 @@ class RemoteMembers:
     journal: Journal
 
     def __post_init__(self) -> None:
-        self.digests = {name: contract.digest() for name, contract in self.contracts.items()}
+        self.digests = {name: contract.digest for name, contract in self.contracts.items()}
 
     def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
         """The choices of those who answered. Their updates come with them: models travel once."""

@@ -2,9 +2,9 @@
 
 Every message is a Flower `RecordDict` with one record of plain values, `coterie`, and where a model travels
 an `arrays` record of float32 arrays (float64 for a clipped update, which is scaled once and then added up as
-it is). Reading is strict on both sides: a field too many, too few or of another
-type, an array of another shape or with a value that is not finite makes the message garbage
-(`GarbageError`, whose text never repeats what was in it).
+it is). Reading is strict on both sides: a field too many, too few or of another type, an array of another
+shape or with a value that is not finite makes the message garbage (`GarbageError`, whose text never repeats
+what was in it).
 
 | message type | to a site | back |
 |---|---|---|
@@ -31,7 +31,8 @@ from coterie.algorithms.protocol import Vector
 from coterie.data.records import Task
 from coterie.errors import CoterieError
 from coterie.privacy import HeldOut
-from coterie.privacy.plain import MalformedError, record, register
+from coterie.privacy.plain import MalformedError, Plain, record, register
+from coterie.privacy.plan import canonical_json
 from coterie.privacy.ranges import PULL
 
 FORMAT = 1
@@ -75,11 +76,21 @@ Values: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64
 Arrays: TypeAlias = Mapping[str, NDArray[np.float32]] | Mapping[str, Values]
 
 
-class GarbageError(CoterieError):
+class WireError(CoterieError):
+    """Why a message, or an answer to one, does not count."""
+
+    @classmethod
+    def when(cls, wrong: bool, why: str) -> None:
+        """Raise it if something is wrong."""
+        if wrong:
+            raise cls(why)
+
+
+class GarbageError(WireError):
     """A message that is not what it should be."""
 
 
-class RefusedError(CoterieError):
+class RefusedError(WireError):
     """A site does not answer; the reason is a key of `REFUSALS`."""
 
     def __init__(self, reason: str) -> None:
@@ -107,13 +118,11 @@ def plain_of(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
     if record is None or set(content) - {PLAIN, ARRAYS}:
         raise GarbageError("records other than ours")
     found = dict(record)
-    if found.pop("format", None) != FORMAT:
-        raise GarbageError("another format")
-    if found.keys() != fields.keys():
-        raise GarbageError("fields missing or unknown")
+    GarbageError.when(found.pop("format", None) != FORMAT, "another format")
+    GarbageError.when(found.keys() != fields.keys(), "fields missing or unknown")
     for name, kind in fields.items():
-        if type(found[name]) is not kind or (kind is float and not math.isfinite(found[name])):
-            raise GarbageError(f"{name} is not of its type")
+        fits = type(found[name]) is kind and (kind is not float or math.isfinite(found[name]))
+        GarbageError.when(not fits, f"{name} is not of its type")
     return found
 
 
@@ -122,8 +131,7 @@ def arrays_of(
 ) -> dict[str, Any]:
     """The arrays of a message: exactly these, of this type, finite, of these shapes (None: any length)."""
     record = content.array_records.get(ARRAYS, {})
-    if set(record) != set(shapes):
-        raise GarbageError("arrays missing or unknown")
+    GarbageError.when(set(record) != set(shapes), "arrays missing or unknown")
     return {name: _checked(record[name], shape, kind) for name, shape in shapes.items()}
 
 
@@ -132,37 +140,51 @@ def _checked(array: Array, shape: Sequence[int | None], kind: str) -> Any:
     fits = len(stated) == len(shape) and all(
         have >= 1 if want is None else have == want for have, want in zip(stated, shape, strict=True)
     )
-    if array.dtype != kind or not fits:
-        raise GarbageError("an array of another type or shape")
+    GarbageError.when(array.dtype != kind or not fits, "an array of another type or shape")
     # What the header says is checked before numpy allocates for it, what numpy found after.
-    if not 0 <= len(array.data) - np.dtype(kind).itemsize * math.prod(stated) <= 256:
-        raise GarbageError("an array whose bytes do not match its shape")
+    beside = len(array.data) - np.dtype(kind).itemsize * math.prod(stated)
+    GarbageError.when(not 0 <= beside <= 256, "an array whose bytes do not match its shape")
     try:
         values = array.numpy()
     except Exception:
         raise GarbageError("an array that cannot be read") from None
-    if values.dtype != kind or values.shape != stated or not np.isfinite(values).all():
-        raise GarbageError("an array that is not what it says, or has values that are not finite")
+    honest = values.dtype == kind and values.shape == stated and np.isfinite(values).all()
+    GarbageError.when(not honest, "an array that is not what it says, or has values that are not finite")
     return np.ascontiguousarray(values)
 
 
 def is_refusal(content: RecordDict) -> str | None:
     """The reason, if the content is a refusal."""
-    record = content.config_records.get(PLAIN, {})
-    reason = record.get("refused")
+    reason = content.config_records.get(PLAIN, {}).get("refused")
     return reason if isinstance(reason, str) and reason in REFUSALS else None
 
 
 def refusal(reason: str) -> RecordDict:
-    assert reason in REFUSALS
     return pack({"refused": reason})
 
 
-# --- asking for facts -------------------------------------------------------------------------------
+# --- what travels as one text -----------------------------------------------------------------------
+
+
+class Told(Plain):
+    """Facts that travel as one text, under the name of what they are."""
+
+    mistake = GarbageError
+
+    def to_content(self) -> RecordDict:
+        return pack({self.called: canonical_json(self.to_json())})
+
+    @classmethod
+    def from_content(cls, content: RecordDict) -> Self:
+        text = plain_of(content, {cls.called: str})[cls.called]
+        try:
+            return cls.from_json(json.loads(text))
+        except (ValueError, RecursionError, GarbageError):
+            raise GarbageError(f"malformed {cls.called}") from None
 
 
 @dataclass(frozen=True)
-class SiteFacts:
+class SiteFacts(Told):
     """What a site makes public before anything else.
 
     Args:
@@ -172,6 +194,7 @@ class SiteFacts:
         simulation: whether its noise comes from a seed.
     """
 
+    called = "facts"
     name: str
     records: int
     held_out: int
@@ -179,40 +202,19 @@ class SiteFacts:
     task: Task
     simulation: bool
 
-    def to_content(self) -> RecordDict:
-        reported = self.reported
-        return pack(
-            {
-                "name": self.name,
-                "records": self.records,
-                "held_out": self.held_out,
-                "reports": 0 if reported is None else reported.reports,
-                "report_epsilon": 0.0 if reported is None else reported.epsilon,
-                "task": json.dumps(asdict(self.task)),
-                "simulation": self.simulation,
-            }
-        )
-
     @classmethod
-    def from_content(cls, content: RecordDict) -> Self:
-        fields = {"name": str, "records": int, "held_out": int, "reports": int, "report_epsilon": float}
-        found = plain_of(content, {**fields, "task": str, "simulation": bool})
-        held_out, reports, epsilon = found["held_out"], found["reports"], found["report_epsilon"]
+    def read(cls, data: object) -> Self:
+        facts = super().read(data)
+        scored = facts.reported or HeldOut(facts.held_out, 1.0, 1)
         sound = (
-            1 <= len(found["name"]) <= 200
-            and found["records"] >= 1
-            and held_out >= 0
-            and reports >= 0
-            and (reports == 0 or (held_out > 0 and epsilon > 0))
+            1 <= len(facts.name) <= 200
+            and facts.records >= 1
+            and scored.units == facts.held_out >= (0 if facts.reported is None else 1)
+            and scored.reports >= 1
+            and 0 < scored.epsilon < math.inf
         )
-        if not sound:
-            raise GarbageError("malformed facts")
-        try:
-            task = task_from_json(json.loads(found["task"]))
-        except (ValueError, RecursionError):
-            raise GarbageError("malformed task") from None
-        reported = HeldOut(held_out, epsilon, reports) if reports else None
-        return cls(found["name"], found["records"], held_out, reported, task, found["simulation"])
+        GarbageError.when(not sound, "malformed facts")
+        return facts
 
 
 def task_from_json(data: object) -> Task:
@@ -227,8 +229,7 @@ def task_from_json(data: object) -> Task:
         and (task.error_cap is None or 0 < task.error_cap < math.inf)
         and (task.classes >= 2) == (task.kind == "classification")
     )
-    if not sound:
-        raise GarbageError("malformed task")
+    GarbageError.when(not sound, "malformed task")
     return task
 
 
@@ -276,34 +277,23 @@ class SiteRequest:
 
     def to_content(self, kind: str) -> RecordDict:
         # As text: Flower's integers have a sign.
-        values: dict[str, Scalar] = {
-            "anchor_weight": float(self.anchor_weight),
-            "order": f"{self.order:016x}",
-        }
-        arrays = {"models": self.models}
-        if kind == TRAIN:
-            arrays = {"start": self.models[0]}
-            if self.anchor is not None:
-                arrays["anchor"] = self.anchor
-        return pack({**asdict(self.id), **{name: values[name] for name in REQUESTS[kind]}}, arrays)
+        values = {"anchor_weight": float(self.anchor_weight), "order": f"{self.order:016x}"}
+        anchored = {} if self.anchor is None else {"anchor": self.anchor}
+        plain = {**asdict(self.id), **{name: values[name] for name in REQUESTS[kind]}}
+        return pack(plain, {"models": self.models, **anchored})
 
     @classmethod
     def from_content(cls, kind: str, content: RecordDict, parameters: int) -> Self:
         plain = plain_of(content, {**_ID, **REQUESTS[kind]})
         weight, order = plain.get("anchor_weight", 0.0), plain.get("order", "0" * 16)
-        if weight != 0 and weight not in PULL:
-            raise GarbageError("an anchor weight out of its range")
-        if len(order) != 16 or set(order) - set("0123456789abcdef"):
-            raise GarbageError("malformed order of records")
-        if plain["round"] < 1:
-            raise GarbageError("a round before the first")
-        shapes: dict[str, Sequence[int | None]] = {"models": (None, parameters)}
-        if kind == TRAIN:
-            shapes = dict.fromkeys(("start", "anchor") if weight != 0 else ("start",), (parameters,))
-        arrays = arrays_of(content, shapes)
-        models = arrays["start"][None] if kind == TRAIN else arrays["models"]
+        GarbageError.when(weight != 0 and weight not in PULL, "an anchor weight out of its range")
+        malformed = len(order) != 16 or set(order) - set("0123456789abcdef")
+        GarbageError.when(bool(malformed), "malformed order of records")
+        GarbageError.when(plain["round"] < 1, "a round before the first")
+        shapes = {"models": (1 if kind == TRAIN else None, parameters)}
+        arrays = arrays_of(content, {**shapes, "anchor": (parameters,)} if weight != 0 else shapes)
         identity = RequestId(**{name: plain[name] for name in _ID})
-        return cls(identity, models, arrays.get("anchor"), weight, int(order, 16))
+        return cls(identity, arrays["models"], arrays.get("anchor"), weight, int(order, 16))
 
 
 def answer(
@@ -319,16 +309,14 @@ def answer(
 def read_answer(content: RecordDict, request: RequestId, fields: Mapping[str, type]) -> dict[str, Any]:
     """The plain values of an answer to exactly this request."""
     plain = plain_of(content, {**_ID, **fields})
-    if {name: plain[name] for name in _ID} != asdict(request):
-        raise GarbageError("an answer to something else")
+    GarbageError.when({name: plain[name] for name in _ID} != asdict(request), "an answer to something else")
     return plain
 
 
 def read_choice(content: RecordDict, request: RequestId, choices: int, name: str = "value") -> int:
     """The index in an answer: one of so many."""
     value: int = read_answer(content, request, {name: int})[name]
-    if not 0 <= value < choices:
-        raise GarbageError("an index out of range")
+    GarbageError.when(not 0 <= value < choices, "an index out of range")
     return value
 
 

@@ -87,7 +87,7 @@ def offer(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[st
 
     def read(name: str, content: RecordDict) -> str:
         accepted: str = messages.plain_of(content, {"accepted": str})["accepted"]
-        if accepted != contracts[name].digest():
+        if accepted != contracts[name].digest:
             raise GarbageError("another contract")
         return accepted
 
@@ -99,7 +99,7 @@ def finish(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[s
     """Tell the sites that are there that nothing more will be asked."""
     there = transport.online()
     contents = {
-        name: messages.pack({"contract": contract.digest()})
+        name: messages.pack({"contract": contract.digest})
         for name, contract in contracts.items()
         if name in there
     }
@@ -151,7 +151,7 @@ class FlowerEngine:
     personal: Mapping[str, Vector] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.digests = {name: contract.digest() for name, contract in self.contracts.items()}
+        self.digests = {name: contract.digest for name, contract in self.contracts.items()}
 
     def answer(self, request: Request, round: int) -> Reply:
         if isinstance(request, Train):

@@ -13,8 +13,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,17 +32,17 @@ from coterie.algorithms.protocol import (
     Updates,
     Vector,
 )
-from coterie.data import Client, Federation
+from coterie.data import Federation
 from coterie.engines.clients import behaviour
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, TrustedWork, cost, promised
+from coterie.engines.flower.contract import Contract, cost, leaving, promised
 from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, SiteRequest, Values
 from coterie.engines.flower.words import site_log
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, InputError
 from coterie.files import forget_rounds, read_arrays, read_json, read_notes, sync, write_arrays, write_json
 from coterie.privacy import (
     EVALUATION,
@@ -51,8 +52,10 @@ from coterie.privacy import (
     CohortSums,
     Guarantee,
     Ledger,
+    NoisyScores,
     SecretKey,
 )
+from coterie.privacy.plain import Plain
 from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import round_up
 from coterie.training.clipping import clip_rows
@@ -60,6 +63,8 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import total_score
 
 log = site_log(__name__)
+
+SEVERAL = "several models, and nothing to choose by"
 
 
 class SiteFolder:
@@ -93,40 +98,79 @@ class Agreed:
         return cls(contract, learner, context, promise)
 
 
-class SiteSession:
-    """An approved contract with its ledger, its noise and the engine that works under both."""
+class Kept(Plain):
+    """What a site writes into its folder about a session, one file each."""
 
-    def __init__(
-        self,
-        files: SiteFolder,
-        agreed: Agreed,
-        budgets: Mapping[str, Budget],
-        key: SecretKey,
-        client: Client,
-        alone: Federation,
-        head: ChainHead,
-    ) -> None:
-        """Args:
-        head: the ledger's, when the contract was last written: the file may be ahead of it, never behind.
-        """
-        self.contract = contract = agreed.contract
-        self.digest = contract.digest()
-        self.guarantee = agreed.guarantee
-        self._files = files
-        self._subject = contract.client
-        self._learner = agreed.learner
-        self.parameters = self._learner.layout.size
-        self._test = Batch.of(client.test, self._learner.device)
-        self._context = agreed.context
-        self._head = head
-        self.ledger = Ledger.open(
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        stored = read_json(path)
+        try:
+            return cls.from_json(stored)
+        except CoterieError:
+            raise InputError(f"{path}: not {cls.called} of this version") from None
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.to_json())
+        sync(path.parent)
+
+
+@dataclass(frozen=True)
+class Signed(Kept):
+    """What a site agreed to.
+
+    Args:
+        epsilon, evaluation_epsilon: what its operator then allowed.
+        key: fingerprint of its noise key.
+        ledger: its head, when this was last written: the file may be ahead of it, never behind.
+    """
+
+    called = "a contract"
+    contract: Contract
+    epsilon: float
+    evaluation_epsilon: float | None
+    key: str
+    ledger: ChainHead
+
+    def open_ledger(self, files: SiteFolder, anchor: ChainHead | None) -> Ledger:
+        """The ledger that enforces it: of the records that are learnt from, and of those held out."""
+        contract, delta = self.contract, self.contract.delta
+        budgets = {contract.client: Budget(self.epsilon, delta)}
+        if contract.scored is not None:
+            budgets[contract.scored.subject] = Budget(self.evaluation_epsilon or 0.0, delta)
+        return Ledger.open(
             files.ledger,
             contract.own_plan,
             budget=budgets,
             accountant=contract.accountant,
-            anchor=head,
+            anchor=anchor,
             seen_by=files.contract.name,
         )
+
+
+@dataclass(frozen=True)
+class Finished(Kept):
+    """How a session ended: under which contract, what it spent, and the head of its ledger."""
+
+    called = "the end of a session"
+    contract: str
+    epsilon: float
+    ledger: ChainHead
+
+
+class SiteSession:
+    """An approved contract with its ledger, its noise and the engine that works under both."""
+
+    def __init__(
+        self, files: SiteFolder, signed: Signed, agreed: Agreed, key: SecretKey, alone: Federation
+    ) -> None:
+        self.contract = contract = signed.contract
+        self.guarantee = agreed.guarantee
+        self._files, self._signed = files, signed
+        self._subject = contract.client
+        self._learner, self._context = agreed.learner, agreed.context
+        self.parameters = self._learner.layout.size
+        self._test = Batch.of(alone.clients[0].test, self._learner.device)
+        self.ledger = signed.open_ledger(files, signed.ledger)
         try:
             self._check_answers()
             self._engine = LocalEngine(
@@ -151,11 +195,11 @@ class SiteSession:
     @property
     def consent(self) -> str:
         """What a site that trusts the server agreed to: how often it may see what."""
-        unit = self.contract.plan.unit
-        releases = [release for release in self.contract.own.releases if release.name != EVALUATION]
-        clips = sorted({self.contract.own.planned(release.name, CohortSums).clip for release in releases})
-        times = sum(release.times for release in releases)
-        scored = sum(release.times for release in self.contract.own.releases) - times
+        own, unit = self.contract.own, self.contract.plan.unit
+        sums = [release for release in own.releases if release.name != EVALUATION]
+        clips = sorted({own.planned(release.name, CohortSums).clip for release in sums})
+        times = sum(release.times for release in sums)
+        scored = sum(release.times for release in own.releases) - times
         shares = f" and {scored} shares of held-out records that a model gets right" if scored else ""
         return (
             f"in {self.contract.rounds} rounds it may see up to {times} updates of this {unit} in the clear, "
@@ -179,26 +223,23 @@ class SiteSession:
     def train(self, request: SiteRequest) -> RecordDict:
         """One released vector."""
         job = TrainJob(self._subject, request.models[0], request.anchor, request.anchor_weight)
-
-        def compute() -> dict[str, Values]:
-            reply = self._engine.answer(Train(request.id.release, (job,)), request.id.round)
-            assert isinstance(reply, Updates)
-            return {"value": reply.by_client[self._subject].value}
-
-        value = self._once(request.id, job_hash(self._context, job), compute)["value"]
+        hashed = job_hash(self._context, job)
+        value = self._release(request.id, hashed, Train(request.id.release, (job,)))
         return messages.answer(request.id, value=value.astype(np.float32, copy=False))
 
     def select(self, request: SiteRequest) -> RecordDict:
         """One released index."""
+        hashed = input_hash(self._context, request.models)
+        select = Select(request.id.release, (self._subject,), request.models)
+        return messages.answer(request.id, {"value": int(self._release(request.id, hashed, select)[0])})
 
+    def _release(self, wanted: RequestId, hashed: str, request: Train | Select) -> Values:
         def compute() -> dict[str, Values]:
-            wanted = Select(request.id.release, (self._subject,), request.models)
-            reply = self._engine.answer(wanted, request.id.round)
-            assert isinstance(reply, Choices)
-            return {"value": np.array([reply.by_client[self._subject].value], dtype=np.int64)}
+            reply = self._engine.answer(request, wanted.round)
+            assert isinstance(reply, Updates | Choices)
+            return {"value": np.atleast_1d(reply.by_client[self._subject].value)}
 
-        value = self._once(request.id, input_hash(self._context, request.models), compute)["value"]
-        return messages.answer(request.id, {"value": int(value[0])})
+        return self._once(wanted, hashed, compute)["value"]
 
     def contribute(self, request: SiteRequest) -> RecordDict:
         """For a trusted server: which model fits, and what was learnt from it, clipped, in the clear."""
@@ -206,16 +247,29 @@ class SiteSession:
         if work is None:
             raise RefusedError("not trusted")
         mechanism = self.contract.own.planned(wanted.release, CohortSums)
+        parts = work.parts(self.parameters)
         hashed = input_hash(f"{self._context} {request.order:x}", request.models)
 
         def compute() -> dict[str, Values]:
             self.ledger.charge([Charge(self._subject, wanted.round, wanted.release, hashed)])
-            choice, update = self._learn(work, request, hashed)
-            parts = work.parts(self.parameters)
-            leaves = np.ones(self.parameters, np.bool_) if parts is None else ~parts.personal
-            clipped = clip_rows(torch.from_numpy(update[leaves])[None], mechanism.clip)[0]
-            answer = {"value": clipped.numpy(), "choice": np.array([choice], dtype=np.int64)}
-            return {**answer, **self._own_parameters()}
+            job = CohortJob((self._subject,), request.models, work.training, work.choice, parts=parts)
+            GarbageError.when(job.sums != len(request.models), SEVERAL)
+            cohort = OpenCohort(
+                release=wanted.release,
+                job=job,
+                mechanism=mechanism,
+                times=1,
+                round=wanted.round,
+                input_hash=hashed,
+                sampled=job.members,
+                order=lambda member, turn: request.order,
+                choices=np.zeros(1, dtype=np.int64),
+            )
+            cohort.choices = self._engine.members.choose(cohort)
+            update = self._engine.members.learn(cohort, [cohort])[0]
+            leaves = torch.from_numpy(leaving(parts, self.parameters))
+            clipped = clip_rows(update[leaves][None], mechanism.clip)[0]
+            return {"value": clipped.numpy(), "choice": cohort.choices, **self._own_parameters()}
 
         found = self._once(wanted, hashed, compute)
         return messages.answer(wanted, {"choice": int(found["choice"][0])}, found["value"], "float64")
@@ -225,47 +279,26 @@ class SiteSession:
 
         For a trusted server, which adds the noise to the sum over all sites, it is this site's own share.
         """
-        wanted, scored = request.id, self.contract.scored
-        if wanted.release != EVALUATION:
-            raise RefusedError("not planned")
-        subject = self._subject if scored is None else scored.subject
-        hashed = input_hash(self._context, request.models if scored is None else _only(request.models))
+        wanted, scored, models = request.id, self.contract.scored, request.models
+        RefusedError.when(wanted.release != EVALUATION, "not planned")
+        planned, sent = (self.contract.own, models) if scored is None else (scored, models[0])
+        planned.planned(EVALUATION, NoisyScores)
+        GarbageError.when(scored is not None and len(models) != 1, SEVERAL)
+        hashed = input_hash(self._context, sent)
 
         def compute() -> dict[str, Values]:
             if scored is None:
-                self.ledger.charge([Charge(subject, wanted.round, wanted.release, hashed)])
-                share = self._count(self._used(request.models)) / len(self._test)
+                self.ledger.charge([Charge(self._subject, wanted.round, wanted.release, hashed)])
+                share = self._count(self._used(models)) / len(self._test)
                 return {"value": np.array([share]), **self._own_parameters()}
-            model = self._used(request.models)
             scores = PrivateScores(self._engine.facts, self.contract.own_plan, self.ledger, self._context)
             found = scores.of_records(
-                {self._subject: model}, wanted.round, lambda: {self._subject: self._count(model)}
+                {self._subject: sent}, wanted.round, lambda: {self._subject: self._count(sent)}
             )
             return {"value": np.array([found[self._subject].value])}
 
-        value = self._once(wanted, hashed, compute, subject)["value"]
+        value = self._once(wanted, hashed, compute, planned.subject)["value"]
         return messages.answer(wanted, {"value": float(value[0])})
-
-    def _learn(self, work: TrustedWork, request: SiteRequest, hashed: str) -> tuple[int, Vector]:
-        """The row that fits these records, and the whole update from there."""
-        parts = work.parts(self.parameters)
-        job = CohortJob((self._subject,), request.models, work.training, work.choice, parts=parts)
-        if job.sums != len(request.models):
-            raise GarbageError(SEVERAL)
-        cohort = OpenCohort(
-            release=request.id.release,
-            job=job,
-            mechanism=self.contract.own.planned(request.id.release, CohortSums),
-            times=1,
-            round=request.id.round,
-            input_hash=hashed,
-            sampled=job.members,
-            order=lambda member, turn: request.order,
-            choices=np.zeros(1, dtype=np.int64),
-        )
-        cohort.choices = self._engine.members.choose(cohort)
-        update: Vector = self._engine.members.learn(cohort, [cohort])[0].numpy()
-        return int(cohort.choices[0]), update
 
     def _own_parameters(self) -> dict[str, Values]:
         """What stays here, to be kept with every answer: older ones are forgotten."""
@@ -285,8 +318,7 @@ class SiteSession:
     def _used(self, models: NDArray[np.float32]) -> Vector:
         """The one of the models that this site would use, with the parameters that are its own."""
         work = self.contract.trusted
-        if work is None:
-            return _only(models)
+        assert work is not None
         own = OwnChoice(models, work.choice, work.training, work.parts(self.parameters))
         return self._engine.members.serve(own).model_of(self._subject)
 
@@ -305,15 +337,12 @@ class SiteSession:
             subject: whose records answer: those that train, or those that are held out.
         """
         subject = subject or self._subject
-        if wanted.contract != self.digest:
-            raise RefusedError("other contract")
-        if wanted.round > self.contract.rounds:
-            raise RefusedError("not planned")
+        RefusedError.when(wanted.contract != self.contract.digest, "other contract")
+        RefusedError.when(wanted.round > self.contract.rounds, "not planned")
         self.contract.own_plan.for_subject(subject).release(wanted.release)
         charge = Charge(subject, wanted.round, wanted.release, hashed)
         again = self.ledger.knows(charge)
-        if not again and wanted.round < self.ledger.latest_round(subject):
-            raise RefusedError("passed")
+        RefusedError.when(not again and wanted.round < self.ledger.latest_round(subject), "passed")
         # A subject and a release may be called anything.
         fields = (name.encode("utf-8", "surrogatepass") for name in (subject, wanted.release, hashed))
         named = hashlib.sha256(encode_fields(*fields)).hexdigest()
@@ -333,11 +362,9 @@ class SiteSession:
 
     def _keep_head(self) -> None:
         """Let the contract know how far the ledger is, before what was charged leaves the site."""
-        if self._head != self.ledger.head:
-            stored = read_json(self._files.contract)
-            write_json(self._files.contract, {**stored, "ledger": self.ledger.head.to_json()})
-            sync(self._files.path)
-            self._head = self.ledger.head
+        if self._signed.ledger != self.ledger.head:
+            self._signed = replace(self._signed, ledger=self.ledger.head)
+            self._signed.save(self._files.contract)
 
     def _check_answers(self) -> None:
         """Refuse a ledger that lacks what it held when an answer was kept; a damaged answer is made again."""
@@ -359,14 +386,3 @@ class SiteSession:
                 f"clipped to {self.contract.own.planned(wanted.release, CohortSums).clip:g}"
             )
         log.info("round %d of %d%s", wanted.round, self.contract.rounds, told)
-
-
-SEVERAL = "several models, and nothing to choose by"
-
-
-def _only(models: NDArray[np.float32]) -> Vector:
-    """The one model that was sent."""
-    if len(models) != 1:
-        raise GarbageError(SEVERAL)
-    only: Vector = models[0]
-    return only
