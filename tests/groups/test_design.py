@@ -137,13 +137,16 @@ def test_requirements_come_from_a_file(tmp_path):
     ("text", "words"),
     [
         ("[]", "a list of requirements"),
-        ("- 3", "target, observer and epsilon"),
-        ("- {target: 3}", "epsilon: None"),
+        ("- 3", "requirement 1: 3 is not allowed, an object is"),
+        ("- {target: 3}", "missing or unknown fields: epsilon"),
         ("- {epsilon: -1}", "epsilon: -1"),
+        ("- {epsilon: .nan}", "epsilon: nan is not allowed"),
+        ("- {epsilon: yes}", "epsilon: True is not allowed"),
+        ("- {epsilon: 1, distance: 1.5}", "distance: 1.5 is not allowed"),
         ("- {epsilon: 1, target: 99}", "'99' is unknown"),
         ("- {epsilon: 1, observer: everyone}", "'everyone' is unknown"),
         ("- {epsilon: 1, distance: -2}", "distance: -2"),
-        ("- {epsilon: 1, worker: 2}", "worker is unknown"),
+        ("- {epsilon: 1, worker: 2}", "unknown fields: worker"),
     ],
 )
 def test_broken_requirements_are_refused(tmp_path, text, words):

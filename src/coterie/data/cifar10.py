@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.dataset_files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, reading
 from coterie.data.images import ImageFormat, LabelledImages, PixelScale, decoded
 from coterie.data.records import Array, Dataset
 from coterie.errors import DataError
@@ -33,10 +33,8 @@ def _columns(path: Path) -> tuple[list[bytes], Array]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with reading(path, pa.ArrowException, ValueError):
         table = pq.ParquetFile(path).read(columns=["img", "label"])
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise unreadable(path, error) from error
     if set(table.column_names) != {"img", "label"} or not len(table):
         raise DataError(f"{path}: {len(table)} rows of {table.column_names}; allowed: rows of img and label")
     image, label = (table.schema.field(name).type for name in ("img", "label"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.dataset_files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, reading
 from coterie.data.images import ImageFormat, LabelledImages, PixelScale
 from coterie.data.records import Dataset
 from coterie.errors import DataError
@@ -21,10 +21,8 @@ def read_cifar100(pixels: PixelScale = "unit") -> Dataset:
 
 
 def _part(path: Path) -> LabelledImages:
-    try:
+    with reading(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
     if not content or len(content) % _ROW:
         raise DataError(f"{path}: {len(content)} bytes; allowed: rows of {_ROW} (coarse, fine, pixels)")
     rows = np.frombuffer(content, np.uint8).reshape(-1, _ROW)

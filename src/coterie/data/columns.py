@@ -6,21 +6,22 @@ features of all others, and clipping each record's gradient would no longer boun
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from coterie.data.dataset_files import refuse_rows
 from coterie.data.records import Array
 from coterie.data.tables import EXACT, ClientTable
-from coterie.errors import DataError
 from coterie.settings import Settings
 
 _REASON = (
     "features may be scaled by public constants only: statistics of a client's own records let one record "
     "change all others, which breaks the per-record sensitivity; declare range: [low, high]"
 )
-_PRIVATE_SCALING = re.compile("scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|cent(er|re)|whiten")
+_PRIVATE_SCALING = "scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|cent(er|re)|whiten"
 
 
 def _public_range(value: Any) -> Any:
@@ -33,27 +34,31 @@ def _public_range(value: Any) -> Any:
     return value
 
 
-def _unambiguous(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return value
-    if len({str(entry) for entry in value}) < len(value):
+def _unambiguous(value: tuple[str | int | float, ...]) -> tuple[str | int | float, ...]:
+    if len(set(map(str, value))) < len(value):
         raise ValueError(f"{list(value)}; allowed: every name once")
     return value
 
 
 Range = Annotated[tuple[float, float], BeforeValidator(_public_range)]
-Names = Annotated[tuple[str | int | float, ...], Field(min_length=2), BeforeValidator(_unambiguous)]
+Names = Annotated[tuple[str | int | float, ...], Field(min_length=2), AfterValidator(_unambiguous)]
 
 
 class PublicSettings(Settings):
-    """Settings none of whose keys may ask for scaling by the data themselves."""
+    """Settings none of whose keys may ask for scaling by the data themselves, or for what else is refused.
+
+    `refused` says by which words in a key, and why.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {_PRIVATE_SCALING: _REASON}
 
     @model_validator(mode="before")
     @classmethod
     def _public(cls, declared: Any) -> Any:
         for key in declared if isinstance(declared, dict) else ():
-            if _PRIVATE_SCALING.search(str(key).lower()):
-                raise ValueError(f"{key}: {declared[key]}; {_REASON}")
+            for words, reason in cls.refused.items():
+                if re.search(words, str(key).lower()):
+                    raise ValueError(f"{key}: {declared[key]}; {reason}")
         return declared
 
 
@@ -108,19 +113,20 @@ def _encode(table: ClientTable, column: Column) -> Array:
         encoded = (index[:, None] == np.arange(len(column.categories or ()))).astype(np.float64)
     if column.missing == "indicator":
         return np.column_stack([encoded, missing])
-    if missing.any():
-        place = table.where(int(missing.argmax()), column.column)
-        raise DataError(f"{place}: no value; declare missing: indicator if that may be")
+    refuse_rows(
+        missing,
+        lambda row: f"{table.where(row, column.column)}: no value; declare missing: indicator if that may be",
+    )
     return encoded
 
 
 def finite_numbers(table: ClientTable, name: str) -> Array:
     """The column's numbers, NaN where missing; infinity is a mistake."""
     numbers = table.numbers(name)
-    infinite = np.isinf(numbers)
-    if infinite.any():
-        row = int(infinite.argmax())
-        raise DataError(f"{table.where(row, name)}: {numbers[row]}; allowed: finite numbers")
+    refuse_rows(
+        np.isinf(numbers),
+        lambda row: f"{table.where(row, name)}: {numbers[row]}; allowed: finite numbers",
+    )
     return numbers
 
 
@@ -149,10 +155,16 @@ def category_index(
     index = np.full(len(table), -1, dtype=np.int64)
     for position, category in enumerate(categories):
         index[(values == category) & ~missing] = position
-    unknown = (index < 0) & ~missing
-    if unknown.any():
-        row = int(unknown.argmax())
-        raise DataError(
-            f"{table.where(row, name)}: {values[row].item()!r}; allowed: {', '.join(map(str, categories))}"
-        )
+    allowed = ", ".join(map(str, categories))
+    refuse_rows(
+        (index < 0) & ~missing,
+        lambda row: f"{table.where(row, name)}: {values[row].item()!r}; allowed: {allowed}",
+    )
+    return index
+
+
+def label_index(table: ClientTable, name: str, classes: tuple[str | int | float, ...]) -> Array:
+    """For every row the position of its label among the classes."""
+    index = category_index(table, name, classes)
+    refuse_rows(index < 0, lambda row: f"{table.where(row, name)}: no label")
     return index

@@ -1,8 +1,11 @@
 """Where the files of published datasets lie, and what to say when they do not."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from coterie.data.records import Array
 from coterie.errors import DataError
 
 
@@ -24,7 +27,17 @@ def dataset_files(dataset: str, names: tuple[str, ...]) -> tuple[Path, ...]:
     return paths
 
 
-def unreadable(path: Path, error: Exception) -> DataError:
-    """One line for a file that is truncated, corrupt or not what its name says."""
-    reason = " ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-    return DataError(f"{path}: cannot be read, it may be truncated or corrupt ({reason})")
+@contextmanager
+def reading(path: Path, *mistakes: type[Exception]) -> Iterator[None]:
+    """Refuse a file in one line where reading it raises any of these, or an OSError."""
+    try:
+        yield
+    except (OSError, *mistakes) as error:  # type: ignore[misc]
+        reason = " ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        raise DataError(f"{path}: cannot be read, it may be truncated or corrupt ({reason})") from error
+
+
+def refuse_rows(wrong: Array, line: Callable[[int], str]) -> None:
+    """Refuse the first of the rows that are wrong, if any are, in the line for its number."""
+    if wrong.any():
+        raise DataError(line(int(wrong.argmax())))

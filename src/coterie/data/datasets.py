@@ -1,10 +1,9 @@
 """Datasets by name: the `data` section of an experiment, and the reader behind each name."""
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -40,15 +39,19 @@ _READERS: dict[str, Callable[..., Dataset]] = {
     "heart-disease": read_heart_disease,
     "folder": read_folder,
 }
-
-
-_COPIES = re.compile("augment|copies|replicat|oversampl|mixup|views")
+_COPIES = "augment|copies|replicat|oversampl|mixup|views"
+_NO_COPIES = (
+    "copies of a record in the data would each be clipped alone, so that one record moves a sum by as many "
+    "clips as it has copies, and the guarantee would not be for it; schedule.augmentation averages the "
+    "copies of a record before the clip"
+)
 
 
 class DataSettings(PublicSettings, NamedSettings):
     """Which dataset, and the options that are its own."""
 
     functions = _READERS
+    refused: ClassVar = {**PublicSettings.refused, _COPIES: _NO_COPIES}
 
     name: str = Field("digits", description=" | ".join(_READERS))
     path: Path | None = Field(None, description="folder: holds federation.yaml and one file per client")
@@ -71,11 +74,6 @@ class DataSettings(PublicSettings, NamedSettings):
         None, description="shakespeare: characters from one window to the next (length + 1: none in common)"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _single(cls, declared: Any) -> Any:
-        return refuse_copies(declared)
-
     @model_validator(mode="after")
     def _has_path(self) -> Self:
         if self.name == "folder" and self.path is None:
@@ -88,19 +86,6 @@ class DataSettings(PublicSettings, NamedSettings):
         if self.name != "shakespeare" or self.stride is None:
             return 1
         return math.ceil(((self.length or WINDOW) + 1) / self.stride)
-
-
-def refuse_copies(declared: Any) -> Any:
-    """Refuse keys that ask for changed copies of records in the data."""
-    if isinstance(declared, dict):
-        for key in declared:
-            if _COPIES.search(str(key).lower()):
-                raise ValueError(
-                    f"{key}: {declared[key]}; copies of a record in the data would each be clipped alone, so "
-                    "that one record moves a sum by as many clips as it has copies, and the guarantee would "
-                    "not be for it; schedule.augmentation averages the copies of a record before the clip"
-                )
-    return declared
 
 
 def load_dataset(settings: DataSettings, seed: int) -> Dataset:

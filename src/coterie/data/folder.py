@@ -39,12 +39,12 @@ from coterie.data.columns import (
     Names,
     PublicSettings,
     Range,
-    category_index,
     encode,
     finite_numbers,
+    label_index,
     unit_interval,
 )
-from coterie.data.dataset_files import unreadable
+from coterie.data.dataset_files import reading, refuse_rows
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.data.tables import ClientTable, read_csv, read_parquet
 from coterie.errors import DataError
@@ -144,22 +144,20 @@ def read_folder(path: Path) -> Dataset:
 
 
 def _declaration(path: Path) -> Declaration:
+    if not path.exists():
+        raise DataError(f"{path.parent}: no {DECLARATION}, which declares task, label and features")
+    with reading(path, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8")
     try:
-        declared = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path.parent}: no {DECLARATION}, which declares task, label and features") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
-    except ValueError as problem:
-        raise DataError(f"{path}: not YAML, {problem}") from problem
-    try:
-        return Declaration.model_validate(declared)
+        return Declaration.model_validate(parse_yaml(text))
     except ValidationError as error:
         # What we say ourselves explains more than what pydantic says about the branch not taken.
         told = min(error.errors(), key=lambda entry: entry["type"] != "value_error")
         keys = ".".join(str(key) for key in told["loc"] if key not in ("array", "table"))
         message = told["msg"].removeprefix("Value error, ")
         raise DataError(": ".join(filter(None, [str(path), keys, message]))) from error
+    except ValueError as problem:
+        raise DataError(f"{path}: not YAML, {problem}") from problem
 
 
 def _client_files(folder: Path, allowed: str) -> list[Path]:
@@ -187,35 +185,19 @@ def _read_client(path: Path, declaration: Declaration) -> Records:
 
 def _table_targets(table: ClientTable, column: str, label: Label) -> Array:
     if isinstance(label.classes, tuple):
-        targets = category_index(table, column, label.classes)
-        missing = targets < 0
-    else:
-        targets = finite_numbers(table, column)
-        missing = np.isnan(targets)
-    if missing.any():
-        raise DataError(f"{table.where(int(missing.argmax()), column)}: no label")
-    if isinstance(label.classes, tuple):
-        return targets
+        return label_index(table, column, label.classes)
+    targets = finite_numbers(table, column)
+    refuse_rows(np.isnan(targets), lambda row: f"{table.where(row, column)}: no label")
     return _targets(targets, label, lambda row: table.where(row, column))
 
 
 def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) -> Records:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            absent = [name for name in ("x", "y") if name not in content]
-            if absent:
-                raise DataError(f"{path}: no array {absent[0]!r}; it has {', '.join(content) or 'none'}")
-            features, targets = content["x"], content["y"]
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-    ) as error:
-        raise unreadable(path, error) from error
+    damages = EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError
+    with reading(path, *damages), np.load(path, allow_pickle=False) as content:
+        absent = [name for name in ("x", "y") if name not in content]
+        if absent:
+            raise DataError(f"{path}: no array {absent[0]!r}; it has {', '.join(content) or 'none'}")
+        features, targets = content["x"], content["y"]
     for name, array in (("x", features), ("y", targets)):
         # An archive may hold a member of that name that is no array at all.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
@@ -229,9 +211,10 @@ def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) 
         )
     if targets.shape != features.shape[:1]:
         raise DataError(f"{path}: {len(features)} records with targets of shape {targets.shape}")
-    wrong = ~np.isfinite(features).reshape(len(features), -1).all(axis=1)
-    if wrong.any():
-        raise DataError(f"{path}: row {wrong.argmax()} of x has a value that is not finite")
+    refuse_rows(
+        ~np.isfinite(features).reshape(len(features), -1).all(axis=1),
+        lambda row: f"{path}: row {row} of x has a value that is not finite",
+    )
     low, high = declared.range
     scaled = np.clip(features.astype(np.float32), low, high) / np.float32(max(abs(low), abs(high)))
     return Records(scaled, _targets(targets, declaration.label, lambda row: f"{path}: row {row} of y"))
@@ -239,13 +222,11 @@ def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) 
 
 def _targets(values: Array, label: Label, where: Callable[[int], str]) -> Array:
     """Class indices, or regression targets mapped to [0, 1]."""
-    wrong = ~np.isfinite(values)
+    wrong, allowed = ~np.isfinite(values), "finite numbers"
     if isinstance(label.classes, int):
         wrong |= (values < 0) | (values >= label.classes) | (values != np.floor(values))
-    if wrong.any():
-        row = int(wrong.argmax())
-        allowed = f"0 to {label.classes - 1}" if isinstance(label.classes, int) else "finite numbers"
-        raise DataError(f"{where(row)}: label {values[row]}; allowed: {allowed}")
+        allowed = f"0 to {label.classes - 1}"
+    refuse_rows(wrong, lambda row: f"{where(row)}: label {values[row]}; allowed: {allowed}")
     if label.range is not None:
         return unit_interval(values.astype(np.float64), label.range).astype(np.float32)
     return values.astype(np.int64)

@@ -41,15 +41,12 @@ def draw_glyphs(seed: int, size: int = 12_000, classes: int = 10, fonts: int = 2
     Distortions are rotation by up to 20 degrees, shear, stretch, shift, stroke intensity and pixel noise.
     """
     templates = _templates(_CHARACTERS[:classes], _FONTS[:fonts])
-    task = Task("classification", (1, _SIDE, _SIDE), classes)
-    train = _draw(templates, size, stream(seed, 0))
-    test = _draw(templates, max(classes, size // 6), stream(seed, 1))
     return Dataset(
-        name="glyphs",
-        train=train,
-        test=test,
-        task=task,
-        note=f"{classes} characters in {fonts} fonts of matplotlib, distorted; intensities in [0, 1]",
+        "glyphs",
+        _draw(templates, size, stream(seed, 0)),
+        _draw(templates, max(classes, size // 6), stream(seed, 1)),
+        Task("classification", (1, _SIDE, _SIDE), classes),
+        f"{classes} characters in {fonts} fonts of matplotlib, distorted; intensities in [0, 1]",
     )
 
 
@@ -96,9 +93,7 @@ def _distortions(count: int, rng: np.random.Generator) -> tuple[Array, Array]:
     stretch = rng.uniform(0.85, 1.3, size=(count, 2))
     cosine, sine = np.cos(angle), np.sin(angle)
     rotation = np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
-    skew = np.zeros((count, 2, 2))
-    skew[:, 0, 0] = stretch[:, 0]
-    skew[:, 1, 1] = stretch[:, 1]
+    skew = stretch[:, :, None] * np.eye(2)
     skew[:, 1, 0] = shear
     return (rotation @ skew).astype(np.float32), rng.uniform(-2.0, 2.0, size=(count, 2)).astype(np.float32)
 

@@ -5,11 +5,10 @@ Investigators: Andras Janosi, William Steinbrunn, Matthias Pfisterer, Robert Det
 
 import numpy as np
 
-from coterie.data.columns import Column, category_index, encode
+from coterie.data.columns import Column, encode, label_index
 from coterie.data.dataset_files import dataset_files
 from coterie.data.records import Dataset, Records, Task
 from coterie.data.tables import read_csv
-from coterie.errors import DataError
 
 _HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
@@ -39,9 +38,7 @@ def read_heart_disease() -> Dataset:
     hospitals = {}
     for name, path in zip(_HOSPITALS, paths, strict=True):
         table = read_csv(path, header)
-        narrowing = category_index(table, "num", (0, 1, 2, 3, 4))
-        if (narrowing < 0).any():
-            raise DataError(f"{table.where(int((narrowing < 0).argmax()), 'num')}: no label")
+        narrowing = label_index(table, "num", (0, 1, 2, 3, 4))
         hospitals[name] = Records(encode(table, _COLUMNS), (narrowing > 0).astype(np.int64))
     return Dataset.of_owners(
         "heart-disease",

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from coterie.data.dataset_files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, reading
 from coterie.data.images import ImageFormat, PixelScale
 from coterie.data.records import Array, Dataset
 from coterie.errors import DataError
@@ -63,11 +63,8 @@ def _read(
 
 def read_idx(path: Path, dimensions: int) -> Array:
     """The bytes of a gzipped IDX file in the shape that its header declares."""
-    try:
-        with gzip.open(path) as stream:
-            content = stream.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(path, error) from error
+    with reading(path, EOFError, zlib.error), gzip.open(path) as stream:
+        content = stream.read()
     # Two zero bytes, 8 for unsigned bytes, the number of dimensions; then each dimension, big-endian.
     magic = bytes([0, 0, 8, dimensions])
     header = 4 + 4 * dimensions

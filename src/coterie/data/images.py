@@ -7,6 +7,7 @@ from typing import IO, Literal
 
 import numpy as np
 
+from coterie.data.dataset_files import refuse_rows
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
 
@@ -44,10 +45,10 @@ class ImageFormat:
     def classified(self, labels: Array, where: object) -> Array:
         """Labels as classes, counted from 0; `where` begins the line by which others are refused."""
         last = self.first + self.classes - 1
-        wrong = np.flatnonzero((labels < self.first) | (labels > last))
-        if len(wrong):
-            row = wrong[0]
-            raise DataError(f"{where}: row {row} has label {labels[row]}; allowed: {self.first} to {last}")
+        refuse_rows(
+            (labels < self.first) | (labels > last),
+            lambda row: f"{where}: row {row} has label {labels[row]}; allowed: {self.first} to {last}",
+        )
         return labels.astype(np.int64) - self.first
 
     def dataset(self, name: str, parts: Iterable[LabelledImages], pixels: PixelScale, source: str) -> Dataset:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coterie.data.dataset_files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, reading
 from coterie.data.records import Dataset, Records, Task
 from coterie.errors import DataError
 
@@ -20,12 +20,10 @@ def read_school() -> Dataset:
     (path,) = dataset_files("school", ("school.mat",))
     from scipy.io import loadmat
 
-    try:
+    with reading(path, Exception):  # the parser of .mat files raises whatever a broken byte leads to
         content = loadmat(path)
         features = [np.asarray(part, dtype=np.float32) for part in content["X"][0]]
         targets = [np.asarray(part, dtype=np.float32).reshape(-1) for part in content["Y"][0]]
-    except Exception as error:  # the parser of .mat files raises whatever a broken byte leads to
-        raise unreadable(path, error) from error
     for school, (pupils, scores) in enumerate(zip(features, targets, strict=False)):
         if pupils.shape != (len(scores), _FEATURES):
             raise DataError(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.dataset_files import dataset_files, unreadable
+from coterie.data.dataset_files import dataset_files, reading
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
+from coterie.privacy.plain import from_plain
 
 # Fixed before anyone's text is read; the last token stands for every other character.
 _ALPHABET = "\n !$&',-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz"
@@ -51,28 +52,20 @@ def read_shakespeare(length: int = WINDOW, stride: int | None = None) -> Dataset
 def _texts(path: Path) -> dict[str, str]:
     """The speeches of every role, in the order of the play."""
     speeches: dict[str, list[str]] = {}
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                try:
-                    row = json.loads(line)
-                    play, role, text = (_string(row[key]) for key in ("play", "role", "text"))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise DataError(
-                        f"{path}: line {number}: not JSON with play, role and text ({type(error).__name__})"
-                    ) from error
-                speeches.setdefault(f"{play}/{role}", []).append(text)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
+    damaged = reading(path, EOFError, zlib.error, UnicodeDecodeError)
+    with damaged, gzip.open(path, "rt", encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                row = json.loads(line)
+                play, role, text = (from_plain(str, row[key]) for key in ("play", "role", "text"))
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{path}: line {number}: not JSON with play, role and text ({type(error).__name__})"
+                ) from error
+            speeches.setdefault(f"{play}/{role}", []).append(text)
     if not speeches:
         raise DataError(f"{path}: no speeches")
     return {name: "\n".join(parts) for name, parts in speeches.items()}
-
-
-def _string(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
 
 
 def _windows(tokens: Array, length: int, stride: int) -> Records:

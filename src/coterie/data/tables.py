@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie.data.dataset_files import unreadable
+from coterie.data.dataset_files import reading
 from coterie.data.records import Array
 from coterie.errors import DataError
 
@@ -85,24 +85,20 @@ def read_csv(path: Path, header: tuple[str, ...] | None = None) -> ClientTable:
     rows: list[list[str]] = []
     places: list[int] = []
     names = None if header is None else list(header)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, strict=True)
-            for fields in reader:
-                if not fields:
-                    continue
-                row = [field.strip() for field in fields]
-                if names is None:
-                    names = row
-                    continue
-                if len(row) != len(names):
-                    raise DataError(
-                        f"{path}: line {reader.line_num}: {len(row)} values for {len(names)} columns"
-                    )
-                rows.append(row)
-                places.append(reader.line_num)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise unreadable(path, error) from error
+    with (
+        reading(path, UnicodeDecodeError, csv.Error),
+        path.open(newline="", encoding="utf-8-sig") as stream,
+    ):
+        reader = csv.reader(stream, strict=True)
+        for fields in filter(None, reader):
+            row = [field.strip() for field in fields]
+            if names is None:
+                names = row
+                continue
+            if len(row) != len(names):
+                raise DataError(f"{path}: line {reader.line_num}: {len(row)} values for {len(names)} columns")
+            rows.append(row)
+            places.append(reader.line_num)
     if not rows or names is None:
         raise DataError(f"{path}: no records")
     if len(set(names)) < len(names):
@@ -125,10 +121,8 @@ def read_parquet(path: Path) -> ClientTable:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with reading(path, pa.ArrowException, ValueError):
         content = pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise unreadable(path, error) from error
     if not content.num_rows:
         raise DataError(f"{path}: no records")
     columns: dict[str, list[str] | Array] = {}
@@ -137,12 +131,8 @@ def read_parquet(path: Path) -> ClientTable:
             raise DataError(f"{path}: column {field.name!r} occurs twice")
         if pa.types.is_floating(field.type) or (pa.types.is_integer(field.type) and _fits(values)):
             columns[field.name] = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
-        elif pa.types.is_boolean(field.type):
-            columns[field.name] = [
-                str("" if value is None else value).lower() for value in values.to_pylist()
-            ]
         else:
-            columns[field.name] = [
-                "" if value is None else str(value).strip() for value in values.to_pylist()
-            ]
+            words = ["" if value is None else str(value).strip() for value in values.to_pylist()]
+            # As people write truth values, and JSON.
+            columns[field.name] = list(map(str.lower, words)) if pa.types.is_boolean(field.type) else words
     return ClientTable(path, columns, "row", range(1, content.num_rows + 1))

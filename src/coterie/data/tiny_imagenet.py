@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.data.dataset_files import data_root, unreadable
+from coterie.data.dataset_files import data_root, reading
 from coterie.data.images import ImageFormat, LabelledImages, PixelScale, decoded
 from coterie.data.records import Dataset
 from coterie.errors import DataError
@@ -36,10 +36,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
             f"data.name: tiny-imagenet: {path.parent} lacks {path.name}; put the unpacked tiny-imagenet-200 "
             "there, or set COTERIE_DATA to the folder that has tiny-imagenet/"
         )
-    try:
+    with reading(path, UnicodeDecodeError):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
     return [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
 
 

@@ -36,6 +36,11 @@ class Requirement:
     relation: Relation = Relation.ANY
     distance: int = 0
 
+    def __post_init__(self) -> None:
+        for key, least in (("epsilon", self.epsilon), ("distance", self.distance)):
+            if not least >= 0:
+                raise InputError(f"{key}: {least:g} is not allowed, a number from 0 is")
+
     def pairs(self, structure: Structure) -> Bools:
         """[target, observer]: whom it is about."""
         member = structure.membership.astype(np.float64)

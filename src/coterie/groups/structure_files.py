@@ -3,17 +3,52 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
+from typing import NewType
 
 from coterie.errors import InputError
 from coterie.files import parse_yaml
 from coterie.groups.design import Relation, Requirement
 from coterie.groups.structures import Structure, clustered, global_structure, label, ring, string
+from coterie.privacy.plain import MalformedError, Plain, from_plain, register
 
 _TREES = (".json", ".yaml", ".yml")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
+Called = NewType("Called", str)
+"""A worker as a person calls it: by a whole number, or a name."""
+
+
+def _called(data: object) -> str:
+    if isinstance(data, bool) or not isinstance(data, int | str) or not str(data).strip():
+        raise MalformedError(f"worker {reprlib.repr(data)} is not allowed, a whole number or a name is")
+    return str(data).strip()
+
+
+register(Called, str, _called)
+
+
+@dataclass(frozen=True)
+class _WrittenStructure(Plain):
+    """A structure as a file has it, its groups by name."""
+
+    groups: dict[str, tuple[Called, ...]]
+    workers: int | tuple[Called, ...] | None
+
+
+@dataclass(frozen=True)
+class _WrittenRequirement(Plain):
+    """A requirement as a file has it."""
+
+    epsilon: float
+    target: Called
+    observer: Called
+    distance: int
 
 
 def read_structure(path: Path, workers: int | None = None) -> Structure:
@@ -27,31 +62,17 @@ def read_structure(path: Path, workers: int | None = None) -> Structure:
         path: the file.
         workers: how many there must be, where the caller knows.
     """
-    if path.suffix.lower() == ".csv":
-        return _built(path, *_read_pairs(path), workers)
-    content = _read_tree(path, (*_TREES, ".csv"))
+    is_csv = path.suffix.lower() == ".csv"
+    content = {"groups": _read_pairs(path)} if is_csv else _read_tree(path, (*_TREES, ".csv"))
     if not isinstance(content, Mapping) or "groups" not in content:
         raise InputError(
             f"{path}: groups is missing, an object like {{'groups': [[0, 1], [1, 2]]}} is needed"
         )
-    odd = sorted(str(key) for key in content if key not in ("groups", "workers"))
-    if odd:
-        raise InputError(f"{path}: {odd[0]} is unknown, groups and workers are allowed")
-    groups, declared = content["groups"], content.get("workers")
-    names: list[str] | int | None
-    if declared is None or (isinstance(declared, int) and not isinstance(declared, bool)):
-        names = declared
-    elif isinstance(declared, list):
-        names = [_text(path, name) for name in declared]
-    else:
-        raise InputError(f"{path}: workers: {declared!r} is not allowed, a number or a list of names is")
-    group_names: list[str] = []
-    if isinstance(groups, Mapping):
-        group_names, groups = [str(name) for name in groups], list(groups.values())
-    if not isinstance(groups, list) or not all(isinstance(members, list) for members in groups):
-        raise InputError(f"{path}: groups: {_short(groups)} is not allowed, a list of lists of workers is")
-    listed = [[_text(path, worker) for worker in members] for members in groups]
-    return _built(path, listed, group_names, names, workers)
+    groups = content["groups"]
+    if isinstance(groups, list):
+        groups = {str(number): members for number, members in enumerate(groups)}
+    with _blaming(path):
+        return _built(path, _WrittenStructure.read({"workers": None, **content, "groups": groups}), workers)
 
 
 def read_requirements(path: Path, structure: Structure) -> list[Requirement]:
@@ -64,18 +85,21 @@ def read_requirements(path: Path, structure: Structure) -> list[Requirement]:
     entries = content.get("requirements") if isinstance(content, Mapping) else content
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path}: a list of requirements is needed, each with an epsilon")
-    return [_requirement(f"{path}: requirement {n}", entry, structure) for n, entry in enumerate(entries, 1)]
+    found = []
+    for number, entry in enumerate(entries, 1):
+        with _blaming(f"{path}: requirement {number}"):
+            found.append(_requirement(entry, structure))
+    return found
 
 
 def read_labels(path: Path) -> list[frozenset[int]]:
     """The labels each worker holds: a JSON or YAML list with one list of labels for every worker."""
     content = _read_tree(path)
-    labels = []
-    for row in content if isinstance(content, list) else [content]:
-        if not isinstance(row, list) or not row or not all(type(label) is int for label in row):
-            raise InputError(f"{path}: a list with one list of labels (integers) for every worker is needed")
-        labels.append(frozenset(row))
-    return labels
+    with _blaming(f"{path}: a list with one list of labels (integers) for every worker is needed"):
+        labels = from_plain(list[list[int]], content)
+        if not all(labels):
+            raise MalformedError("a worker has none")
+    return list(map(frozenset, labels))
 
 
 class Shape(StrEnum):
@@ -138,29 +162,26 @@ def _given(key: str, value: int | None) -> int:
     return value
 
 
-def _requirement(where: str, entry: object, structure: Structure) -> Requirement:
-    if not isinstance(entry, Mapping):
-        raise InputError(f"{where}: {_short(entry)} is not allowed, target, observer and epsilon are")
-    odd = sorted(str(key) for key in entry if key not in ("target", "observer", "distance", "epsilon"))
-    if odd:
-        raise InputError(f"{where}: {odd[0]} is unknown; target, observer, distance and epsilon are allowed")
-    epsilon, distance = entry.get("epsilon"), entry.get("distance", 0)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon >= 0:
-        raise InputError(f"{where}: epsilon: {epsilon!r} is not allowed, a number from 0 is")
-    if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0:
-        raise InputError(f"{where}: distance: {distance!r} is not allowed, a whole number from 0 is")
-    target, observer = str(entry.get("target", "any")), str(entry.get("observer", "any"))
-    relation = Relation(observer) if observer in tuple(Relation) else None
+@contextmanager
+def _blaming(where: object) -> Iterator[None]:
+    """Say where what is wrong was written."""
     try:
-        return Requirement(
-            epsilon=float(epsilon),
-            target=None if target == "any" else structure.worker(target),
-            observer=None if relation is not None else structure.worker(observer),
-            relation=relation or Relation.ANY,
-            distance=distance,
-        )
-    except InputError as mistake:
+        yield
+    except (InputError, MalformedError) as mistake:
         raise InputError(f"{where}: {mistake}") from None
+
+
+def _requirement(entry: object, structure: Structure) -> Requirement:
+    usual = {"target": "any", "observer": "any", "distance": 0}
+    written = _WrittenRequirement.read(usual | dict(entry) if isinstance(entry, Mapping) else entry)
+    relation = Relation(written.observer) if written.observer in list(map(str, Relation)) else None
+    return Requirement(
+        written.epsilon,
+        None if written.target == "any" else structure.worker(written.target),
+        None if relation is not None else structure.worker(written.observer),
+        relation or Relation.ANY,
+        written.distance,
+    )
 
 
 def _read_text(path: Path, kinds: Sequence[str]) -> str:
@@ -178,105 +199,61 @@ def _read_text(path: Path, kinds: Sequence[str]) -> str:
 def _read_tree(path: Path, kinds: Sequence[str] = _TREES) -> object:
     text, is_json = _read_text(path, kinds), path.suffix.lower() == ".json"
     try:
-        return _parse_json(text) if is_json else parse_yaml(text)
+        content: object = json.loads(text, object_pairs_hook=_once) if is_json else parse_yaml(text)
     except ValueError as mistake:
         raise InputError(f"{path}: not {'JSON' if is_json else 'YAML'} ({mistake})") from None
-
-
-def _parse_json(text: str) -> object:
-    """What a JSON text says; a ValueError where it says nothing, or one thing twice."""
-    try:
-        content: object = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as mistake:
-        raise ValueError(f"line {mistake.lineno}: {mistake.msg}") from None
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise InputError(f"{path}: it is nested too deeply") from None
     return content
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key '{key}' stands twice")
-        found[key] = value
-    return found
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"key '{max(keys, key=keys.count)}' stands twice")
+    return dict(pairs)
 
 
-def _read_pairs(path: Path) -> tuple[list[list[str]], list[str], None]:
-    rows = [
-        row
-        for row in csv.reader(_read_text(path, (".csv",)).splitlines())
-        if any(cell.strip() for cell in row)
-    ]
-    order = (0, 1)
-    if rows and {cell.strip().lower() for cell in rows[0]} == {"worker", "group"}:
-        order = (0, 1) if rows[0][0].strip().lower() == "worker" else (1, 0)
+def _read_pairs(path: Path) -> dict[str, list[str]]:
+    """Workers by group."""
+    lines = csv.reader(_read_text(path, (".csv",)).splitlines())
+    rows = [row for row in ([cell.strip() for cell in line] for line in lines) if any(row)]
+    heading = [cell.lower() for cell in rows[0]] if rows else []
+    if sorted(heading) == ["group", "worker"]:
         rows = rows[1:]
     groups: dict[str, list[str]] = {}
     for number, row in enumerate(rows, 1):
-        cells = [cell.strip() for cell in row]
-        if len(cells) != 2 or not all(cells):
+        if len(row) != 2 or not all(row):
             raise InputError(f"{path}: pair {number}: {','.join(row)!r} is not allowed, worker,group is")
-        groups.setdefault(cells[order[1]], []).append(cells[order[0]])
-    names = list(groups)
-    if all(name.isdecimal() for name in names):
-        names.sort(key=int)
-    return [groups[name] for name in names], names, None
+        worker, group = reversed(row) if heading == ["group", "worker"] else row
+        groups.setdefault(group, []).append(worker)
+    in_order = sorted(groups, key=int) if all(map(str.isdecimal, groups)) else groups
+    return {name: groups[name] for name in in_order}
 
 
-def _text(path: Path, worker: object) -> str:
-    """A worker as it is called: only whole numbers and texts are names."""
-    if isinstance(worker, bool) or not isinstance(worker, int | str) or not str(worker).strip():
-        raise InputError(f"{path}: worker {_short(worker)} is not allowed, a whole number or a name is")
-    return str(worker).strip()
-
-
-def _built(
-    path: Path,
-    groups: list[list[str]],
-    group_names: list[str],
-    declared: list[str] | int | None,
-    workers: int | None,
-) -> Structure:
-    try:
-        names = declared if isinstance(declared, list) else _names(groups)
-        known = {name: number for number, name in enumerate(names or [])}
-        members = [tuple(_number(worker, known) for worker in group) for group in groups]
-        largest = max((worker for group in members for worker in group), default=-1)
-        if isinstance(declared, int) and names and declared != len(names):
-            raise InputError(f"workers: {declared} is not allowed, the groups name {len(names)}")
-        count = len(names) if names else declared if isinstance(declared, int) else workers or largest + 1
-        if workers is not None and count != workers:
-            raise InputError(f"workers: the file has {count}, {workers} were asked for")
-        numbered = group_names == [str(number) for number in range(len(groups))]
-        return Structure(
-            path.stem,
-            tuple(members),
-            count,
-            tuple(names or ()),
-            () if numbered else tuple(group_names),
-        )
-    except InputError as mistake:
-        raise InputError(f"{path}: {mistake}") from None
-
-
-def _names(groups: list[list[str]]) -> list[str] | None:
-    """Names in the order of their first appearance; None where all are numbers."""
-    found = list(dict.fromkeys(worker for group in groups for worker in group))
-    return None if all(_NUMBER.fullmatch(name) for name in found) else found
+def _built(path: Path, written: _WrittenStructure, workers: int | None) -> Structure:
+    groups, declared = written.groups, written.workers
+    called = tuple(dict.fromkeys(chain.from_iterable(groups.values())))
+    if isinstance(declared, tuple):
+        called = declared
+    elif all(map(_NUMBER.fullmatch, called)):
+        called = ()
+    known: dict[str, int] = {name: number for number, name in enumerate(called)}
+    members = tuple(tuple(_number(worker, known) for worker in group) for group in groups.values())
+    if isinstance(declared, int) and called and declared != len(called):
+        raise InputError(f"workers: {declared} is not allowed, the groups name {len(called)}")
+    largest = max(chain.from_iterable(members), default=-1)
+    count = len(called) or (declared if isinstance(declared, int) else workers or largest + 1)
+    if workers is not None and count != workers:
+        raise InputError(f"workers: the file has {count}, {workers} were asked for")
+    numbered = list(groups) == list(map(str, range(len(groups))))
+    return Structure(path.stem, members, count, called, () if numbered else tuple(groups))
 
 
 def _number(worker: str, known: Mapping[str, int]) -> int:
     if worker in known:
         return known[worker]
     if known or not _NUMBER.fullmatch(worker):
-        raise InputError(
-            f"worker {_short(worker)} is unknown, {_short(sorted(known)) or 'a number'} is allowed"
-        )
+        allowed = reprlib.repr(sorted(known)) if known else "a number"
+        raise InputError(f"worker {reprlib.repr(worker)} is unknown, {allowed} is allowed")
     return int(worker)
-
-
-def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, list) else ", ".join(map(str, value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
