@@ -353,7 +353,9 @@ def round_work(bench: Bench) -> Any:
     from coterie.bench.rounds import RoundWork  # here: it needs more packages than the rest
 
     shape = IMAGES["cnn"]
-    return RoundWork(1000, 100, shape=shape) if not bench.tiny else RoundWork(6, 3, 8, 2, shape=shape)
+    if bench.tiny:
+        return RoundWork(clients=6, sampled=3, records=8, epochs=2, shape=shape)
+    return RoundWork(clients=1000, sampled=100, shape=shape)
 
 
 def our_client_level_round(bench: Bench) -> dict[str, Any]:
@@ -374,8 +376,8 @@ def plain_client_level_round(bench: Bench) -> dict[str, Any]:
     from coterie.bench.peers import plain_round
 
     work = round_work(bench)
-    model = work.random.build().to(bench.device)
-    records = {c.name: (c.train.features, c.train.targets) for c in work.random.federation().clients}
+    model = work.build().to(bench.device)
+    records = {c.name: (c.train.features, c.train.targets) for c in work.federation().clients}
     loop_over_clients = plain_round(model, records, work.sampled, work.lr, work.epochs, work.batch)
 
     def run() -> int:

@@ -13,7 +13,7 @@ from coterie.bench.rounds import RoundWork, compare_rounds
 from coterie.bench.timing import Timing
 from coterie.cli.bench import bench
 
-TINY = Work("softmax", clients=2, steps=2, batch=4, shape=(1, 4, 4))
+TINY = Work(model="softmax", clients=2, records=8, batch=4, shape=(1, 4, 4))
 CPU = torch.device("cpu")
 
 
@@ -53,9 +53,10 @@ def test_a_client_level_round_is_compared_by_the_records_that_went_through() -> 
 
 
 def test_growth_is_measured_along_an_axis() -> None:
-    found = measuring.grow(
-        "clients", (1, 2), lambda size: Work("softmax", size, 1, 4, (1, 4, 4)), CPU, lambda text: None
-    )
+    def work_of(size: int) -> Work:
+        return Work(model="softmax", clients=size, records=4, batch=4, shape=(1, 4, 4))
+
+    found = measuring.grow("clients", (1, 2), work_of, CPU, lambda text: None)
     assert found.sizes == (1, 2)
     assert min(found.seconds) > 0
 

@@ -63,13 +63,7 @@ def torch_func(model: nn.Module, lr: float, clip: float, noise: float) -> Step:
 def opacus_hooks(model: nn.Module, lr: float, clip: float, noise: float) -> Step:
     """Opacus with per-sample gradients by hooks, as the authors of clustered private learning use it."""
     wrapped = import_module("opacus").GradSampleModule(model)
-    optimiser = import_module("opacus.optimizers").DPOptimizer(
-        torch.optim.SGD(wrapped.parameters(), lr=lr),
-        noise_multiplier=noise,
-        max_grad_norm=clip,
-        expected_batch_size=1,
-    )
-
+    optimiser = import_module("opacus.optimizers").DPOptimizer(**_private(wrapped, lr, clip, noise))
     return _step(optimiser, lambda features, targets: functional.cross_entropy(wrapped(features), targets))
 
 
@@ -79,14 +73,14 @@ def opacus_ghost(model: nn.Module, lr: float, clip: float, noise: float) -> Step
     optimisers = import_module("opacus.optimizers.optimizer_fast_gradient_clipping")
     losses = import_module("opacus.utils.fast_gradient_clipping_utils")
     wrapped = layers.GradSampleModuleFastGradientClipping(model, max_grad_norm=clip, use_ghost_clipping=True)
-    optimiser = optimisers.DPOptimizerFastGradientClipping(
-        torch.optim.SGD(wrapped.parameters(), lr=lr),
-        noise_multiplier=noise,
-        max_grad_norm=clip,
-        expected_batch_size=1,
-    )
+    optimiser = optimisers.DPOptimizerFastGradientClipping(**_private(wrapped, lr, clip, noise))
     criterion = losses.DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss(reduction="mean"))
     return _step(optimiser, lambda features, targets: criterion(wrapped(features), targets))
+
+
+def _private(wrapped: nn.Module, lr: float, clip: float, noise: float) -> dict[str, Any]:
+    plain = torch.optim.SGD(wrapped.parameters(), lr=lr)
+    return {"optimizer": plain, "noise_multiplier": noise, "max_grad_norm": clip, "expected_batch_size": 1}
 
 
 def installed_peers() -> dict[str, Peer]:

@@ -22,45 +22,33 @@ from coterie.bench.rounds import RoundWork, compare_rounds
 from coterie.bench.timing import OURS, WARM_UP, Timing, Watch, Way, machine_name, take_turns, timed
 from coterie.bench.work import ROUNDS, RandomClients
 from coterie.engines.local import LocalEngine
-from coterie.privacy import Adjacency, PrivacyPlan, Unit
+from coterie.privacy import Adjacency, Unit
 from coterie.privacy.plans import SELECTION, TRAINING, RecordReleases, plan_of
 from coterie.training.learner import Batch
 
 LR, CLIP, NOISE = 0.1, 1.0, 1.0
 
 
-@dataclass(frozen=True)
-class Work:
-    """One round that everybody does."""
+@dataclass(frozen=True, kw_only=True)
+class Work(RandomClients):
+    """One round that everybody does: a pass over all records."""
 
-    model: str
-    clients: int
-    steps: int
     batch: int = 32
-    shape: tuple[int, ...] = (1, 28, 28)
-
-    @property
-    def random(self) -> RandomClients:
-        """Clients for whom an epoch has so many steps."""
-        return RandomClients(self.model, self.clients, self.steps * self.batch, self.shape)
 
     @property
     def samples(self) -> int:
-        return self.clients * self.steps * self.batch
+        return self.clients * self.records
 
-    @property
-    def plan(self) -> PrivacyPlan:
-        own = RecordReleases(self.steps * self.batch, clip=CLIP)
+    def private_engine(self, device: torch.device) -> AbstractContextManager[LocalEngine]:
+        own = RecordReleases(self.records, clip=CLIP)
         releases = [own.steps(TRAINING, ROUNDS, self.batch, NOISE), *own.selections(1.0, ROUNDS)]
-        return plan_of(Unit.RECORD, Adjacency.ZERO_OUT, dict.fromkeys(self.random.names, releases))
-
-    def engine(self, device: torch.device) -> AbstractContextManager[LocalEngine]:
-        return self.random.engine(self.plan, LR, device)
+        plan = plan_of(Unit.RECORD, Adjacency.ZERO_OUT, dict.fromkeys(self.names, releases))
+        return self.engine(plan, LR, device)
 
     def request(self) -> Train:
         """Every client trains once, from the same start."""
-        start = self.random.start()
-        return Train(TRAINING, tuple(TrainJob(name, start) for name in self.random.names))
+        start = self.start()
+        return Train(TRAINING, tuple(TrainJob(name, start) for name in self.names))
 
 
 @dataclass(frozen=True)
@@ -98,14 +86,8 @@ class BenchResult:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "machine": self.machine,
-            "torch": self.torch,
-            "device": self.device,
-            "ratios": dict(self.ratios),
-            "rows": [asdict(row) for row in self.rows],
-            "scaling": [{**asdict(scaling), "exponent": scaling.exponent} for scaling in self.scaling],
-        }
+        scaling = [{**asdict(each), "exponent": each.exponent} for each in self.scaling]
+        return {**asdict(self), "ratios": dict(self.ratios), "scaling": scaling}
 
 
 PARTS = ("cnn", "softmax", "resnet18", "rounds", "growth")
@@ -123,9 +105,9 @@ def run_bench(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parts = parts if parts is not None else QUICK_PARTS if quick else PARTS
     works = (
-        Work("cnn", clients=21, steps=3),
-        Work("softmax", clients=21, steps=10, batch=24, shape=(1, 8, 8)),
-        Work("resnet18", clients=2, steps=1, shape=(3, 32, 32)),
+        Work(clients=21, records=96),
+        Work(model="softmax", clients=21, records=240, batch=24, shape=(1, 8, 8)),
+        Work(model="resnet18", clients=2, records=32, shape=(3, 32, 32)),
     )
     rows: list[Timing] = []
     for work in works:
@@ -134,8 +116,10 @@ def run_bench(
             repeats, warm_up = 5 if quick or large else 9, 1 if large else WARM_UP
             rows += compare_records(work, device, repeats, watch, warm_up)
     if "rounds" in parts:
-        work_of_rounds = RoundWork(200, 20) if quick else RoundWork(1000, 100)
-        rows += compare_rounds(work_of_rounds, device, repeats=3, warm_up=1, watch=watch)
+        sampled = 20 if quick else 100
+        rows += compare_rounds(
+            RoundWork(clients=10 * sampled, sampled=sampled), device, repeats=3, warm_up=1, watch=watch
+        )
     scaling = tuple(_scale(device, watch)) if "growth" in parts else ()
     return BenchResult(machine_name(), torch.__version__, device.type, tuple(rows), scaling)
 
@@ -147,23 +131,21 @@ def compare_records(
     work: Work, device: torch.device, repeats: int, watch: Watch, warm_up: int = WARM_UP
 ) -> list[Timing]:
     """Ours and every installed peer on the same steps."""
-    with work.engine(device) as engine:
+    with work.private_engine(device) as engine:
         request, rounds = work.request(), iter(range(1, ROUNDS))
 
         def ours() -> int:
             engine.answer(request, next(rounds))
             return work.samples
 
-        ways: dict[str, Way] = {OURS: ours}
-        for name, peer in installed_peers().items():
-            ways[name] = _loop(work, device, peer)
+        ways = {OURS: ours, **{name: _loop(work, device, peer) for name, peer in installed_peers().items()}}
         return take_turns(work.model, ways, device, repeats, watch, warm_up)
 
 
 def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
     """A peer's round: one client after the other, torch's threads inside."""
-    clients = work.random.federation().clients
-    steps = [peer(work.random.build().to(device), LR, CLIP, NOISE) for _ in clients]
+    clients = work.federation().clients
+    steps = [peer(work.build().to(device), LR, CLIP, NOISE) for _ in clients]
     batches = [Batch.of(client.train, device) for client in clients]
 
     def run() -> int:
@@ -180,23 +162,24 @@ def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
 
 def _scale(device: torch.device, watch: Watch) -> Iterator[Scaling]:
     """A decade along each axis; the rest stays as it is."""
-    sizes = (2, 5, 10, 20)
-    yield grow("clients", sizes, lambda size: Work("cnn", clients=size, steps=2), device, watch)
-    yield grow(
-        "records of a client",
-        [32 * size for size in sizes],
-        lambda size: Work("cnn", clients=2, steps=size // 32),
-        device,
-        watch,
-    )
-    yield grow(
-        "parameters",
-        [10 * (width + 1) for width in (4000, 10_000, 20_000, 40_000)],
-        lambda size: Work("softmax", clients=2, steps=10, shape=(size // 10 - 1,)),
-        device,
-        watch,
-    )
-    yield _grow_models(sizes, device, watch)
+    decade = (2, 5, 10, 20)
+    numbers = tuple(10 * (width + 1) for width in (4000, 10_000, 20_000, 40_000))
+    axes: dict[str, tuple[Sequence[int], Callable[[int], Work]]] = {
+        "clients": (decade, lambda size: Work(clients=size, records=64)),
+        "records of a client": ([32 * size for size in decade], lambda size: Work(clients=2, records=size)),
+        "parameters": (
+            numbers,
+            lambda size: Work(model="softmax", clients=2, records=320, shape=(size // 10 - 1,)),
+        ),
+    }
+    for axis, (sizes, work_of) in axes.items():
+        yield grow(axis, sizes, work_of, device, watch)
+
+    def choose(work: Work, size: int) -> Select:
+        """Between more and more models: what a larger number of clusters costs."""
+        return Select(SELECTION, work.names, np.stack([work.start()] * size))
+
+    yield grow("clusters", decade, lambda size: Work(clients=4, records=256), device, watch, choose)
 
 
 def grow(
@@ -205,34 +188,15 @@ def grow(
     work_of: Callable[[int], Work],
     device: torch.device,
     watch: Watch,
+    request_of: Callable[[Work, int], Train | Select] = lambda work, size: work.request(),
 ) -> Scaling:
-    """Our time for works of growing size."""
+    """Our time for works, or requests, of growing size."""
     seconds = []
     for size in sizes:
         watch(f"growth with {axis}: {size}")
         work = work_of(size)
-        with work.engine(device) as engine:
-            seconds.append(_median_answer(engine, work.request(), device))
+        request = request_of(work, size)
+        with work.private_engine(device) as engine:
+            times = [timed(partial(engine.answer, request, turn), device)[1] for turn in range(1, 7)]
+        seconds.append(statistics.median(times[1:]))  # the first one warms up
     return Scaling(axis, tuple(sizes), tuple(seconds))
-
-
-def _median_answer(engine: LocalEngine, request: Train | Select, device: torch.device) -> float:
-    def answer(number: int) -> int:
-        engine.answer(request, number)
-        return 0
-
-    times = [timed(partial(answer, number), device)[1] for number in range(1, 7)]
-    return statistics.median(times[1:])  # the first one warms up
-
-
-def _grow_models(sizes: Sequence[int], device: torch.device, watch: Watch) -> Scaling:
-    """Choosing between more and more models: what a larger number of clusters costs."""
-    work = Work("cnn", clients=4, steps=8)
-    start, names = work.random.start(), work.random.names
-    seconds = []
-    with work.engine(device) as engine:
-        for size in sizes:
-            watch(f"growth with clusters: {size}")
-            request = Select(SELECTION, names, np.stack([start] * size))
-            seconds.append(_median_answer(engine, request, device))
-    return Scaling("clusters", tuple(sizes), tuple(seconds))

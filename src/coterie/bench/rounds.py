@@ -17,26 +17,15 @@ from coterie.bench.work import ROUNDS, RandomClients
 from coterie.privacy.plans import SUMS, CohortReleases, client_plan
 
 
-@dataclass(frozen=True)
-class RoundWork:
+@dataclass(frozen=True, kw_only=True)
+class RoundWork(RandomClients):
     """One round that everybody does."""
 
-    clients: int
-    sampled: int
     records: int = 60
+    sampled: int
     epochs: int = 5
     batch: int = 10
     lr: float = 0.05
-    model: str = "cnn"
-    shape: tuple[int, ...] = (1, 28, 28)
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}, {self.sampled} of {self.clients} clients, client-level"
-
-    @property
-    def random(self) -> RandomClients:
-        return RandomClients(self.model, self.clients, self.records, self.shape)
 
     def samples(self, clients: int) -> int:
         """Records that go through a model when so many clients train."""
@@ -47,15 +36,15 @@ def compare_rounds(
     work: RoundWork, device: torch.device, repeats: int, warm_up: int, watch: Watch
 ) -> list[Timing]:
     """Ours and every installed peer on the same round."""
-    clients = work.random.federation().clients
-    records = {client.name: (client.train.features, client.train.targets) for client in clients}
+    trained = {client.name: client.train for client in work.federation().clients}
+    records = {name: (own.features, own.targets) for name, own in trained.items()}
     with our_round(work, device) as ours:
         ways: dict[str, Way] = {OURS: ours}
         for name, peer in installed_round_peers().items():
-            model = work.random.build().to(device)
-            run = peer(model, records, work.sampled, work.lr, work.epochs, work.batch)
+            run = peer(work.build().to(device), records, work.sampled, work.lr, work.epochs, work.batch)
             ways[name] = lambda run=run: work.samples(run())  # type: ignore[misc]
-        return take_turns(work.name, ways, device, repeats, watch, warm_up)
+        name = f"{work.model}, {work.sampled} of {work.clients} clients, client-level"
+        return take_turns(name, ways, device, repeats, watch, warm_up)
 
 
 @contextmanager
@@ -63,9 +52,9 @@ def our_round(work: RoundWork, device: torch.device) -> Iterator[Way]:
     """Our own round: sampled, charged, trained, clipped and noised."""
     plan = client_plan(CohortReleases(work.sampled / work.clients).sums(noise=1.0), ROUNDS)
     training = LocalTraining(work.epochs, work.batch, work.lr)
-    job = CohortJob(work.random.names, work.random.start()[None], training, Choice.GIVEN)
+    job = CohortJob(work.names, work.start()[None], training, Choice.GIVEN)
     rounds = iter(range(1, ROUNDS))
-    with work.random.engine(plan, work.lr, device) as engine:
+    with work.engine(plan, work.lr, device) as engine:
 
         def run() -> int:
             number = next(rounds)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -14,6 +15,7 @@ WARM_UP = 4  # turns before those that are timed: kernels are made for every siz
 PAUSE = 0.2  # seconds of rest before each turn: threads of the one before stop spinning
 OURS = "ours"
 
+T = TypeVar("T")
 Watch = Callable[[str], None]
 Way = Callable[[], int]
 """Does the work once and returns how many records went through a model."""
@@ -53,14 +55,14 @@ def take_turns(
     ]
 
 
-def timed(run: Way, device: torch.device) -> tuple[int, float]:
-    """What a way returns, and the seconds it took."""
+def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What a call returns, and the seconds it took."""
     time.sleep(PAUSE)
     began = time.perf_counter()
-    samples = run()
+    found = run()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return samples, time.perf_counter() - began
+    return found, time.perf_counter() - began
 
 
 def machine_name() -> str:

@@ -23,14 +23,14 @@ ROUNDS = 100_000
 """Rounds that are planned: the engine decides as for a long run; only a few are timed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RandomClients:
     """So many clients with so many records each, for one model."""
 
-    model: str
+    model: str = "cnn"
     clients: int
     records: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = (1, 28, 28)
 
     @property
     def names(self) -> tuple[str, ...]:
