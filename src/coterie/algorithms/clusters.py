@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from coterie.algorithms.protocol import PublicFacts, Vector
+from coterie.algorithms.protocol import Models, PublicFacts, Vector
 from coterie.algorithms.settings import AlgorithmSettings
 from coterie.errors import InputError
-from coterie.privacy.released import Released
+from coterie.privacy import Released
 
 
 class ClusterSettings(AlgorithmSettings):
@@ -39,9 +38,7 @@ def check_clusters(clusters: int, clients: int, also: str = "") -> None:
         )
 
 
-def equal_starts(
-    facts: PublicFacts, rng: np.random.Generator, models: int
-) -> tuple[int, NDArray[np.float32]]:
+def equal_starts(facts: PublicFacts, rng: np.random.Generator, models: int) -> tuple[int, Models]:
     """The server's seed, and so many times the model that it initialises."""
     seed = int(rng.integers(2**31))
     return seed, np.tile(facts.initialise(seed), (models, 1))
@@ -49,7 +46,7 @@ def equal_starts(
 
 def cluster_starts(
     facts: PublicFacts, rng: np.random.Generator, settings: StartSettings
-) -> tuple[int, NDArray[np.float32]]:
+) -> tuple[int, Models]:
     """The server's seed and the k models before the first round.
 
     `random` draws k initialisations. One or two of them then tend to fit everybody better than the others do,
@@ -65,8 +62,8 @@ def cluster_starts(
 
 
 def step_clusters(
-    models: NDArray[np.float32], cluster_of: Mapping[str, int], updates: Mapping[str, Released[Vector]]
-) -> NDArray[np.float32]:
+    models: Models, cluster_of: Mapping[str, int], updates: Mapping[str, Released[Vector]]
+) -> Models:
     """Move each cluster's model by the mean update of its members; an empty cluster keeps its model."""
     moved = models.copy()
     for cluster in range(len(models)):

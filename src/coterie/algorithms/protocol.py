@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,16 @@ from numpy.typing import NDArray
 from coterie.algorithms.findings import Findings as Findings
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.groups import Observer, Structure
-from coterie.privacy import PrivacyPlan, Unit
-from coterie.privacy.released import Released
+from coterie.privacy import PrivacyPlan, Released, Unit
+from coterie.privacy.randomness import Floats as Floats
 
 log = logging.getLogger(__name__)
 
 # All parameters of one model, flat; the layout is the model's and public.
 Vector: TypeAlias = NDArray[np.float32]
+# One model per row.
+Models: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Select:
 
     release: str
     clients: tuple[str, ...]
-    models: NDArray[np.float32]
+    models: Models
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,8 @@ class Parts:
     whatever model the member is sent next.
     """
 
-    shared: NDArray[np.bool_]
-    personal: NDArray[np.bool_]
+    shared: Mask
+    personal: Mask
 
     def __post_init__(self) -> None:
         if self.shared.shape != self.personal.shape or bool((self.shared & self.personal).any()):
@@ -184,7 +187,7 @@ class CohortJob:
     """
 
     members: tuple[str, ...]
-    models: NDArray[np.float32]
+    models: Models
     training: LocalTraining
     choice: Choice = Choice.GIVEN
     start_of: Mapping[str, int] | None = None
@@ -245,7 +248,7 @@ class Count:
 class Histogram:
     """Answer to `Count`: one noisy count for each model. It may be negative."""
 
-    counts: Released[NDArray[np.float64]]
+    counts: Released[Floats]
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ class Sum:
     """
 
     cohort: Opened
-    route: NDArray[np.float64] | None = None
+    route: Floats | None = None
     minimum: int = 0
 
 
@@ -277,7 +280,7 @@ class Sums:
             number of those beyond it, with noise; else None.
     """
 
-    rows: Released[NDArray[np.float64]]
+    rows: Released[Floats]
     sizes: tuple[int, ...] | None = None
     within: Released[float] | None = None
 
@@ -298,20 +301,20 @@ def _answer(request: Request, kind: type[R]) -> Rounds[R]:
 
 
 def train(release: str, jobs: Sequence[TrainJob]) -> Rounds[Mapping[str, Released[Vector]]]:
-    """Ask clients to train, and return what they release.
+    """Ask clients to train, and return what they release, in the order in which they were asked.
 
     A client whose vector holds anything that is not a finite number counts as one that did not answer: in a
     mean or a mixture it would take everyone else's with it.
     """
-    answers = (yield from _answer(Train(release, tuple(jobs)), Updates)).by_client
-    usable = {client: own for client, own in answers.items() if np.isfinite(own.value).all()}
-    if len(usable) < len(answers):
-        names = ", ".join(client for client in answers if client not in usable)
-        log.warning("%s: left out, their releases are not finite: %s", release, names)
-    return usable
+    found = (yield from _answer(Train(release, tuple(jobs)), Updates)).by_client
+    answers = {job.client: found[job.client] for job in jobs if job.client in found}
+    spoilt = {client for client, own in answers.items() if not np.isfinite(own.value).all()}
+    if spoilt:
+        log.warning("%s: left out, their releases are not finite: %s", release, ", ".join(sorted(spoilt)))
+    return {client: own for client, own in answers.items() if client not in spoilt}
 
 
-def select(release: str, clients: Sequence[str], models: NDArray[np.float32]) -> Rounds[Mapping[str, int]]:
+def select(release: str, clients: Sequence[str], models: Models) -> Rounds[Mapping[str, int]]:
     """Ask clients which model fits best, and return the index that each chose."""
     chosen = yield from _answer(Select(release, tuple(clients), models), Choices)
     return {client: choice.value for client, choice in chosen.by_client.items()}
@@ -322,12 +325,12 @@ def open_cohort(release: str, job: CohortJob) -> Rounds[Opened]:
     return (yield from _answer(Cohort(release, job), Opened))
 
 
-def count(cohort: Opened) -> Rounds[Released[NDArray[np.float64]]]:
+def count(cohort: Opened) -> Rounds[Released[Floats]]:
     """Ask how many sampled members chose each model, and return the noisy counts."""
     return (yield from _answer(Count(cohort), Histogram)).counts
 
 
-def add_up(cohort: Opened, route: NDArray[np.float64] | None = None, minimum: int = 0) -> Rounds[Sums]:
+def add_up(cohort: Opened, route: Floats | None = None, minimum: int = 0) -> Rounds[Sums]:
     """Ask for the noisy sums, which closes the cohort."""
     return (yield from _answer(Sum(cohort, route, minimum), Sums))
 
@@ -368,7 +371,7 @@ S = TypeVar("S", bound=State)
 class Assignment:
     """Which model each client would use now: its own, where it has personal parts, or its cluster's."""
 
-    models: NDArray[np.float32]
+    models: Models
     cluster_of: Mapping[str, int]
     own: Mapping[str, Vector] = field(default_factory=dict)
 
@@ -388,33 +391,43 @@ class OwnChoice:
         training: how a client trains the model that it compares, where it chooses the nearest.
     """
 
-    models: NDArray[np.float32]
+    models: Models
     choice: Choice
     training: LocalTraining
     parts: Parts | None = None
 
 
 class Algorithm(ABC, Generic[S]):
-    """One way to learn together. Subclass, override these, register; one file.
+    """One way to learn together. Subclass, give it a name, override these; one file.
 
     Attributes:
+        name: under which experiments of its privacy unit ask for it; what is shared by several has none.
+        settings_type: its options, as `settings` is annotated.
+        state_type: what it carries on, as `start` is annotated.
         needs_truth: whether it is handed the true clusters (as `truth=`), as its guarantee must then say.
         additive: whether its model is two of the experiment's, outputs added, parameters one after the other.
         personal: whether clients keep parameters of their own, without which no model is whole.
     """
 
+    known: ClassVar[dict[tuple[Unit, str], "type[Algorithm[Any]]"]] = {}
     name: ClassVar[str]
     unit: ClassVar[Unit]
-    settings_type: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
+    settings: AlgorithmSettings
+    settings_type: ClassVar[type[AlgorithmSettings]]
     state_type: ClassVar[type[State]]
     needs_truth: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     personal: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        """Make what has a name available in experiment files."""
+        cls.settings_type = get_type_hints(cls)["settings"]
+        cls.state_type = get_type_hints(cls.start)["return"]
+        if "name" in vars(cls) and Algorithm.known.setdefault((cls.unit, cls.name), cls) is not cls:
+            raise ValueError(f"an algorithm named {cls.name} for unit {cls.unit} exists already")
+
     def __init__(self, settings: AlgorithmSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
-        self.settings = settings
-        self.schedule = schedule
-        self.privacy = privacy
+        self.settings, self.schedule, self.privacy = settings, schedule, privacy
 
     @abstractmethod
     def plan(self, facts: PublicFacts) -> PrivacyPlan:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from coterie.errors import InputError
 from coterie.privacy import Adjacency, Mode, Unit
@@ -145,10 +145,3 @@ class PrivacySettings(Settings):
                 "denominators use it; allowed for unit record: zero-out, replace-one"
             )
         return self
-
-    @field_validator("epsilon")
-    @classmethod
-    def _a_number(cls, value: float) -> float:
-        if value != value:
-            raise ValueError("must be a number above 0, or .inf")
-        return value

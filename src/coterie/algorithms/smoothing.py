@@ -6,7 +6,7 @@ know where the end is. Averaging touches released values only: it costs no priva
 last models, as it would without.
 """
 
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import make_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,4 @@ class Smoothed(Algorithm[Any]):
             begun = before.mean_from
             share = (self.decay + 1) / (state.round - begun + self.decay)
             mean = before.mean + np.float32(share) * (models - before.mean)
-        own = {field.name: getattr(state, field.name) for field in fields(state)}
-        following: State = self.state_type(**{**own, "mean": mean, "mean_from": begun})
-        return following
+        return self.state_type(**{**vars(state), "mean": mean, "mean_from": begun})

@@ -5,17 +5,31 @@ update is clipped. The trusted server sums updates, adds noise, divides by a pub
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from coterie.algorithms.protocol import Algorithm, LocalTraining, PublicFacts, S, State
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Choice,
+    CohortJob,
+    Floats,
+    LocalTraining,
+    Models,
+    Opened,
+    Parts,
+    PublicFacts,
+    Rounds,
+    State,
+    Sums,
+    open_cohort,
+)
 from coterie.algorithms.settings import AlgorithmSettings, Rate, Ratio, StepSize
 from coterie.errors import InputError
-from coterie.privacy import Mechanism, PrivacyPlan, Released, Unit
-from coterie.privacy.plans import CohortReleases, client_plan
+from coterie.privacy import Mechanism, PrivacyPlan, Unit
+from coterie.privacy.plans import SUMS, CohortReleases, client_plan
 from coterie.privacy.ranges import CLIP
 from coterie.settings import Settings
 
@@ -43,11 +57,20 @@ class AdaptiveClip(Settings):
         return CLIP.nearest(clip * math.exp(-self.rate * (share - self.quantile)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClientLevelState(State):
-    """What every algorithm whose unit is a client carries on: the clip, where it follows a count."""
+    """What every algorithm whose unit is a client carries on: models, and a clip that follows a count."""
 
-    clip: float | None = None
+    models: Models
+    clip: float | None = field(default=None, kw_only=True)
+
+    @property
+    def parts(self) -> Parts | None:
+        """What is not released like the rest of the model, if anything."""
+        return None
+
+
+C = TypeVar("C", bound=ClientLevelState)
 
 
 class ClientLevelSettings(AlgorithmSettings):
@@ -62,21 +85,16 @@ class ClientLevelSettings(AlgorithmSettings):
     )
 
 
-class ClientLevel(Algorithm[S]):
+class ClientLevel(Algorithm[C]):
     """An algorithm that asks for sums of a sample of clients."""
 
     unit = Unit.CLIENT
     settings: ClientLevelSettings
+    choice: ClassVar[Choice] = Choice.GIVEN
 
     def local_training(self) -> LocalTraining:
         schedule = self.schedule
-        return LocalTraining(
-            schedule.epochs, schedule.batch, schedule.lr, self.settings.momentum, self.proximal()
-        )
-
-    def proximal(self) -> float:
-        """Weight of the pull towards the start of a round."""
-        return 0.0
+        return LocalTraining(schedule.epochs, schedule.batch, schedule.lr, self.settings.momentum)
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         if self.privacy.budgets:
@@ -102,32 +120,26 @@ class ClientLevel(Algorithm[S]):
         """The clip of the first round, where it will follow a count."""
         return None if self.settings.adaptive_clip is None else self.privacy.clip
 
-    def next_clip(self, state: ClientLevelState, within: Released[float] | None) -> float | None:
-        """The clip that follows on a round: a function of what was released."""
-        following = self.settings.adaptive_clip
-        if following is None or within is None or state.clip is None:
-            return None
-        return following.following(state.clip, within.value, self.expected(len(state.clients)))
+    def opened(self, state: C) -> Rounds[Opened]:
+        """Open the cohort of a round."""
+        job = CohortJob(
+            *(state.clients, state.models, self.local_training(), self.choice),
+            parts=state.parts,
+            clip=state.clip,
+        )
+        return (yield from open_cohort(SUMS, job))
 
-    def expected(self, clients: int) -> float:
+    def moved(self, state: C, sums: Sums, divisors: Floats) -> C:
+        """The state after a step by noisy sums over public divisors, which broadcast over the models.
+
+        Where the clip follows a count, the next one is a function of what was released, too.
+        """
+        models = (state.models + self.settings.server_step * sums.rows.value / divisors).astype(np.float32)
+        clip, following = state.clip, self.settings.adaptive_clip
+        if following and clip is not None and sums.within is not None:
+            clip = following.following(clip, sums.within.value, self.expected(state))
+        return replace(state, round=state.round + 1, models=models, clip=clip)
+
+    def expected(self, known: PublicFacts | State) -> float:
         """How many clients a round is expected to sample: a public number."""
-        return self.settings.rate * clients
-
-
-def last_layer(facts: PublicFacts) -> NDArray[np.bool_]:
-    """Which parameters belong to the model's last layer."""
-    names = list(facts.layout)
-    prefix = names[-1].rpartition(".")[0]
-    masks = [np.full(size, name.rpartition(".")[0] == prefix) for name, size in facts.layout.items()]
-    return np.concatenate(masks)
-
-
-def stepped(
-    models: NDArray[np.float32],
-    sums: NDArray[np.float64],
-    divisors: NDArray[np.float64],
-    step: float,
-) -> NDArray[np.float32]:
-    """Models moved by noisy sums over public divisors (that broadcast over them)."""
-    moved: NDArray[np.float32] = (models + step * sums / divisors).astype(np.float32)
-    return moved
+        return self.settings.rate * len(known.clients)

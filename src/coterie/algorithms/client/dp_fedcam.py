@@ -6,19 +6,16 @@ the sum of its cluster, and both together move by the clip. Two clips would need
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.algorithms.client.rebalancing import Rebalanced
-from coterie.algorithms.protocol import Choice, PublicFacts
-from coterie.algorithms.registry import register
+from coterie.algorithms.protocol import Choice, Mask, PublicFacts
 
 
-@register
 class FedCAM(Rebalanced):
     name = "dp-fedcam"
     choice = Choice.LOWEST_LOSS
     additive = True
 
-    def shared(self, facts: PublicFacts) -> NDArray[np.bool_]:
+    def shared(self, facts: PublicFacts) -> Mask:
         """The model is two of a kind, one after the other; the first is everyone's."""
         return np.arange(facts.parameters) < facts.parameters // 2

@@ -7,34 +7,31 @@ it is neither clipped nor released, and moves only when its client is sampled.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from coterie.algorithms.client.client_level import last_layer
-from coterie.algorithms.client.dp_fedavg import FedAvg, OneModelState
-from coterie.algorithms.protocol import Choice, OwnChoice, Parts, PublicFacts
-from coterie.algorithms.registry import register
+from coterie.algorithms.client.client_level import ClientLevelState
+from coterie.algorithms.client.dp_fedavg import FedAvg
+from coterie.algorithms.protocol import Choice, Mask, OwnChoice, Parts, PublicFacts
 from coterie.errors import InputError
 
 
 @dataclass(frozen=True)
-class FedPerState(OneModelState):
+class FedPerState(ClientLevelState):
     """The head in the one row is where everyone's own head began."""
 
-    head: NDArray[np.bool_]
+    head: Mask
 
     @property
     def parts(self) -> Parts:
         return Parts(shared=np.zeros_like(self.head), personal=self.head)
 
 
-@register
 class FedPer(FedAvg):
     name = "dp-fedper"
-    state_type = FedPerState
     personal = True
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> FedPerState:
-        head = last_layer(facts)
+        layers = [name.rpartition(".")[0] for name in facts.layout]
+        head = np.repeat(np.array(layers) == layers[-1], list(facts.layout.values()))
         if head.all():
             raise InputError(
                 "algorithm.name: dp-fedper; the model has one layer, which would be all personal: nothing is "
@@ -42,5 +39,5 @@ class FedPer(FedAvg):
             )
         return FedPerState(**vars(super().start(facts, rng)), head=head)
 
-    def models(self, state: OneModelState) -> OwnChoice:
+    def models(self, state: ClientLevelState) -> OwnChoice:
         return OwnChoice(state.models, Choice.GIVEN, self.local_training(), state.parts)

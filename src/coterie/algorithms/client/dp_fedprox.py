@@ -3,11 +3,13 @@
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from coterie.algorithms.client.client_level import ClientLevelSettings
 from coterie.algorithms.client.dp_fedavg import FedAvg
-from coterie.algorithms.registry import register
+from coterie.algorithms.protocol import LocalTraining
 from coterie.algorithms.settings import Pull
 
 
@@ -17,11 +19,9 @@ class FedProxSettings(ClientLevelSettings):
     proximal: Pull = Field(0.01, gt=0, description="weight mu of the pull towards the model that was sent")
 
 
-@register
 class FedProx(FedAvg):
     name = "dp-fedprox"
-    settings_type = FedProxSettings
     settings: FedProxSettings
 
-    def proximal(self) -> float:
-        return self.settings.proximal
+    def local_training(self) -> LocalTraining:
+        return replace(super().local_training(), proximal=self.settings.proximal)

@@ -9,10 +9,8 @@ which it moves decides.
 
 from coterie.algorithms.client.rebalancing import Rebalanced
 from coterie.algorithms.protocol import Choice
-from coterie.algorithms.registry import register
 
 
-@register
 class FeSEM(Rebalanced):
     name = "dp-fesem"
     choice = Choice.NEAREST

@@ -6,10 +6,8 @@ private for whole clients; with `rebalance` it is RR-Cluster on IFCA, Algorithm 
 
 from coterie.algorithms.client.rebalancing import Rebalanced
 from coterie.algorithms.protocol import Choice
-from coterie.algorithms.registry import register
 
 
-@register
 class ClientIFCA(Rebalanced):
     name = "dp-ifca"
     choice = Choice.LOWEST_LOSS

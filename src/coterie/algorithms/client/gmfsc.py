@@ -5,15 +5,16 @@ the noisy histogram; the update of all is the sum of the released sums, which co
 the noise of every one of them.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState, Update
-from coterie.algorithms.protocol import Choice, CohortJob, PublicFacts, Rounds, add_up, count, open_cohort
-from coterie.algorithms.registry import register
+from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
+from coterie.algorithms.protocol import Choice, PublicFacts, Rounds, add_up, count
 from coterie.algorithms.settings import Ratio
 from coterie.privacy import Mechanism
-from coterie.privacy.plans import HISTOGRAM_RATIO, SUMS
+from coterie.privacy.plans import HISTOGRAM_RATIO
 
 
 class GMFSCSettings(ClusteredSettings):
@@ -27,26 +28,21 @@ class GMFSCSettings(ClusteredSettings):
     )
 
 
-@register
 class GMFSC(Clustered):
     name = "gmfsc"
     choice = Choice.LOWEST_LOSS
-    settings_type = GMFSCSettings
     settings: GMFSCSettings
 
     def release(self, facts: PublicFacts) -> Mechanism:
         super().release(facts)
         return self.about.sums(histogram_ratio=self.settings.histogram_ratio)
 
-    def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
-        expected = self.expected(len(job.members))
-        least = self.settings.minimum or self.fair_share(len(job.members)) / 2
-        cohort = yield from open_cohort(SUMS, job)
-        released = yield from count(cohort)
-        histogram = released.value
-        answer = yield from add_up(cohort)
-        sums = answer.rows.value
-        small = histogram < least
-        rows = np.where(small[:, None], sums.sum(axis=0), sums)
-        divisors = np.where(small, expected, np.maximum(histogram, least))
-        return Update(rows, divisors, released, within=answer.within)
+    def round(self, state: ClusteredState) -> Rounds[ClusteredState]:
+        least = self.settings.minimum or self.fair_share(state) / 2
+        cohort = yield from self.opened(state)
+        histogram = yield from count(cohort)
+        sums = yield from add_up(cohort)
+        small = histogram.value < least
+        rows = sums.rows.map(lambda own: np.where(small[:, None], own.sum(axis=0), own))
+        divisors = np.where(small, self.expected(state), np.maximum(histogram.value, least))
+        return self.revived(self.moved(state, replace(sums, rows=rows), divisors), histogram)

@@ -10,19 +10,19 @@ a histogram and draws without replacement, accounted for soundly: samples of fix
 one client. Both stand in `docs/rr-cluster.md`, with proofs. B = 0 is the base algorithm, bit for bit.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, model_validator
 
-from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState, Update
-from coterie.algorithms.protocol import CohortJob, PublicFacts, Rounds, add_up, count, open_cohort
+from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
+from coterie.algorithms.protocol import Floats, PublicFacts, Rounds, add_up, count
 from coterie.algorithms.settings import Ratio
 from coterie.errors import InputError
 from coterie.privacy import Mechanism
 from coterie.privacy.errors import PrivacyInputError
-from coterie.privacy.plans import HISTOGRAM_RATIO, IDENTIFIER_RATIO, SUMS
+from coterie.privacy.plans import HISTOGRAM_RATIO, IDENTIFIER_RATIO
 from coterie.settings import Settings
 
 # `minimum: auto` begins at this share of what every cluster would have if all were equal.
@@ -69,7 +69,6 @@ class RebalancedSettings(ClusteredSettings):
 class Rebalanced(Clustered):
     """A clustered algorithm with rebalancing on top, if that is asked for."""
 
-    settings_type = RebalancedSettings
     settings: RebalancedSettings
 
     def release(self, facts: PublicFacts) -> Mechanism:
@@ -81,7 +80,7 @@ class Rebalanced(Clustered):
                 "algorithm.adaptive_clip: the published rule rebalance has a fixed clip; allowed with rule "
                 "route or none"
             )
-        most = self.fair_share(clients)
+        most = self.fair_share(facts)
         if rebalance.minimum != "auto" and rebalance.minimum > most:
             raise InputError(
                 f"algorithm.rebalance.minimum: {rebalance.minimum}; a round samples {self.settings.rate:g} "
@@ -95,11 +94,11 @@ class Rebalanced(Clustered):
         """B in the round that follows. `auto` helps most at first, when choices mean least."""
         minimum = self.settings.rebalance.minimum
         if minimum == "auto":
-            share = AUTO_SHARE * self.fair_share(len(state.clients))
+            share = AUTO_SHARE * self.fair_share(state)
             return share * (1.0 - state.round / self.schedule.rounds)
         return float(minimum)
 
-    def believed(self, state: ClusteredState, histogram: NDArray[np.float64]) -> NDArray[np.float64]:
+    def believed(self, state: ClusteredState, histogram: Floats) -> Floats:
         """The sizes to go by: a mean of what was released, as far as memory goes.
 
         Any function of released histograms will do. One histogram's noise would make the divisors noisy, too.
@@ -107,27 +106,25 @@ class Rebalanced(Clustered):
         weight = max(1.0 - self.settings.rebalance.memory, 1.0 / (state.round + 1))
         return (1.0 - weight) * state.believed + weight * histogram
 
-    def ask(self, job: CohortJob, state: ClusteredState) -> Rounds[Update]:
+    def round(self, state: ClusteredState) -> Rounds[ClusteredState]:
         rebalance, least = self.settings.rebalance, self.minimum(state)
-        cohort = yield from open_cohort(SUMS, job)
+        cohort = yield from self.opened(state)
         if not rebalance.active:
             sums = yield from add_up(cohort)
-            divisors = np.full(self.settings.clusters, self.fair_share(len(job.members)))
-            return Update(sums.rows.value, divisors, within=sums.within)
+            return self.moved(state, sums, np.full(self.settings.clusters, self.fair_share(state)))
         if rebalance.rule == "rebalance":
             sums = yield from add_up(cohort, minimum=int(least))
             assert sums.sizes is not None
-            return Update(sums.rows.value, np.maximum(sums.sizes, int(least)).astype(np.float64))
-        released = yield from count(cohort)
-        sizes = self.believed(state, released.value)
-        least = max(least, 1.0)
+            return self.moved(state, sums, np.maximum(sums.sizes, int(least)).astype(np.float64))
+        histogram = yield from count(cohort)
+        sizes, least = self.believed(state, histogram.value), max(least, 1.0)
         route = routing_matrix(sizes, least)
         sums = yield from add_up(cohort, route)
-        divisors = routed_denominators(sizes, route, least)
-        return Update(sums.rows.value, divisors, released, sizes, sums.within)
+        moved = self.moved(state, sums, routed_denominators(sizes, route, least))
+        return self.revived(replace(moved, believed=sizes), histogram)
 
 
-def routing_matrix(histogram: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+def routing_matrix(histogram: Floats, least: float) -> Floats:
     """Probabilities by which members of each cluster move, so that every cluster expects `least` or more.
 
     Clusters below `least` are filled from those above it, each giving in proportion to its surplus. Rows are
@@ -145,11 +142,9 @@ def routing_matrix(histogram: NDArray[np.float64], least: float) -> NDArray[np.f
     return np.asarray(matrix, dtype=np.float64)
 
 
-def routed_denominators(
-    histogram: NDArray[np.float64], matrix: NDArray[np.float64], least: float
-) -> NDArray[np.float64]:
+def routed_denominators(histogram: Floats, matrix: Floats, least: float) -> Floats:
     """Public divisors of the cluster sums: the expected sizes, but at least `least`."""
     if not least > 0:
         raise PrivacyInputError(f"least cluster size: {least} is not allowed, a number above 0 is")
-    divisors: NDArray[np.float64] = np.maximum(least, matrix.T @ np.maximum(histogram, 0.0))
+    divisors: Floats = np.maximum(least, matrix.T @ np.maximum(histogram, 0.0))
     return divisors

@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from coterie.algorithms.protocol import Floats, Models
 
 # Most weight of the newest histogram in the running mean that decides.
 SMOOTHING = 0.5
@@ -53,9 +54,7 @@ class Rhythm:
         weight = min(SMOOTHING, 2.0 / (1.0 + rounds))
         return cls(weight, max(FIRST, math.ceil(rounds)), max(LEAST_PAUSE, math.ceil(1.0 / weight)))
 
-    def smoothed(
-        self, sizes: NDArray[np.float64], histogram: NDArray[np.float64], round: int
-    ) -> NDArray[np.float64]:
+    def smoothed(self, sizes: Floats, histogram: Floats, round: int) -> Floats:
         """The running mean of noisy sizes after `round` rounds: of all of them, while they are few."""
         weight = max(self.weight, 1.0 / round)
         return (1.0 - weight) * sizes + weight * histogram
@@ -65,7 +64,7 @@ class Rhythm:
         return self.first <= round <= LAST * rounds and round - last_split >= self.pause
 
 
-def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int]]:
+def splits(sizes: Floats, fair_share: float) -> list[tuple[int, int]]:
     """Dead clusters, each with a large one to be split: the emptiest with the largest, and so on."""
     order = np.argsort(sizes, kind="stable")
     pairs = zip(order[: len(order) // 2].tolist(), order[::-1].tolist(), strict=False)
@@ -76,9 +75,7 @@ def splits(sizes: NDArray[np.float64], fair_share: float) -> list[tuple[int, int
     ]
 
 
-def split(
-    models: NDArray[np.float32], pairs: list[tuple[int, int]], directions: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def split(models: Models, pairs: list[tuple[int, int]], directions: Models) -> Models:
     """Models after each large cluster was split into its own place and a dead one's."""
     models = models.copy()
     for (dead, large), direction in zip(pairs, directions, strict=True):
@@ -86,7 +83,7 @@ def split(
     return models
 
 
-def shared_out(sizes: NDArray[np.float64], pairs: list[tuple[int, int]]) -> NDArray[np.float64]:
+def shared_out(sizes: Floats, pairs: list[tuple[int, int]]) -> Floats:
     """Sizes after it: both halves are taken to be equal."""
     sizes = sizes.copy()
     for dead, large in pairs:

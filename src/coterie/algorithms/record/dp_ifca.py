@@ -19,7 +19,6 @@ from pydantic import Field
 from coterie.algorithms.clusters import StartSettings, cluster_starts
 from coterie.algorithms.protocol import PublicFacts, Rounds, select
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
-from coterie.algorithms.registry import register
 from coterie.privacy import PlannedRelease
 from coterie.privacy.plans import SELECTION, SELECTION_SHARE
 
@@ -35,10 +34,8 @@ class IFCASettings(StartSettings):
     )
 
 
-@register
 class IFCA(GivenClusters[RecordClustersState]):
     name = "dp-ifca"
-    settings_type = IFCASettings
     settings: IFCASettings
 
     @property

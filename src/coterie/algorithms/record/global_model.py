@@ -3,12 +3,10 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import Assignment, PublicFacts, State, Vector
+from coterie.algorithms.protocol import Assignment, Models, PublicFacts, State, Vector
 from coterie.algorithms.record.record_level import RecordLevel
-from coterie.algorithms.registry import register
 
 
 @dataclass(frozen=True)
@@ -16,10 +14,8 @@ class GlobalState(State):
     model: Vector
 
 
-@register
 class Global(RecordLevel[GlobalState]):
     name = "global"
-    state_type = GlobalState
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> GlobalState:
         seed, models = equal_starts(facts, rng, 1)
@@ -28,5 +24,5 @@ class Global(RecordLevel[GlobalState]):
     def models(self, state: GlobalState) -> Assignment:
         return Assignment(state.model[None], dict.fromkeys(state.clients, 0))
 
-    def moved(self, state: GlobalState, models: NDArray[np.float32]) -> GlobalState:
+    def moved(self, state: GlobalState, models: Models) -> GlobalState:
         return replace(state, round=state.round + 1, model=models[0])

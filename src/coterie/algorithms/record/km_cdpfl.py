@@ -14,12 +14,10 @@ import numpy as np
 from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import PublicFacts, Rounds, train
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
-from coterie.algorithms.registry import register
 from coterie.clustering.partition import kmeans, relabelled
 from coterie.privacy.plans import TRAINING
 
 
-@register
 class KMCDPFL(GivenClusters[RecordClustersState]):
     name = "km-cdpfl"
 
@@ -30,18 +28,14 @@ class KMCDPFL(GivenClusters[RecordClustersState]):
     def round(self, state: RecordClustersState) -> Rounds[RecordClustersState]:
         before = state.cluster_of
         updates = yield from train(TRAINING, self.jobs(state))
-        present = [client for client in state.clients if client in updates]
-        grouped = kmeans(
-            np.array([updates[client].value for client in present]),
-            min(self.settings.clusters, len(present)),
-            int(state.rng().integers(2**31)),
-        )
-        labels = relabelled(grouped, [before[client] for client in present], self.settings.clusters)
+        present, released = list(updates), np.array([update.value for update in updates.values()])
+        clusters, seed = self.settings.clusters, int(state.rng().integers(2**31))
+        grouped = kmeans(released, min(clusters, len(present)), seed)
+        labels = relabelled(grouped, [before[client] for client in present], clusters)
         # Who did not answer stays where it was.
         cluster_of = {**before, **dict(zip(present, labels.tolist(), strict=True))}
-        reached = {client: state.models[before[client]] + updates[client].value for client in present}
-        models = state.models.copy()
+        models, starts = state.models.copy(), state.models[[before[client] for client in present]]
         for cluster in set(labels.tolist()):
-            members = [reached[client] for client in present if cluster_of[client] == cluster]
-            models[cluster] = np.mean(members, axis=0, dtype=np.float64).astype(np.float32)
+            own = labels == cluster
+            models[cluster] = (starts[own] + released[own]).mean(axis=0, dtype=np.float64)
         return self.moved(replace(state, cluster_of=cluster_of), models)

@@ -3,24 +3,20 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import Assignment, PublicFacts, State
+from coterie.algorithms.protocol import Assignment, Models, PublicFacts, State
 from coterie.algorithms.record.record_level import RecordLevel
-from coterie.algorithms.registry import register
 
 
 @dataclass(frozen=True)
 class LocalState(State):
-    models: NDArray[np.float32]
+    models: Models
     """One row per client, in the order of `clients`."""
 
 
-@register
 class Local(RecordLevel[LocalState]):
     name = "local"
-    state_type = LocalState
 
     def start(self, facts: PublicFacts, rng: np.random.Generator) -> LocalState:
         return LocalState(0, facts.clients, *equal_starts(facts, rng, len(facts.clients)))
@@ -28,5 +24,5 @@ class Local(RecordLevel[LocalState]):
     def models(self, state: LocalState) -> Assignment:
         return Assignment(state.models, {client: row for row, client in enumerate(state.clients)})
 
-    def moved(self, state: LocalState, models: NDArray[np.float32]) -> LocalState:
+    def moved(self, state: LocalState, models: Models) -> LocalState:
         return replace(state, round=state.round + 1, models=models)

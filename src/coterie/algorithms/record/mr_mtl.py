@@ -13,7 +13,6 @@ from pydantic import Field
 
 from coterie.algorithms.protocol import TrainJob
 from coterie.algorithms.record.local import Local, LocalState
-from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Pull, Schedule
 from coterie.errors import InputError
 
@@ -24,10 +23,8 @@ class MRMTLSettings(AlgorithmSettings):
     pull: Pull = Field(0.003, description="weight of the pull towards the mean model (lambda)")
 
 
-@register
 class MRMTL(Local):
     name = "mr-mtl"
-    settings_type = MRMTLSettings
     settings: MRMTLSettings
 
     def __init__(self, settings: MRMTLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:

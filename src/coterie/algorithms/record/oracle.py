@@ -10,11 +10,9 @@ import numpy as np
 from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import PublicFacts
 from coterie.algorithms.record.record_level import RecordClusters, RecordClustersState
-from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 
 
-@register
 class Oracle(RecordClusters[RecordClustersState]):
     name = "oracle"
     needs_truth = True

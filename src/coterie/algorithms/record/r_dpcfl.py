@@ -19,27 +19,19 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from coterie.algorithms.clusters import check_clusters, equal_starts
-from coterie.algorithms.protocol import Findings, PublicFacts, Rounds, Vector, select
-from coterie.algorithms.record.mixture import (
-    MixtureState,
-    draw_clusters,
-    first_releases,
-    responsibilities_of,
-)
+from coterie.algorithms.protocol import Findings, Floats, PublicFacts, Rounds, Vector, select, train
+from coterie.algorithms.record.mixture import MixtureState
 from coterie.algorithms.record.record_level import RecordClusters
-from coterie.algorithms.registry import register
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule, within
 from coterie.clustering.embedding import principal_components
 from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, fit_mixture
 from coterie.errors import InputError
-from coterie.privacy import NoiseRule, PlannedRelease, PrivacyPlan
+from coterie.privacy import NoiseRule, PlannedRelease, PrivacyPlan, Released
 from coterie.privacy.plans import FIRST_ROUND, SELECTION, SELECTION_SHARE
 from coterie.privacy.ranges import NOISE, RECORDS, Range
-from coterie.privacy.released import Released
 
 # Earliest round with private selections: before one round of training all cluster models are equal.
 FIRST_SELECTION = 3
@@ -108,15 +100,12 @@ class RDPCFLState(MixtureState):
     separation: float
     overlap: float
     clustered: bool
-    points: NDArray[np.float64]
-    centres: NDArray[np.float64]
+    points: Floats
+    centres: Floats
 
 
-@register
 class RDPCFL(RecordClusters[RDPCFLState]):
     name = "r-dpcfl"
-    settings_type = RDPCFLSettings
-    state_type = RDPCFLState
     settings: RDPCFLSettings
 
     def __init__(self, settings: RDPCFLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
@@ -174,14 +163,13 @@ class RDPCFL(RecordClusters[RDPCFLState]):
         votes, kept = state.votes, state.cluster_of
         joined = kept
         if current < state.switch_round:  # l. 15-17: join a cluster with the mixture's probability
-            joined = draw_clusters(state)
+            joined = state.drawn()
         elif current < state.switch_round + self.selections:  # l. 19-21, made private
             choices = yield from select(SELECTION, state.clients, state.models)
             votes = {
-                client: (*state.votes[client], choices[client]) if client in choices else state.votes[client]
-                for client in state.clients
+                client: (*own, choices[client]) if client in choices else own for client, own in votes.items()
             }
-            joined = kept = _most_voted(state, votes)
+            joined = kept = {**kept, **{client: _most_voted(own) for client, own in votes.items() if own}}
         trained = yield from super().round(replace(state, cluster_of=joined))  # l. 22-28
         return replace(trained, cluster_of=kept, votes=votes)
 
@@ -219,13 +207,11 @@ class RDPCFL(RecordClusters[RDPCFLState]):
     # --- round 1 ------------------------------------------------------------------------------------
 
     def _first_round(self, records: int, parameters: int) -> PlannedRelease:
-        noise = {"auto": NoiseRule.AUTO, "shared": NoiseRule.SHARED}.get(
-            str(self.settings.first_round_noise)
-        ) or float(self.settings.first_round_noise)
+        wanted, batch = self.settings.first_round_noise, self.settings.first_round_batch
+        noise = NoiseRule(wanted) if isinstance(wanted, str) else float(wanted)
         own = self.about(records)
         if self.settings.first_round_release == "sketch":
             return own.sketch(self._sketch_dimensions(parameters), noise)
-        batch = self.settings.first_round_batch
         if batch == "all":
             return own.steps(FIRST_ROUND, 1, None, noise)
         if batch > records:
@@ -247,11 +233,12 @@ class RDPCFL(RecordClusters[RDPCFLState]):
         return wanted
 
     def _cluster(self, state: RDPCFLState) -> Rounds[RDPCFLState]:
-        present, releases = yield from first_releases(state.clients, state.initial)  # l. 6-7
+        answers = yield from train(FIRST_ROUND, self.jobs(state))  # l. 6-7
+        present, releases = list(answers), list(answers.values())
         mixture, scores = self._fit(releases, int(state.rng().integers(2**31)))  # l. 9-11
         clusters = mixture.clusters
         points = np.zeros((len(state.clients), 2))
-        rows = [state.clients.index(client) for client in present]
+        rows = state.rows_of(present)
         plane = principal_components(np.stack([release.value for release in releases]), 2)
         points[rows, : plane.shape[1]] = plane
         centres = np.stack([points[rows][mixture.labels == k].mean(axis=0) for k in range(clusters)])
@@ -260,7 +247,7 @@ class RDPCFL(RecordClusters[RDPCFLState]):
             state,
             round=1,
             models=np.tile(state.initial, (clusters, 1)),  # l. 13
-            responsibilities=responsibilities_of(state.clients, present, mixture),
+            responsibilities=state.odds(present, mixture),
             cluster_of={**state.cluster_of, **dict(zip(present, mixture.labels.tolist(), strict=True))},
             switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * rounds / 2 + 1e-6)),  # l. 12
             scores={str(candidate): score for candidate, score in scores.items()},
@@ -300,12 +287,6 @@ class RDPCFL(RecordClusters[RDPCFLState]):
         return allowed
 
 
-def _most_voted(state: RDPCFLState, votes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _most_voted(votes: tuple[int, ...]) -> int:
     """The cluster a client chose most often; between equals, the one chosen last."""
-    chosen = {}
-    for client in state.clients:
-        counts = Counter(votes[client])
-        most = max(counts.values(), default=0)
-        tied = [vote for vote in votes[client] if counts[vote] == most]
-        chosen[client] = tied[-1] if tied else state.cluster_of[client]
-    return chosen
+    return Counter(reversed(votes)).most_common(1)[0][0]

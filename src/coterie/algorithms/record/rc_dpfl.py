@@ -17,15 +17,9 @@ import numpy as np
 from pydantic import Field
 
 from coterie.algorithms.clusters import ClusterSettings, check_clusters, equal_starts
-from coterie.algorithms.protocol import PublicFacts, Rounds, select
-from coterie.algorithms.record.mixture import (
-    MixtureState,
-    draw_clusters,
-    first_releases,
-    responsibilities_of,
-)
+from coterie.algorithms.protocol import PublicFacts, Rounds, select, train
+from coterie.algorithms.record.mixture import MixtureState
 from coterie.algorithms.record.record_level import GivenClusters
-from coterie.algorithms.registry import register
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.clustering.mixture import fit_mixture
 from coterie.errors import InputError
@@ -41,11 +35,8 @@ class RCDPFLSettings(ClusterSettings):
     )
 
 
-@register
 class RCDPFL(GivenClusters[MixtureState]):
     name = "rc-dpfl"
-    settings_type = RCDPFLSettings
-    state_type = MixtureState
     settings: RCDPFLSettings
     caveats = ("clients reveal which model has the lowest loss, which is not private",)
 
@@ -87,15 +78,14 @@ class RCDPFL(GivenClusters[MixtureState]):
             return (yield from self._cluster(state))
         trained = yield from super().round(state)  # l. 11-16
         if trained.round <= self.switch_round:
-            return replace(trained, cluster_of=draw_clusters(state))  # l. 17-19
+            return replace(trained, cluster_of=state.drawn())  # l. 17-19
         choices = yield from select(CHOICE, state.clients, trained.models)  # l. 20-22
         return replace(trained, cluster_of={**state.cluster_of, **choices})
 
     def _cluster(self, state: MixtureState) -> Rounds[MixtureState]:
-        present, releases = yield from first_releases(state.clients, state.models[0])  # l. 4-6
-        clusters = self.settings.clusters
-        check_clusters(clusters, len(present))
-        mixture = fit_mixture(releases, clusters, int(state.rng().integers(2**31)))  # l. 7
-        responsibilities = responsibilities_of(state.clients, present, mixture)
-        clustered = replace(state, round=1, responsibilities=responsibilities)
-        return replace(clustered, cluster_of=draw_clusters(clustered))  # l. 8-9
+        answers = yield from train(FIRST_ROUND, self.jobs(state))  # l. 4-6
+        clusters, seed = self.settings.clusters, int(state.rng().integers(2**31))
+        check_clusters(clusters, len(answers))
+        mixture = fit_mixture(list(answers.values()), clusters, seed)  # l. 7
+        clustered = replace(state, round=1, responsibilities=state.odds(list(answers), mixture))
+        return replace(clustered, cluster_of=clustered.drawn())  # l. 8-9

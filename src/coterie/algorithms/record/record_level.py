@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from coterie.algorithms.clusters import ClusterSettings, check_clusters, step_clusters
-from coterie.algorithms.protocol import Algorithm, Assignment, PublicFacts, Rounds, S, State, TrainJob, train
-from coterie.algorithms.settings import AlgorithmSettings
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Assignment,
+    Models,
+    PublicFacts,
+    Rounds,
+    S,
+    State,
+    TrainJob,
+    train,
+)
 from coterie.errors import InputError
 from coterie.privacy import PlannedRelease, PrivacyPlan, Unit
 from coterie.privacy.plans import TRAINING, RecordReleases, plan_of
@@ -55,7 +61,7 @@ class RecordLevel(Algorithm[S]):
     def models(self, state: S) -> Assignment: ...
 
     @abstractmethod
-    def moved(self, state: S, models: NDArray[np.float32]) -> S:
+    def moved(self, state: S, models: Models) -> S:
         """The state after a round that left these models."""
 
     def jobs(self, state: S) -> list[TrainJob]:
@@ -71,7 +77,7 @@ class RecordLevel(Algorithm[S]):
 
 @dataclass(frozen=True)
 class RecordClustersState(State):
-    models: NDArray[np.float32]
+    models: Models
     """Cluster models, one per row."""
     cluster_of: Mapping[str, int]
 
@@ -82,19 +88,16 @@ C = TypeVar("C", bound=RecordClustersState)
 class RecordClusters(RecordLevel[C]):
     """One model for each cluster, and a cluster for each client."""
 
-    state_type: ClassVar[type[State]] = RecordClustersState
-
     def models(self, state: C) -> Assignment:
         return Assignment(state.models, state.cluster_of)
 
-    def moved(self, state: C, models: NDArray[np.float32]) -> C:
+    def moved(self, state: C, models: Models) -> C:
         return replace(state, round=state.round + 1, models=models)
 
 
 class GivenClusters(RecordClusters[C]):
     """As many clusters as the settings say."""
 
-    settings_type: ClassVar[type[AlgorithmSettings]] = ClusterSettings
     settings: ClusterSettings
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:

@@ -2,7 +2,6 @@
 
 from pydantic import Field
 
-from coterie.algorithms.registry import register
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.algorithms.worker.worker_level import WorkerLevel, WorkerLevelSettings
 
@@ -13,10 +12,8 @@ class OGLSettings(WorkerLevelSettings):
     period: int = Field(10, ge=1, description="epochs from one merge of models to the next (S)")
 
 
-@register
 class DPOGL(WorkerLevel):
     name = "dp-ogl"
-    settings_type = OGLSettings
     settings: OGLSettings
 
     def __init__(self, settings: OGLSettings, schedule: Schedule, privacy: PrivacySettings) -> None:

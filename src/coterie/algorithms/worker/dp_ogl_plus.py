@@ -7,21 +7,13 @@ As published (`privacy.mode: paper` alone) members exchange models inside a bloc
 one worker then moves what all of them send. The guarantee of such a run says what that leaves.
 """
 
-import math
-from dataclasses import replace
-
-from coterie.algorithms.protocol import LocalTraining, Rounds
-from coterie.algorithms.registry import register
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.algorithms.worker.dp_ogl import DPOGL, OGLSettings
-from coterie.algorithms.worker.worker_level import WorkerLevelState
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm
-from coterie.privacy import CohortSums, Mode, NoiseRule
-from coterie.privacy.plans import CohortReleases
+from coterie.privacy import Mode
 
 
-@register
 class DPOGLPlus(DPOGL):
     name = "dp-ogl-plus"
     rule = GroupAlgorithm.DP_OGL_PLUS
@@ -32,17 +24,5 @@ class DPOGLPlus(DPOGL):
             raise InputError(
                 f"algorithm.period: {settings.period} is longer than the run; allowed: 1 to {schedule.rounds}"
             )
-        self.releases = schedule.rounds // settings.period
+        self.block = settings.period
         self.drafts = settings.period if privacy.mode is Mode.PAPER else 1
-
-    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> CohortSums:
-        about = CohortReleases(rate, math.sqrt(self.period) * clip, self.privacy.adjacency)
-        return about.sums(noise, drafted=self.drafts > 1)
-
-    def round(self, state: WorkerLevelState) -> Rounds[WorkerLevelState]:
-        if (state.round + 1) % self.period:
-            return replace(state, round=state.round + 1)
-        return (yield from self.epoch(state, True))
-
-    def local_training(self) -> LocalTraining:
-        return self.epochs(self.period // self.drafts)

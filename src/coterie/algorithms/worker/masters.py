@@ -7,14 +7,11 @@ nothing of one group enters another's model except through workers that are in b
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from coterie.algorithms.protocol import Floats, Models
 from coterie.algorithms.settings import StepSize
 from coterie.settings import Settings
-
-# One model, or one moment of the optimiser, for each group (row).
-Models = NDArray[np.float32]
 
 # Decay of both moments and the floor of the step size, as in FedAdam (Reddi et al. 2021).
 _ADAM = (0.9, 0.99, 1e-3)
@@ -35,9 +32,7 @@ class MasterSettings(Settings):
         second = parameters if self.optimiser == "adam" else 0
         return np.zeros((groups, first), np.float32), np.zeros((groups, second), np.float32)
 
-    def step(
-        self, means: NDArray[np.float64], first: Models, second: Models
-    ) -> tuple[NDArray[np.float64], Models, Models]:
+    def step(self, means: Floats, first: Models, second: Models) -> tuple[Floats, Models, Models]:
         """By how much every group's model moves, and the moments afterwards."""
         if self.optimiser == "plain":
             return self.lr * means, first, second

@@ -12,12 +12,12 @@ this file does: all groups start from one public model, a worker keeps nothing f
 a group's model is a function of its own releases.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.algorithms.clusters import equal_starts
@@ -26,7 +26,9 @@ from coterie.algorithms.protocol import (
     Assignment,
     CohortJob,
     Drafts,
+    Floats,
     LocalTraining,
+    Models,
     PublicFacts,
     Rounds,
     State,
@@ -41,7 +43,7 @@ from coterie.algorithms.settings import (
     Rate,
     Schedule,
 )
-from coterie.algorithms.worker.masters import MasterSettings, Models
+from coterie.algorithms.worker.masters import MasterSettings
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, GroupSchedule, Noise, Observer, Structure, Threat
 from coterie.groups.schedule import one_each
@@ -54,8 +56,7 @@ class WorkerLevelSettings(AlgorithmSettings):
     """Options of training in groups."""
 
     rate: Rate | tuple[Rate, ...] = Field(
-        0.7,
-        description="probability that a worker takes part in a release of a group; one, or one each",
+        0.7, description="probability that a worker takes part in a release of a group; one, or one each"
     )
     noise: NoiseMultiplier | tuple[NoiseMultiplier, ...] | None = Field(
         None,
@@ -97,18 +98,17 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
 
     Attributes:
         period: epochs from one merge to the next.
-        releases: of each group in the whole run.
+        block: epochs from one release of a group to the next, in which its workers train alone.
         drafts: how often the members of a group train before a release, sharing drafts without noise.
     """
 
     unit = Unit.WORKER
-    state_type = WorkerLevelState
     settings: WorkerLevelSettings
     rule: ClassVar[GroupAlgorithm] = GroupAlgorithm.DP_OGL
 
     def __init__(self, settings: WorkerLevelSettings, schedule: Schedule, privacy: PrivacySettings) -> None:
         super().__init__(settings, schedule, privacy)
-        self.period, self.releases, self.drafts = 1, schedule.rounds, 1
+        self.period, self.block, self.drafts = 1, 1, 1
         if privacy.adjacency is Adjacency.ADD_REMOVE:
             raise InputError(
                 "privacy.adjacency: add-remove would make the size of a group secret, but its updates are "
@@ -132,23 +132,19 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         """For every worker, one kind of release for each group that it is in."""
         structure = self.structure(facts)
         self.privacy.check_budgets(facts.clients)
-        sums = self._sums(len(structure.groups))
+        sums, times = self._sums(len(structure.groups)), self.schedule.rounds // self.block
         releases = {
             worker: [
-                PlannedRelease(group_release(group), sums[group], self.releases)
+                PlannedRelease(group_release(group), sums[group], times)
                 for group in sorted(structure.groups_of(number))
             ]
             for number, worker in enumerate(facts.clients)
         }
         return plan_of(Unit.WORKER, self.privacy.adjacency, releases, structure.caveats)
 
-    def group_sum(self, rate: float, clip: float, noise: float | NoiseRule) -> CohortSums:
-        """What a group releases, for the clip of an epoch."""
-        return CohortReleases(rate, clip, self.privacy.adjacency).sums(noise)
-
     def _sums(self, groups: int) -> list[CohortSums]:
-        """The mechanism of every group."""
-        settings = self.settings
+        """The mechanism of every group; the clip of an epoch grows with the root of a block."""
+        settings, length = self.settings, math.sqrt(self.block)
         rates = one_each("algorithm.rate", settings.rate, groups)
         own = self.privacy.clip if settings.clip is None else settings.clip
         clips = one_each("algorithm.clip", own, groups)
@@ -156,18 +152,19 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         if settings.noise is not None:
             noises = one_each("algorithm.noise", settings.noise, groups)
         return [
-            self.group_sum(rate, clip, noise) for rate, clip, noise in zip(rates, clips, noises, strict=True)
+            CohortReleases(rate, length * clip, self.privacy.adjacency).sums(noise, drafted=self.drafts > 1)
+            for rate, clip, noise in zip(rates, clips, noises, strict=True)
         ]
 
     def observer(self, facts: PublicFacts, plan: PrivacyPlan) -> Observer:
         """Who sees what when; rates and noise are read back from the plan that is executed."""
         structure = self.structure(facts)
-        noises = []
-        for group, members in enumerate(structure.groups):
-            names = [facts.clients[member] for member in members]
-            sums = plan.cohort_sums(names, group_release(group))
-            noises.append(Noise(sums.rate, sums.multiplier))
-        schedule = GroupSchedule(self.rule, self.period, tuple(noises), self.privacy.mode)
+        sums = (
+            plan.cohort_sums([facts.clients[member] for member in members], group_release(group))
+            for group, members in enumerate(structure.groups)
+        )
+        noises = tuple(Noise(own.rate, own.multiplier) for own in sums)
+        schedule = GroupSchedule(self.rule, self.period, noises, self.privacy.mode)
         wanted = self.settings.threat_model
         threat = schedule.usual_threat if wanted is None else Threat(wanted)
         return Observer(structure, schedule, threat, self.schedule.rounds)
@@ -179,33 +176,13 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         groups = len(structure.groups)
         # One public model for all groups (line 1): the first merge then carries nothing across.
         seed, models = equal_starts(facts, rng, groups)
-        first, second = self.settings.master.moments(groups, facts.parameters)
-        return WorkerLevelState(
-            round=0,
-            clients=facts.clients,
-            seed=seed,
-            groups=structure.groups,
-            models=models,
-            first_moment=first,
-            second_moment=second,
-        )
-
-    def round(self, state: WorkerLevelState) -> Rounds[WorkerLevelState]:
-        merges = state.round % self.period == 0  # line 9, epochs numbered from 1
-        return (yield from self.epoch(state, merges))
+        moments = self.settings.master.moments(groups, facts.parameters)
+        return WorkerLevelState(0, facts.clients, seed, structure.groups, models, *moments)
 
     def local_training(self) -> LocalTraining:
-        return self.epochs(1)
-
-    def epochs(self, epochs: int) -> LocalTraining:
-        """So many epochs of a worker in a row."""
-        iterations = self.settings.iterations
-        return LocalTraining(
-            epochs=epochs * self.schedule.epochs,
-            batch=self.schedule.batch,
-            lr=self.schedule.lr,
-            iterations=None if iterations is None else epochs * iterations,
-        )
+        epochs, own = self.block // self.drafts, self.schedule
+        iterations = None if self.settings.iterations is None else epochs * self.settings.iterations
+        return LocalTraining(epochs * own.epochs, own.batch, own.lr, iterations=iterations)
 
     def local_gradients(self, records: int) -> int:
         training = self.local_training()
@@ -213,8 +190,12 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
             return self.drafts * training.epochs * records
         return self.drafts * training.iterations * min(training.batch, records)
 
-    def epoch(self, state: WorkerLevelState, merges: bool) -> Rounds[WorkerLevelState]:
+    def round(self, state: WorkerLevelState) -> Rounds[WorkerLevelState]:
         """Lines 4 to 25 for all groups; every cohort is open before the first is added up."""
+        epoch = state.round + 1
+        if epoch % self.block:
+            return replace(state, round=epoch)
+        merges = (epoch - self.block) % self.period == 0  # line 9, epochs numbered from 1
         own, training = personal_models(state) if merges else None, self.local_training()
         cohorts = []
         rates = one_each("algorithm.rate", self.settings.rate, len(state.groups))
@@ -231,14 +212,14 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
                 job = replace(job, drafts=Drafts(self.drafts, state.models[group], expected[group]))
             cohorts.append((yield from open_cohort(group_release(group), job)))
         means = np.empty(state.models.shape, dtype=np.float64)
-        for group in range(len(state.groups)):
-            sums = yield from add_up(cohorts[group])
+        for group, cohort in enumerate(cohorts):
+            sums = yield from add_up(cohort)
             # Line 24: by the number of participants to be expected, which is public; never by who came.
             means[group] = sums.rows.value[0] / expected[group]
         step, first, second = self.settings.master.step(means, state.first_moment, state.second_moment)
         return replace(
             state,
-            round=state.round + 1,
+            round=epoch,
             models=(state.models + step).astype(np.float32),
             first_moment=first,
             second_moment=second,
@@ -255,9 +236,7 @@ def personal_models(state: WorkerLevelState) -> Assignment:
         for member in members:
             groups_of[member].append(group)
     kinds = sorted({tuple(mine) for mine in groups_of})
-    means: list[NDArray[np.float64]] = [
-        state.models[list(kind)].mean(axis=0, dtype=np.float64) for kind in kinds
-    ]
+    means: list[Floats] = [state.models[list(kind)].mean(axis=0, dtype=np.float64) for kind in kinds]
     row_of = {kind: row for row, kind in enumerate(kinds)}
     return Assignment(
         np.stack(means).astype(np.float32),
