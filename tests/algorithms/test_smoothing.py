@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.algorithms.registry import algorithm_names
+from coterie.algorithms import algorithm_names
 from coterie.algorithms.smoothing import Smoothed, smoothed
 from coterie.experiment.calibrated import build_algorithm
 from coterie.experiment.local import calibrate, run

@@ -292,7 +292,7 @@ R = TypeVar("R", bound=Reply)
 Rounds: TypeAlias = Generator[Request, Reply, T]
 
 
-def _answer(request: Request, kind: type[R]) -> Rounds[R]:
+def ask(request: Request, kind: type[R]) -> Rounds[R]:
     """Yield a request and return its answer, which must be of this kind."""
     reply = yield request
     if not isinstance(reply, kind):
@@ -306,7 +306,7 @@ def train(release: str, jobs: Sequence[TrainJob]) -> Rounds[Mapping[str, Release
     A client whose vector holds anything that is not a finite number counts as one that did not answer: in a
     mean or a mixture it would take everyone else's with it.
     """
-    found = (yield from _answer(Train(release, tuple(jobs)), Updates)).by_client
+    found = (yield from ask(Train(release, tuple(jobs)), Updates)).by_client
     answers = {job.client: found[job.client] for job in jobs if job.client in found}
     spoilt = {client for client, own in answers.items() if not np.isfinite(own.value).all()}
     if spoilt:
@@ -316,23 +316,8 @@ def train(release: str, jobs: Sequence[TrainJob]) -> Rounds[Mapping[str, Release
 
 def select(release: str, clients: Sequence[str], models: Models) -> Rounds[Mapping[str, int]]:
     """Ask clients which model fits best, and return the index that each chose."""
-    chosen = yield from _answer(Select(release, tuple(clients), models), Choices)
+    chosen = yield from ask(Select(release, tuple(clients), models), Choices)
     return {client: choice.value for client, choice in chosen.by_client.items()}
-
-
-def open_cohort(release: str, job: CohortJob) -> Rounds[Opened]:
-    """Open a secret sample, and return its handle."""
-    return (yield from _answer(Cohort(release, job), Opened))
-
-
-def count(cohort: Opened) -> Rounds[Released[Floats]]:
-    """Ask how many sampled members chose each model, and return the noisy counts."""
-    return (yield from _answer(Count(cohort), Histogram)).counts
-
-
-def add_up(cohort: Opened, route: Floats | None = None, minimum: int = 0) -> Rounds[Sums]:
-    """Ask for the noisy sums, which closes the cohort."""
-    return (yield from _answer(Sum(cohort, route, minimum), Sums))
 
 
 # --- the algorithm ----------------------------------------------------------------------------------

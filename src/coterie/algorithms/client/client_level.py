@@ -14,6 +14,7 @@ from pydantic import Field
 from coterie.algorithms.protocol import (
     Algorithm,
     Choice,
+    Cohort,
     CohortJob,
     Floats,
     LocalTraining,
@@ -24,7 +25,7 @@ from coterie.algorithms.protocol import (
     Rounds,
     State,
     Sums,
-    open_cohort,
+    ask,
 )
 from coterie.algorithms.settings import AlgorithmSettings, Rate, Ratio, StepSize
 from coterie.errors import InputError
@@ -127,7 +128,7 @@ class ClientLevel(Algorithm[C]):
             parts=state.parts,
             clip=state.clip,
         )
-        return (yield from open_cohort(SUMS, job))
+        return (yield from ask(Cohort(SUMS, job), Opened))
 
     def moved(self, state: C, sums: Sums, divisors: Floats) -> C:
         """The state after a step by noisy sums over public divisors, which broadcast over the models.

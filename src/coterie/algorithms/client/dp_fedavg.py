@@ -7,7 +7,7 @@ import numpy as np
 
 from coterie.algorithms.client.client_level import ClientLevel, ClientLevelState
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, Rounds, add_up
+from coterie.algorithms.protocol import Assignment, OwnChoice, PublicFacts, Rounds, Sum, Sums, ask
 
 
 class FedAvg(ClientLevel[ClientLevelState]):
@@ -18,7 +18,7 @@ class FedAvg(ClientLevel[ClientLevelState]):
 
     def round(self, state: ClientLevelState) -> Rounds[ClientLevelState]:
         cohort = yield from self.opened(state)
-        sums = yield from add_up(cohort)
+        sums = yield from ask(Sum(cohort), Sums)
         return self.moved(state, sums, np.array(self.expected(state)))
 
     def models(self, state: ClientLevelState) -> Assignment | OwnChoice:

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
-from coterie.algorithms.protocol import Choice, PublicFacts, Rounds, add_up, count
+from coterie.algorithms.protocol import Choice, Count, Histogram, PublicFacts, Rounds, Sum, Sums, ask
 from coterie.algorithms.settings import Ratio
 from coterie.privacy import Mechanism
 from coterie.privacy.plans import HISTOGRAM_RATIO
@@ -40,8 +40,8 @@ class GMFSC(Clustered):
     def round(self, state: ClusteredState) -> Rounds[ClusteredState]:
         least = self.settings.minimum or self.fair_share(state) / 2
         cohort = yield from self.opened(state)
-        histogram = yield from count(cohort)
-        sums = yield from add_up(cohort)
+        histogram = (yield from ask(Count(cohort), Histogram)).counts
+        sums = yield from ask(Sum(cohort), Sums)
         small = histogram.value < least
         rows = sums.rows.map(lambda own: np.where(small[:, None], own.sum(axis=0), own))
         divisors = np.where(small, self.expected(state), np.maximum(histogram.value, least))

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, model_validator
 
 from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
-from coterie.algorithms.protocol import Floats, PublicFacts, Rounds, add_up, count
+from coterie.algorithms.protocol import Count, Floats, Histogram, PublicFacts, Rounds, Sum, Sums, ask
 from coterie.algorithms.settings import Ratio
 from coterie.errors import InputError
 from coterie.privacy import Mechanism
@@ -110,16 +110,16 @@ class Rebalanced(Clustered):
         rebalance, least = self.settings.rebalance, self.minimum(state)
         cohort = yield from self.opened(state)
         if not rebalance.active:
-            sums = yield from add_up(cohort)
+            sums = yield from ask(Sum(cohort), Sums)
             return self.moved(state, sums, np.full(self.settings.clusters, self.fair_share(state)))
         if rebalance.rule == "rebalance":
-            sums = yield from add_up(cohort, minimum=int(least))
+            sums = yield from ask(Sum(cohort, minimum=int(least)), Sums)
             assert sums.sizes is not None
             return self.moved(state, sums, np.maximum(sums.sizes, int(least)).astype(np.float64))
-        histogram = yield from count(cohort)
+        histogram = (yield from ask(Count(cohort), Histogram)).counts
         sizes, least = self.believed(state, histogram.value), max(least, 1.0)
         route = routing_matrix(sizes, least)
-        sums = yield from add_up(cohort, route)
+        sums = yield from ask(Sum(cohort, route), Sums)
         moved = self.moved(state, sums, routed_denominators(sizes, route, least))
         return self.revived(replace(moved, believed=sizes), histogram)
 

@@ -24,16 +24,19 @@ from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import (
     Algorithm,
     Assignment,
+    Cohort,
     CohortJob,
     Drafts,
     Floats,
     LocalTraining,
     Models,
+    Opened,
     PublicFacts,
     Rounds,
     State,
-    add_up,
-    open_cohort,
+    Sum,
+    Sums,
+    ask,
 )
 from coterie.algorithms.settings import (
     AlgorithmSettings,
@@ -210,10 +213,10 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
                 job = CohortJob(names, own.models[rows], training, start_of=start_of)  # line 12
             if self.drafts > 1:
                 job = replace(job, drafts=Drafts(self.drafts, state.models[group], expected[group]))
-            cohorts.append((yield from open_cohort(group_release(group), job)))
+            cohorts.append((yield from ask(Cohort(group_release(group), job), Opened)))
         means = np.empty(state.models.shape, dtype=np.float64)
         for group, cohort in enumerate(cohorts):
-            sums = yield from add_up(cohort)
+            sums = yield from ask(Sum(cohort), Sums)
             # Line 24: by the number of participants to be expected, which is public; never by who came.
             means[group] = sums.rows.value[0] / expected[group]
         step, first, second = self.settings.master.step(means, state.first_moment, state.second_moment)
