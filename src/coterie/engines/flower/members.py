@@ -8,7 +8,7 @@ own time: what one site does decides nothing about whether another's answer coun
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coterie.algorithms.protocol import CohortJob
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, TrustedWork, ranges_of
+from coterie.engines.flower.contract import Contract, TrustedWork, leaving, ranges_of
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
 from coterie.engines.flower.server import read_score
 from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
@@ -34,15 +34,8 @@ log = logging.getLogger(__name__)
 
 Contribution: TypeAlias = tuple[int, NDArray[np.float64]]
 """The row that a member chose, and its clipped update without what is its own."""
-
-
-@dataclass(frozen=True)
-class _Sampled:
-    """One sampled member of one of several cohorts."""
-
-    member: str
-    cohort: OpenCohort
-    number: int
+Gathered: TypeAlias = dict[str, NDArray[Any]]
+"""`choices` and `updates` of the sampled in their order; for who did not answer, `NO_ANSWER` and zeros."""
 
 
 @dataclass
@@ -53,9 +46,6 @@ class RemoteMembers:
     contracts: Mapping[str, Contract]
     parameters: int
     journal: Journal
-
-    def __post_init__(self) -> None:
-        self.digests = {name: contract.digest for name, contract in self.contracts.items()}
 
     def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
         """The choices of those who answered. Their updates come with them: models travel once."""
@@ -78,14 +68,14 @@ class RemoteMembers:
         digest = hashlib.sha256(b"".join(rows.tobytes() for rows in models.values())).hexdigest()
         path = self.journal.next(round, digest)
         if (known := read_arrays(path)) is None:
-            there = self.transport.present(list(models))
-            wanted = {name: RequestId(self.digests[name], round, EVALUATION) for name in there}
-            kind = messages.EVALUATE
-            answers = self.transport.ask(
-                kind,
-                {name: SiteRequest(wanted[name], models[name]).to_content(kind) for name in there},
-                lambda name, content: read_score(content, wanted[name], 0.0, 1.0),
-                group=str(round),
+            requests = {
+                name: SiteRequest(self.contracts[name].asked(round, EVALUATION), models[name])
+                for name in self.transport.present(list(models))
+            }
+            answers = self.transport.ask_sites(
+                messages.EVALUATE,
+                requests,
+                lambda name, content, wanted: read_score(content, wanted, 0.0, 1.0),
                 apart=True,
             )
             for name, reason in answers.missing.items():
@@ -99,28 +89,26 @@ class RemoteMembers:
 
     def _gather(self, cohorts: Sequence[OpenCohort]) -> list[NDArray[np.int64]]:
         """Fill in the updates of these cohorts; the rows that their members chose."""
-        found: dict[int, dict[str, Contribution]] = {}
-        unknown: dict[int, Path] = {}
-        for number, cohort in enumerate(cohorts):
+        gathered: list[Gathered] = []
+        unknown: dict[Path, tuple[OpenCohort, Gathered]] = {}
+        for cohort in cohorts:
             self._check(cohort)
             path = self.journal.next(cohort.round, cohort.input_hash)
-            known = read_arrays(path)
-            found[number] = {} if known is None else _from_arrays(known)
-            if known is None:
-                unknown[number] = path
-        everyone = [
-            _Sampled(member, cohorts[number], number)
-            for number in unknown
-            for member in cohorts[number].sampled
-        ]
-        for wave in _waves(everyone):
-            for sampled, contribution in self._ask(wave):
-                found[sampled.number][sampled.member] = contribution
-        for number, path in unknown.items():
+            found = read_arrays(path)
+            if found is None:
+                choices = np.full(len(cohort.sampled), NO_ANSWER, dtype=np.int64)
+                found = {"choices": choices, "updates": np.zeros((len(choices), self.parameters))}
+                unknown[path] = (cohort, found)
+            gathered.append(found)
+        for wave in _waves(unknown.values()):
+            self._ask(wave)
+        for path, (_, found) in unknown.items():
             # Before anything is released: if this process dies, the round is repeated with the same answers,
             # or the same noise would be added to another sum.
-            write_arrays(path, _to_arrays(found[number]))
-        return [self._fill(cohort, found[number]) for number, cohort in enumerate(cohorts)]
+            write_arrays(path, found)
+        for cohort, found in zip(cohorts, gathered, strict=True):
+            cohort.updates = torch.from_numpy(found["updates"])
+        return [found["choices"] for found in gathered]
 
     def _check(self, cohort: OpenCohort) -> None:
         """Sites do what they signed: a job that asks for something else would not get it."""
@@ -128,58 +116,35 @@ class RemoteMembers:
         if any(work is None or not _same_work(cohort.job, work) for work in signed):
             raise PlanError(f"release '{cohort.release}': not the training that the sites signed")
 
-    def _ask(self, wave: Sequence[_Sampled]) -> list[tuple[_Sampled, Contribution]]:
-        by_name = {sampled.member: sampled for sampled in wave}
-        first = wave[0].cohort
+    def _ask(self, wave: Mapping[str, tuple[OpenCohort, Gathered]]) -> None:
+        """Ask each of these members for a cohort, and put what it answers in its place."""
         if not self.transport.online():
             # Of all sites, not of those that were sampled: stopping must not tell who they are.
-            raise NobodyAnswered(f"round {first.round}: no site is connected; --resume tries it again")
-        contents = {name: self._content(sampled) for name, sampled in by_name.items()}
-        answers = self.transport.ask(
-            messages.CONTRIBUTE,
-            contents,
-            lambda name, content: self._read(by_name[name], content),
-            group=str(first.round),
-            apart=True,
-        )
+            [round, *_] = (cohort.round for cohort, _ in wave.values())
+            raise NobodyAnswered(f"round {round}: no site is connected; --resume tries it again")
+        requests = {name: self._request(name, cohort) for name, (cohort, _) in wave.items()}
+
+        def read(name: str, content: RecordDict, wanted: RequestId) -> Contribution:
+            cohort, choices = wave[name][0], len(requests[name].models)
+            length = int(leaving(cohort.job.parts, self.parameters).sum())
+            return read_contribution(content, wanted, choices, length, cohort.mechanism.clip)
+
+        answers = self.transport.ask_sites(messages.CONTRIBUTE, requests, read, apart=True)
         for name, reason in answers.missing.items():
-            cohort = by_name[name].cohort
+            cohort, _ = wave[name]
             log.warning("round %d, %s: %s adds nothing (%s)", cohort.round, cohort.release, name, reason)
-        return [(by_name[name], contribution) for name, contribution in answers.by_client.items()]
+        for name, (choice, update) in answers.by_client.items():
+            cohort, found = wave[name]
+            place = cohort.sampled.index(name)
+            found["choices"][place] = choice
+            found["updates"][place, leaving(cohort.job.parts, self.parameters)] = update
 
-    def _wanted(self, sampled: _Sampled) -> RequestId:
-        return RequestId(self.digests[sampled.member], sampled.cohort.round, sampled.cohort.release)
-
-    def _models(self, sampled: _Sampled) -> NDArray[np.float32]:
+    def _request(self, member: str, cohort: OpenCohort) -> SiteRequest:
         """All models for a member that chooses; for one that is told where to start, that one alone."""
-        cohort, models = sampled.cohort, sampled.cohort.job.models
-        if cohort.chooses:
-            return models
-        row = int(cohort.told()[cohort.sampled.index(sampled.member)])
-        return models[row : row + 1]
-
-    def _content(self, sampled: _Sampled) -> RecordDict:
-        order = sampled.cohort.order(sampled.member, 0)
-        request = SiteRequest(self._wanted(sampled), self._models(sampled), order=order)
-        return request.to_content(messages.CONTRIBUTE)
-
-    def _read(self, sampled: _Sampled, content: RecordDict) -> Contribution:
-        cohort = sampled.cohort
-        choices, length = len(self._models(sampled)), int(_leaves(cohort.job, self.parameters).sum())
-        return read_contribution(content, self._wanted(sampled), choices, length, cohort.mechanism.clip)
-
-    # --- answers ------------------------------------------------------------------------------------
-
-    def _fill(self, cohort: OpenCohort, found: Mapping[str, Contribution]) -> NDArray[np.int64]:
-        """Put the updates in the order of the sample, zeros for who did not answer."""
-        updates = np.zeros((len(cohort.sampled), self.parameters), dtype=np.float64)
-        leaves = _leaves(cohort.job, self.parameters)
-        choices = np.full(len(cohort.sampled), NO_ANSWER, dtype=np.int64)
-        for position, member in enumerate(cohort.sampled):
-            if member in found:
-                choices[position], updates[position, leaves] = found[member]
-        cohort.updates = torch.from_numpy(updates)
-        return choices
+        models, wanted = cohort.job.models, self.contracts[member].asked(cohort.round, cohort.release)
+        if not cohort.chooses:
+            models = models[[cohort.told()[cohort.sampled.index(member)]]]
+        return SiteRequest(wanted, models, order=cohort.order(member, 0))
 
 
 # --- plain functions --------------------------------------------------------------------------------
@@ -192,21 +157,22 @@ def read_contribution(
     choice = messages.read_choice(content, wanted, choices, "choice")
     value: NDArray[np.float64] = messages.read_vector(content, length, "float64")
     # What an honest site sends is shorter than the clip by more than rounding takes.
-    if np.abs(value).max(initial=0.0) > clip or np.linalg.norm(value) > clip:
-        raise GarbageError("an update longer than the clip")
+    longer = np.abs(value).max(initial=0.0) > clip or np.linalg.norm(value) > clip
+    GarbageError.when(bool(longer), "an update longer than the clip")
     return choice, value
 
 
-def _waves(everyone: Sequence[_Sampled]) -> list[list[_Sampled]]:
+def _waves(
+    asked: Iterable[tuple[OpenCohort, Gathered]],
+) -> list[dict[str, tuple[OpenCohort, Gathered]]]:
     """Nobody twice at a time: a member of several cohorts is asked once in each wave."""
-    waves: list[list[_Sampled]] = []
-    for sampled in everyone:
-        for wave in waves:
-            if all(other.member != sampled.member for other in wave):
-                wave.append(sampled)
-                break
-        else:
-            waves.append([sampled])
+    waves: list[dict[str, tuple[OpenCohort, Gathered]]] = []
+    for cohort, found in asked:
+        for member in cohort.sampled:
+            wave = sum(member in other for other in waves)
+            if wave == len(waves):
+                waves.append({})
+            waves[wave][member] = (cohort, found)
     return waves
 
 
@@ -214,19 +180,3 @@ def _same_work(job: CohortJob, work: TrustedWork) -> bool:
     personal = () if job.parts is None else ranges_of(job.parts.personal)
     signed = (work.training, work.choice, work.personal)
     return job.drafts is None and (job.training, job.choice, personal) == signed
-
-
-def _leaves(job: CohortJob, parameters: int) -> NDArray[np.bool_]:
-    """Which parameters leave a member."""
-    return np.ones(parameters, np.bool_) if job.parts is None else ~job.parts.personal
-
-
-def _to_arrays(found: Mapping[str, Contribution]) -> dict[str, NDArray[Any]]:
-    updates: dict[str, NDArray[Any]] = {f"update {name}": value for name, (_, value) in found.items()}
-    choices = {f"choice {name}": np.array([row], dtype=np.int64) for name, (row, _) in found.items()}
-    return {**updates, **choices}
-
-
-def _from_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Contribution]:
-    names = [key.removeprefix("update ") for key in arrays if key.startswith("update ")]
-    return {name: (int(arrays[f"choice {name}"][0]), arrays[f"update {name}"]) for name in names}

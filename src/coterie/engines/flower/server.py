@@ -54,13 +54,12 @@ NOISE_DEVIATIONS = 12.0
 # --- before the first round -------------------------------------------------------------------------
 
 
-def gather_facts(transport: Transport) -> Answers[SiteFacts]:
-    """Ask every site for its public facts."""
+def gather_facts(transport: Transport, *, named: bool = True) -> Answers[SiteFacts]:
+    """Ask every site for its public facts, which it must give under the name by which it is known."""
 
     def read(name: str, content: RecordDict) -> SiteFacts:
         facts = SiteFacts.from_content(content)
-        if facts.name != name:
-            raise GarbageError("a site under another's name")
+        GarbageError.when(named and facts.name != name, "a site under another's name")
         return facts
 
     return transport.ask(messages.FACTS, dict.fromkeys(sorted(transport.nodes), messages.pack({})), read)
@@ -69,11 +68,7 @@ def gather_facts(transport: Transport) -> Answers[SiteFacts]:
 def names_of(grid: Grid, nodes: Sequence[int], timeouts: Timeouts) -> dict[str, int]:
     """The names that nodes give themselves, where no keys say who they are."""
     transport = Transport(grid, {str(node): node for node in nodes}, timeouts)
-    found = transport.ask(
-        messages.FACTS,
-        dict.fromkeys(transport.nodes, messages.pack({})),
-        lambda node, content: SiteFacts.from_content(content),
-    )
+    found = gather_facts(transport, named=False)
     for node, reason in found.missing.items():
         raise CoterieError(f"node {node}: no facts ({reason})")
     names = {facts.name: transport.nodes[node] for node, facts in found.by_client.items()}
@@ -84,31 +79,26 @@ def names_of(grid: Grid, nodes: Sequence[int], timeouts: Timeouts) -> dict[str, 
 
 def offer(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[str]:
     """Propose its contract to every site."""
-
-    def read(name: str, content: RecordDict) -> str:
-        accepted: str = messages.plain_of(content, {"accepted": str})["accepted"]
-        if accepted != contracts[name].digest:
-            raise GarbageError("another contract")
-        return accepted
-
     contents = {name: contract.to_content() for name, contract in contracts.items()}
-    return transport.ask(messages.OFFER, contents, read)
+    return transport.ask(messages.OFFER, contents, _confirming("accepted", contracts))
 
 
 def finish(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[str]:
     """Tell the sites that are there that nothing more will be asked."""
     there = transport.online()
-    contents = {
-        name: messages.pack({"contract": contract.digest})
-        for name, contract in contracts.items()
-        if name in there
-    }
+    told = {name: messages.pack({"contract": contracts[name].digest}) for name in contracts if name in there}
+    return transport.ask(messages.FINISHED, told, _confirming("closed", contracts))
+
+
+def _confirming(word: str, contracts: Mapping[str, Contract]) -> Callable[[str, RecordDict], str]:
+    """How an answer is read that says that the site did this with its contract."""
 
     def read(name: str, content: RecordDict) -> str:
-        closed: str = messages.plain_of(content, {"closed": str})["closed"]
-        return closed
+        found: str = messages.plain_of(content, {word: str})[word]
+        GarbageError.when(found != contracts[name].digest, "another contract")
+        return found
 
-    return transport.ask(messages.FINISHED, contents, read)
+    return read
 
 
 # --- rounds -----------------------------------------------------------------------------------------
@@ -150,9 +140,6 @@ class FlowerEngine:
     waited: float = 0.0
     personal: Mapping[str, Vector] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.digests = {name: contract.digest for name, contract in self.contracts.items()}
-
     def answer(self, request: Request, round: int) -> Reply:
         if isinstance(request, Train):
             return self._train(request, round)
@@ -176,8 +163,10 @@ class FlowerEngine:
             mechanism = mechanisms[client]
             messages.read_answer(found, wanted, {})
             value: Vector = messages.read_vector(found, mechanism.length(self.parameters))
-            if float(np.abs(value).max()) > largest_release(jobs[client], mechanism, self.lr):
-                raise GarbageError("values that no honest site could have released")
+            largest = largest_release(jobs[client], mechanism, self.lr)
+            GarbageError.when(
+                float(np.abs(value).max()) > largest, "values that no honest site could have released"
+            )
             return value
 
         answers = self._ask(
@@ -217,9 +206,7 @@ class FlowerEngine:
             round,
             dict.fromkeys(request.clients, input_hash(self.context, request.models)),
             lambda client, wanted: SiteRequest(wanted, request.models),
-            lambda client, found, wanted: np.array(
-                [messages.read_choice(found, wanted, choices)], dtype=np.int64
-            ),
+            lambda client, found, wanted: np.array([messages.read_choice(found, wanted, choices)]),
         )
         known = [client for client in request.clients if client in answers]
         return Choices({client: Released(int(answers[client][0]), 0.0) for client in known})
@@ -276,13 +263,10 @@ class FlowerEngine:
             self.ledger.charge(
                 [Charge(subject_of(client), round, release, hashes[client]) for client in present]
             )
-        wanted = {client: RequestId(self.digests[client], round, release) for client in present}
-        found = self.transport.ask(
-            kind,
-            {client: asking(client, wanted[client]).to_content(kind) for client in present},
-            lambda client, content: read(client, content, wanted[client]),
-            group=str(round),
-        )
+        requests = {
+            client: asking(client, self.contracts[client].asked(round, release)) for client in present
+        }
+        found = self.transport.ask_sites(kind, requests, read)
         away = {client: "not there" for client in hashes if client not in present}
         self.note(
             Participation(round, release, tuple(found.by_client), {**away, **found.missing}, found.seconds)
@@ -296,8 +280,7 @@ class FlowerEngine:
 def read_score(content: RecordDict, wanted: RequestId, least: float, most: float) -> NDArray[np.float64]:
     """The score in an answer, which an honest site keeps within these bounds."""
     value: float = messages.read_answer(content, wanted, {"value": float})["value"]
-    if not least <= value <= most:
-        raise GarbageError("a score that no honest site could have reported")
+    GarbageError.when(not least <= value <= most, "a score that no honest site could have reported")
     return np.array([value])
 
 

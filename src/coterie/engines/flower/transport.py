@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from coterie.engines.flower import messages
 from coterie.engines.flower.internals import ErrorCode
-from coterie.engines.flower.messages import GarbageError
+from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
 from coterie.errors import CoterieError
 from coterie.files import forget_rounds
 
@@ -86,12 +86,27 @@ class Transport:
         self._steady = set(there)
         return [name for name in wanted if name in there]
 
+    def ask_sites(
+        self,
+        kind: str,
+        requests: Mapping[str, SiteRequest],
+        read: Callable[[str, RecordDict, RequestId], T],
+        *,
+        apart: bool = False,
+    ) -> Answers[T]:
+        """Ask each site for a release of a round; answers are read as those to exactly that."""
+        return self.ask(
+            kind,
+            {name: request.to_content(kind) for name, request in requests.items()},
+            lambda name, content: read(name, content, requests[name].id),
+            apart=apart,
+        )
+
     def ask(
         self,
         kind: str,
         contents: Mapping[str, RecordDict],
         read: Callable[[str, RecordDict], T],
-        group: str = "",
         *,
         apart: bool = False,
     ) -> Answers[T]:
@@ -105,9 +120,9 @@ class Transport:
                 long again as the others took.
         """
         began = time.monotonic()
-        names = list(contents)
-        waiting, missing = self._send(kind, contents, group, self.timeouts.answer)
+        waiting = self._send(kind, contents, self.timeouts.answer)
         pending = set(waiting.values())
+        missing = {name: "not sent" for name in contents if name not in pending}
         answered: dict[str, T] = {}
         away: dict[str, float] = {}
         others_done: float | None = None
@@ -122,15 +137,16 @@ class Transport:
                     away.setdefault(name, now)
                     continue
                 pending.discard(name)
-                if (reason := _why_no_answer(reply)) is not None:
+                reason = _why_no_answer(reply)
+                try:
+                    if reason is None:
+                        answered[name] = read(name, reply.content)
+                        self._late.discard(name)
+                except GarbageError as mistake:
+                    reason = f"garbage: {mistake}"
+                if reason is not None:
                     missing[name] = reason
                     self._late |= {name} if reason == TOO_LATE else set()
-                    continue
-                try:
-                    answered[name] = read(name, reply.content)
-                    self._late.discard(name)
-                except GarbageError as mistake:
-                    missing[name] = f"garbage: {mistake}"
             left = self.timeouts.answer - (now - began)
             if pending <= self._late and others_done is None:
                 others_done = now
@@ -141,35 +157,29 @@ class Transport:
                 break
             for name in self._returned(pending, away, now):
                 waiting = {identity: other for identity, other in waiting.items() if other != name}
-                waiting.update(self._send(kind, {name: contents[name]}, group, left)[0])
+                waiting.update(self._send(kind, {name: contents[name]}, left))
             lost = {name for name in pending if now - away.get(name, now) > self.timeouts.rejoin}
             missing.update(dict.fromkeys(lost, "went away"))
             pending -= lost
             if pending:
                 time.sleep(self.timeouts.poll)
         return Answers(
-            {name: answered[name] for name in names if name in answered},
-            {name: missing[name] for name in names if name in missing},
+            {name: answered[name] for name in contents if name in answered},
+            {name: missing[name] for name in contents if name in missing},
             time.monotonic() - began,
         )
 
-    def _send(
-        self, kind: str, contents: Mapping[str, RecordDict], group: str, seconds: float
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Who waits under which number, and who could not be sent anything."""
-        names = list(contents)
+    def _send(self, kind: str, contents: Mapping[str, RecordDict], seconds: float) -> dict[str, str]:
+        """Who waits under which number; who could not be sent anything does not."""
         self._sent(max((_bytes_in(content) for content in contents.values()), default=0))
         sent = self.grid.push_messages(
-            [Message(contents[name], self.nodes[name], kind, ttl=seconds, group_id=group) for name in names]
+            [Message(content, self.nodes[name], kind, ttl=seconds) for name, content in contents.items()]
         )
-        waiting = {identity: name for identity, name in zip(sent, names, strict=True) if identity}
-        return waiting, {name: "not sent" for name in names if name not in waiting.values()}
+        return {identity: name for identity, name in zip(sent, contents, strict=True) if identity}
 
     def _returned(self, waiting: set[str], away: dict[str, float], now: float) -> list[str]:
         """Those who were away and are there again; notes since when the others are not."""
-        if not waiting:
-            return []
-        there = self.online()
+        there = self.online() if waiting else set()
         back = [name for name in away if name in waiting and name in there]
         for name in back:
             del away[name]
