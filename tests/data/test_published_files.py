@@ -273,7 +273,7 @@ def test_roles_without_enough_text_can_be_left_out(root: Path) -> None:
 def test_lines_that_are_not_speeches_are_named(root: Path) -> None:
     path = write_speeches(root / "shakespeare", LINES)
     good = b'{"play": "a", "role": "b", "text": "c"}\n'
-    for bad, why in ((b'{"play": "a"}', "KeyError"), (good.replace(b'"c"', b"null"), "MalformedError")):
+    for bad, why in ((b'{"play": "a"}', "KeyError"), (good.replace(b'"c"', b"null"), "TypeError")):
         path.write_bytes(gzip.compress(good + bad + b"\n"))
         refused("shakespeare", rf"speeches\.jsonl\.gz: line 2: not JSON with play, role and text \({why}\)")
 

@@ -51,17 +51,13 @@ class Shift:
     def event(self) -> DpEvent:
         """It as an event, for the guarantee's record of what was charged."""
         rate, multiplier = self.noise.rate, self.noise.multiplier
-        if (self.up, self.down) == (1, 0):
-            plain: DpEvent = poisson_gaussian(rate, multiplier)
-            return plain
-        return BridgedSumDpEvent(rate, multiplier, self.up, self.down)
+        alone: DpEvent = poisson_gaussian(rate, multiplier)
+        return alone if self.is_plain else BridgedSumDpEvent(rate, multiplier, self.up, self.down)
 
     @property
-    def moved(self) -> str:
-        """Who moves its sum, in words."""
-        if (self.up, self.down) == (1, 0):
-            return "to which the target adds"
-        return f"in which {self.up} at the edge of a hidden group may change"
+    def is_plain(self) -> bool:
+        """Whether the target alone moves its sum."""
+        return (self.up, self.down) == (1, 0)
 
     def rough_divergence(self) -> float:
         """About its divergence at order 1, as if the number of participants were Gaussian."""
@@ -119,12 +115,6 @@ class Cut:
         return found
 
 
-def no_cut(target: frozenset[int]) -> Cut:
-    """Nothing hidden: every release of the target's groups that the view contains is charged."""
-    groups = tuple(sorted(target))
-    return Cut(frozenset(), groups, (True,) * len(groups), (0,) * len(groups))
-
-
 class Observers:
     """Who watches: the groups of each, and how far these are from every group."""
 
@@ -154,11 +144,6 @@ class Observers:
         """From hops between groups to hops to the nearest group of each observer."""
         found: Floats = np.minimum.reduceat(between[:, self._flat], self._starts, axis=1)
         return found
-
-    def outside(self, hidden: frozenset[int]) -> Bools:
-        """Which observers are in no hidden group."""
-        inside: Bools = np.any(self.member[:, sorted(hidden)], axis=1)
-        return ~inside
 
 
 @dataclass(frozen=True)
@@ -214,12 +199,13 @@ def cheaper(
     dearest = float(known.max())
 
     def tried(hidden: frozenset[int]) -> tuple[Cut, Ints, Charges]:
-        cut = _cut(structure, target, hidden)
+        cut = cut_at(structure, target, hidden)
         least = cut.least_price(schedule)
         if least > dearest:
             return cut, nobody, {}
         charges = cut.charges(schedule, views)
-        promising = observers.outside(hidden)[views.observer] & (known > 0) & (known >= least)
+        outside: Bools = ~np.any(observers.member[:, sorted(hidden)], axis=1)
+        promising = outside[views.observer] & (known > 0) & (known >= least)
         concerned = np.flatnonzero(promising & (_estimate(charges, delta) < _MARGIN * known))
         return cut, concerned, {kind: times[concerned] for kind, times in charges.items()}
 
@@ -250,7 +236,7 @@ def _estimate(charges: Charges, delta: float) -> Floats:
 @lru_cache(maxsize=4096)
 def _layers(structure: Structure, target: frozenset[int]) -> tuple[frozenset[int], ...]:
     """The target's groups and those around them, wherever the passage gets narrower further out."""
-    found = []
+    found: list[frozenset[int]] = []
     fewest = _bridges(structure, target).sum()
     nearest = structure.distances[sorted(target)].min(axis=0)
     for thickness in range(1, _THICKEST):
@@ -277,12 +263,13 @@ def _bridges(structure: Structure, hidden: frozenset[int]) -> Ints:
 
 
 @lru_cache(maxsize=16384)
-def _cut(structure: Structure, target: frozenset[int], hidden: frozenset[int]) -> Cut:
+def cut_at(structure: Structure, target: frozenset[int], hidden: frozenset[int] = frozenset()) -> Cut:
+    """What is charged behind hidden groups; with none, every release of the target's that a view contains."""
     bridges = _bridges(structure, hidden)
     own = np.zeros(len(bridges), dtype=np.bool_)
     own[sorted(target - hidden)] = True
-    # The target is in a hidden group, so it was counted among the bridges of its visible ones.
-    bridges = bridges - own
+    # A target whose groups are hidden was counted among the bridges of its visible ones.
+    bridges = bridges - (own if hidden else 0)
     charged = np.flatnonzero(own | (bridges > 0))
     return Cut(
         hidden, tuple(charged.tolist()), tuple(own[charged].tolist()), tuple(bridges[charged].tolist())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.groups.cuts import Charges, Cut, Observers, ObserverViews, cheaper, epsilons, no_cut
+from coterie.groups.cuts import Charges, Cut, Observers, ObserverViews, cheaper, cut_at, epsilons
 from coterie.groups.propagation import contained, published_contained_at
 from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Floats, Ints, Structure
@@ -87,7 +87,7 @@ class Exposure:
         event = composed([repeated(kind.event, times) for kind, times in charged.items()])
         published = None
         if self.schedule.mode is Mode.PAPER:
-            own = no_cut(structure.groups_of(target))
+            own = cut_at(structure, structure.groups_of(target))
             claims = own.charges(self.schedule, self._views(observers), published_contained_at)
             published = float(epsilons(claims, delta)[0])
         names = " and ".join(structure.name(observer) for observer in sorted(observers))
@@ -113,7 +113,12 @@ class Exposure:
             releases=tuple(
                 ReleaseCost(
                     "sum",
-                    f"a noisy sum of a group's sampled updates, rate {kind.noise.rate:g}, {kind.moved}",
+                    f"a noisy sum of a group's sampled updates, rate {kind.noise.rate:g}, "
+                    + (
+                        "to which the target adds"
+                        if kind.is_plain
+                        else f"in which {kind.up} at the edge of a hidden group may change"
+                    ),
                     times,
                     f"{kind.noise.multiplier:.4g} x clip",
                     float(epsilons({kind: np.array([times])}, delta, self.adjacency)[0]),
@@ -171,7 +176,7 @@ class Exposure:
                 f"pair: {structure.name(target)} shares a group with an observer, and nothing is proven "
                 "inside a group of the published dp-ogl-plus"
             )
-        cut = no_cut(own)
+        cut = cut_at(structure, own)
         charges = cut.charges(schedule.accounted(structure.groups), views)
         from_counts = best = float(epsilons(charges, self.delta, self.adjacency)[0])
         if not schedule.publishes_drafts:

@@ -32,7 +32,7 @@ def contained(overlap: Bools, schedule: GroupSchedule, epoch: int) -> Ints:
         result: Ints = np.maximum.reduceat(before[neighbours], starts, axis=0)
         return result
 
-    for release in schedule.merges(released):
+    for release in range(1, released + 1, schedule.merge_period):
         known[own, own] = release - 1
         known = merged(known)
     known[own, own] = released

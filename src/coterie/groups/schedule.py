@@ -1,6 +1,6 @@
 """When groups release, when models are merged, and how much noise there is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import TypeVar
@@ -141,10 +141,6 @@ class GroupSchedule:
         """Is the model of this index one without noise, made inside a block from merged models?"""
         inside: bool | npt.NDArray[np.bool_] = (epoch - 1) % self.period != 0
         return self.publishes_drafts & inside
-
-    def merges(self, releases: int) -> Iterator[int]:
-        """Numbers (from 1) of those of the first releases whose workers start from merged models."""
-        return iter(range(1, releases + 1, self.merge_period))
 
 
 def one_each(key: str, value: float | Sequence[float], groups: int) -> tuple[float, ...]:

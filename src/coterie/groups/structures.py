@@ -169,7 +169,7 @@ def hops(overlap: Bools, sources: Sequence[int] | None = None) -> Floats:
 
 def global_structure(workers: int) -> Structure:
     """Everyone in one group: ordinary federated learning."""
-    return _consecutive("global", workers, 1, 1, lambda start, end: range(start, end))
+    return _consecutive("global", workers, 1, 1, range)
 
 
 def ring(workers: int, groups: int) -> Structure:
@@ -189,7 +189,7 @@ def string(workers: int, groups: int) -> Structure:
 
 def clustered(workers: int, groups: int) -> Structure:
     """Groups of equal size that share nobody."""
-    return _consecutive("clustered", workers, groups, groups, lambda start, end: range(start, end))
+    return _consecutive("clustered", workers, groups, groups, range)
 
 
 def label(labels: Sequence[Collection[int]], groups: int) -> Structure:
@@ -207,13 +207,11 @@ def label(labels: Sequence[Collection[int]], groups: int) -> Structure:
     return Structure("label", tuple(tuple(group) for group in members), len(labels), caveats=(LABEL_CAVEAT,))
 
 
-def drawn_labels(
-    workers: int, seed: int, *, labels: int = 10, concentration: float = 0.1, records: int = 600
-) -> list[frozenset[int]]:
-    """Labels that workers would hold if their mixtures of labels came from a Dirichlet distribution."""
+def drawn_labels(workers: int, seed: int) -> list[frozenset[int]]:
+    """Labels that workers of 600 records hold if mixtures of 10 labels come from a Dirichlet distribution."""
     rng = np.random.default_rng(seed)
-    mixtures = rng.dirichlet([concentration] * labels, workers)
-    return [frozenset(np.flatnonzero(rng.multinomial(records, mixture)).tolist()) for mixture in mixtures]
+    mixtures = rng.dirichlet([0.1] * 10, workers)
+    return [frozenset(np.flatnonzero(rng.multinomial(600, mixture)).tolist()) for mixture in mixtures]
 
 
 def _check_counts(workers: int, groups: int, least: int) -> None:
