@@ -9,7 +9,6 @@ import pytest
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Cohort, CohortJob, Opened, PublicFacts, Sum, Sums
 from coterie.algorithms.settings import PrivacySettings, Schedule
-from coterie.algorithms.worker.worker_level import personal_models
 from coterie.engines.driver import drive
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Structure, Threat, label, ring
@@ -100,9 +99,10 @@ def test_a_worker_starts_from_the_mean_of_its_groups_in_epochs_that_merge_and_el
 
 
 def test_a_member_is_told_models_of_groups_that_its_fellows_are_in_only():
-    engine, states = run(build("dp-ogl", period=1, rate=0.5, noise=1.0), facts_of(STRUCTURE), 3)
+    algorithm = build("dp-ogl", period=1, rate=0.5, noise=1.0)
+    engine, states = run(algorithm, facts_of(STRUCTURE), 3)
     for round, request in engine.asked:
-        own = personal_models(states[round - 1])
+        own = algorithm.models(states[round - 1])
         allowed = {own.model_of(member).tobytes() for member in request.job.members}
         assert {row.tobytes() for row in request.job.models} == allowed
 
@@ -160,7 +160,7 @@ def test_plus_releases_once_a_block_with_a_wider_clip_and_longer_training():
     for epoch in (4, 8):
         assert not np.array_equal(states[epoch].models, states[epoch - 1].models)
     for round, request in engine.asked:
-        own = personal_models(states[round - 1])
+        own = algorithm.models(states[round - 1])
         assert all(np.array_equal(start_of(request.job, m), own.model_of(m)) for m in request.job.members)
 
 
@@ -180,10 +180,11 @@ def test_plus_with_period_1_is_dp_ogl_with_period_1():
 
 
 def test_dp_fedavg_puts_everybody_in_one_group():
-    engine, states = run(build("dp-fedavg", rate=0.5, noise=1.0), facts_of(STRUCTURE), 2)
+    algorithm = build("dp-fedavg", rate=0.5, noise=1.0)
+    engine, states = run(algorithm, facts_of(STRUCTURE), 2)
     assert {len(request.job.members) for _, request in engine.asked} == {5}
     assert states[-1].models.shape == (1, PARAMETERS)
-    assert len(personal_models(states[-1]).models) == 1
+    assert len(algorithm.models(states[-1]).models) == 1
 
 
 def test_personal_models_are_means_and_workers_in_the_same_groups_share_one():

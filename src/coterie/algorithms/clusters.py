@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from coterie.algorithms.protocol import Models, PublicFacts, Vector
+from coterie.algorithms.protocol import Models, PublicFacts, Rng, Vector
 from coterie.algorithms.settings import AlgorithmSettings
 from coterie.errors import InputError
 from coterie.privacy import Released
@@ -38,15 +38,13 @@ def check_clusters(clusters: int, clients: int, also: str = "") -> None:
         )
 
 
-def equal_starts(facts: PublicFacts, rng: np.random.Generator, models: int) -> tuple[int, Models]:
+def equal_starts(facts: PublicFacts, rng: Rng, models: int) -> tuple[int, Models]:
     """The server's seed, and so many times the model that it initialises."""
     seed = int(rng.integers(2**31))
     return seed, np.tile(facts.initialise(seed), (models, 1))
 
 
-def cluster_starts(
-    facts: PublicFacts, rng: np.random.Generator, settings: StartSettings
-) -> tuple[int, Models]:
+def cluster_starts(facts: PublicFacts, rng: Rng, settings: StartSettings) -> tuple[int, Models]:
     """The server's seed and the k models before the first round.
 
     `random` draws k initialisations. One or two of them then tend to fit everybody better than the others do,

@@ -38,6 +38,7 @@ Vector: TypeAlias = NDArray[np.float32]
 # One model per row.
 Models: TypeAlias = NDArray[np.float32]
 Mask: TypeAlias = NDArray[np.bool_]
+Rng: TypeAlias = np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,7 @@ class State:
     clients: tuple[str, ...]
     seed: int
 
-    def rng(self) -> np.random.Generator:
+    def rng(self) -> Rng:
         """The server's randomness for the round that follows this state."""
         return np.random.default_rng([self.seed, self.round])
 
@@ -361,8 +362,7 @@ class Assignment:
     own: Mapping[str, Vector] = field(default_factory=dict)
 
     def model_of(self, client: str) -> Vector:
-        model: Vector = self.models[self.cluster_of[client]]
-        return self.own.get(client, model)
+        return self.own.get(client, self.models[self.cluster_of[client]])
 
 
 @dataclass(frozen=True)
@@ -419,7 +419,7 @@ class Algorithm(ABC, Generic[S]):
         """Every mechanism this algorithm will ever use, for each unit."""
 
     @abstractmethod
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> S:
+    def start(self, facts: PublicFacts, rng: Rng) -> S:
         """The state before the first round."""
 
     @abstractmethod

@@ -110,15 +110,12 @@ class PrivacySettings(Settings):
 
     def epsilon_of(self, client: str) -> float:
         """The budget of one client."""
-        own = self.budgets.get(client)
-        return self.epsilon if own is None else own.epsilon
+        return self.budgets.get(client, self).epsilon
 
     def delta_of(self, client: str, default: float) -> float:
         """Delta of one client: its own, else everyone's, else the default."""
-        own = self.budgets.get(client)
-        if own is not None and own.delta is not None:
-            return own.delta
-        return default if self.delta is None else self.delta
+        given = (self.budgets.get(client, self).delta, self.delta, default)
+        return next(delta for delta in given if delta is not None)
 
     def check_budgets(self, clients: Sequence[str]) -> None:
         """Refuse a budget for somebody who is not there."""

@@ -10,9 +10,17 @@ from dataclasses import make_dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from coterie.algorithms.protocol import Algorithm, Assignment, OwnChoice, PublicFacts, Rounds, State
+from coterie.algorithms.protocol import (
+    Algorithm,
+    Assignment,
+    Models,
+    OwnChoice,
+    PublicFacts,
+    Rng,
+    Rounds,
+    State,
+)
 from coterie.privacy import PrivacyPlan
 
 _FORWARDED = (
@@ -23,21 +31,18 @@ _FORWARDED = (
 
 def smoothed(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     """The algorithm as its schedule wants it: as it is, or serving means over rounds."""
-    decay = algorithm.schedule.averaging
-    return Smoothed(algorithm, decay) if decay else algorithm
+    return Smoothed(algorithm) if algorithm.schedule.averaging else algorithm
 
 
 class Smoothed(Algorithm[Any]):
     """Another algorithm whose models are means over the rounds so far."""
 
-    def __init__(self, algorithm: Algorithm[Any], decay: float) -> None:
+    def __init__(self, algorithm: Algorithm[Any]) -> None:
         super().__init__(algorithm.settings, algorithm.schedule, algorithm.privacy)
         self.algorithm = algorithm
-        self.decay = decay
         for same in _FORWARDED:
             setattr(self, same, getattr(algorithm, same))
-        kind = algorithm.state_type
-        mean = [("mean", NDArray[np.float32]), ("mean_from", int)]
+        kind, mean = algorithm.state_type, [("mean", Models), ("mean_from", int)]
         self.state_type = make_dataclass(  # type: ignore[misc]
             f"Smoothed{kind.__name__}", mean, bases=(kind,), frozen=True, kw_only=True
         )
@@ -45,12 +50,11 @@ class Smoothed(Algorithm[Any]):
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         return self.algorithm.plan(facts)
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> State:
+    def start(self, facts: PublicFacts, rng: Rng) -> State:
         return self._with_mean(self.algorithm.start(facts, rng), None)
 
     def round(self, state: Any) -> Rounds[State]:
-        following = yield from self.algorithm.round(state)
-        return self._with_mean(following, state)
+        return self._with_mean((yield from self.algorithm.round(state)), state)
 
     def models(self, state: Any) -> Assignment | OwnChoice:
         return replace(self.algorithm.models(state), models=state.mean)
@@ -64,6 +68,7 @@ class Smoothed(Algorithm[Any]):
             mean, begun = models, state.round - 1
         else:
             begun = before.mean_from
-            share = (self.decay + 1) / (state.round - begun + self.decay)
+            decay = self.schedule.averaging
+            share = (decay + 1) / (state.round - begun + decay)
             mean = before.mean + np.float32(share) * (models - before.mean)
         return self.state_type(**{**vars(state), "mean": mean, "mean_from": begun})

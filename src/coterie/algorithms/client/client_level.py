@@ -13,6 +13,7 @@ from pydantic import Field
 
 from coterie.algorithms.protocol import (
     Algorithm,
+    Assignment,
     Choice,
     Cohort,
     CohortJob,
@@ -20,6 +21,7 @@ from coterie.algorithms.protocol import (
     LocalTraining,
     Models,
     Opened,
+    OwnChoice,
     Parts,
     PublicFacts,
     Rounds,
@@ -94,8 +96,8 @@ class ClientLevel(Algorithm[C]):
     choice: ClassVar[Choice] = Choice.GIVEN
 
     def local_training(self) -> LocalTraining:
-        schedule = self.schedule
-        return LocalTraining(schedule.epochs, schedule.batch, schedule.lr, self.settings.momentum)
+        own = self.schedule
+        return LocalTraining(own.epochs, own.batch, own.lr, self.settings.momentum)
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         if self.privacy.budgets:
@@ -110,7 +112,7 @@ class ClientLevel(Algorithm[C]):
     def about(self) -> CohortReleases:
         """What may be released about a sample of clients."""
         following, privacy = self.settings.adaptive_clip, self.privacy
-        ratio = None if following is None else following.count_ratio
+        ratio = following.count_ratio if following else None
         return CohortReleases(self.settings.rate, privacy.clip, privacy.adjacency, ratio)
 
     def release(self, facts: PublicFacts) -> Mechanism:
@@ -130,7 +132,7 @@ class ClientLevel(Algorithm[C]):
         )
         return (yield from ask(Cohort(SUMS, job), Opened))
 
-    def moved(self, state: C, sums: Sums, divisors: Floats) -> C:
+    def moved(self, state: C, sums: Sums, divisors: Floats | float) -> C:
         """The state after a step by noisy sums over public divisors, which broadcast over the models.
 
         Where the clip follows a count, the next one is a function of what was released, too.
@@ -140,6 +142,11 @@ class ClientLevel(Algorithm[C]):
         if following and clip is not None and sums.within is not None:
             clip = following.following(clip, sums.within.value, self.expected(state))
         return replace(state, round=state.round + 1, models=models, clip=clip)
+
+    def models(self, state: C) -> Assignment | OwnChoice:
+        if state.parts is None:
+            return Assignment(state.models, dict.fromkeys(state.clients, 0))
+        return OwnChoice(state.models, self.choice, self.local_training(), state.parts)
 
     def expected(self, known: PublicFacts | State) -> float:
         """How many clients a round is expected to sample: a public number."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from coterie.algorithms.client import revival
 from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSettings, ClientLevelState
 from coterie.algorithms.clusters import StartSettings, check_clusters, cluster_starts
-from coterie.algorithms.protocol import Floats, Mask, Models, OwnChoice, Parts, PublicFacts, State, Sums
+from coterie.algorithms.protocol import Floats, Mask, Models, Parts, PublicFacts, Rng, State, Sums
 from coterie.privacy import Mechanism, Released
 
 
@@ -56,7 +56,7 @@ class Clustered(ClientLevel[ClusteredState]):
         check_clusters(self.settings.clusters, len(facts.clients))
         return super().release(facts)
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> ClusteredState:
+    def start(self, facts: PublicFacts, rng: Rng) -> ClusteredState:
         seed, models = cluster_starts(facts, rng, self.settings)
         shared = self.shared(facts)
         models[:, shared] = models[0, shared]
@@ -95,9 +95,8 @@ class Clustered(ClientLevel[ClusteredState]):
             last_split=state.round,
         )
 
-    def moved(self, state: ClusteredState, sums: Sums, divisors: Floats) -> ClusteredState:
+    def moved(self, state: ClusteredState, sums: Sums, divisors: Floats | float) -> ClusteredState:
         """The state after a step; what is shared is divided by everyone's expected number."""
-        return super().moved(state, sums, np.where(state.shared, self.expected(state), divisors[:, None]))
-
-    def models(self, state: ClusteredState) -> OwnChoice:
-        return OwnChoice(state.models, self.choice, self.local_training(), state.parts)
+        return super().moved(
+            state, sums, np.where(state.shared, self.expected(state), np.reshape(divisors, (-1, 1)))
+        )

@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie.algorithms.client.client_level import ClientLevelState
 from coterie.algorithms.client.dp_fedavg import FedAvg
-from coterie.algorithms.protocol import Choice, Mask, OwnChoice, Parts, PublicFacts
+from coterie.algorithms.protocol import Mask, Parts, PublicFacts, Rng
 from coterie.errors import InputError
 
 
@@ -29,7 +29,7 @@ class FedPer(FedAvg):
     name = "dp-fedper"
     personal = True
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> FedPerState:
+    def start(self, facts: PublicFacts, rng: Rng) -> FedPerState:
         layers = [name.rpartition(".")[0] for name in facts.layout]
         head = np.repeat(np.array(layers) == layers[-1], list(facts.layout.values()))
         if head.all():
@@ -38,6 +38,3 @@ class FedPer(FedAvg):
                 "left to share; allowed are models of several layers"
             )
         return FedPerState(**vars(super().start(facts, rng)), head=head)
-
-    def models(self, state: ClientLevelState) -> OwnChoice:
-        return OwnChoice(state.models, Choice.GIVEN, self.local_training(), state.parts)

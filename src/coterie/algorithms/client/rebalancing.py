@@ -94,8 +94,7 @@ class Rebalanced(Clustered):
         """B in the round that follows. `auto` helps most at first, when choices mean least."""
         minimum = self.settings.rebalance.minimum
         if minimum == "auto":
-            share = AUTO_SHARE * self.fair_share(state)
-            return share * (1.0 - state.round / self.schedule.rounds)
+            return AUTO_SHARE * self.fair_share(state) * (1.0 - state.round / self.schedule.rounds)
         return float(minimum)
 
     def believed(self, state: ClusteredState, histogram: Floats) -> Floats:
@@ -111,7 +110,7 @@ class Rebalanced(Clustered):
         cohort = yield from self.opened(state)
         if not rebalance.active:
             sums = yield from ask(Sum(cohort), Sums)
-            return self.moved(state, sums, np.full(self.settings.clusters, self.fair_share(state)))
+            return self.moved(state, sums, self.fair_share(state))
         if rebalance.rule == "rebalance":
             sums = yield from ask(Sum(cohort, minimum=int(least)), Sums)
             assert sums.sizes is not None
@@ -138,13 +137,11 @@ def routing_matrix(histogram: Floats, least: float) -> Floats:
         return matrix
     given = surplus * min(1.0, deficit.sum() / surplus.sum())
     leaving = np.divide(given, sizes, out=np.zeros_like(sizes), where=sizes > 0)
-    matrix = matrix * (1.0 - leaving)[:, None] + np.outer(leaving, deficit / deficit.sum())
-    return np.asarray(matrix, dtype=np.float64)
+    return np.asarray(matrix * (1.0 - leaving)[:, None] + np.outer(leaving, deficit / deficit.sum()))
 
 
 def routed_denominators(histogram: Floats, matrix: Floats, least: float) -> Floats:
     """Public divisors of the cluster sums: the expected sizes, but at least `least`."""
     if not least > 0:
         raise PrivacyInputError(f"least cluster size: {least} is not allowed, a number above 0 is")
-    divisors: Floats = np.maximum(least, matrix.T @ np.maximum(histogram, 0.0))
-    return divisors
+    return np.asarray(np.maximum(least, matrix.T @ np.maximum(histogram, 0.0)))

@@ -77,15 +77,13 @@ def splits(sizes: Floats, fair_share: float) -> list[tuple[int, int]]:
 
 def split(models: Models, pairs: list[tuple[int, int]], directions: Models) -> Models:
     """Models after each large cluster was split into its own place and a dead one's."""
-    models = models.copy()
-    for (dead, large), direction in zip(pairs, directions, strict=True):
-        models[dead], models[large] = models[large] - direction, models[large] + direction
+    models, (dead, large) = models.copy(), np.transpose(pairs)
+    models[dead], models[large] = models[large] - directions, models[large] + directions
     return models
 
 
 def shared_out(sizes: Floats, pairs: list[tuple[int, int]]) -> Floats:
     """Sizes after it: both halves are taken to be equal."""
-    sizes = sizes.copy()
-    for dead, large in pairs:
-        sizes[[dead, large]] = (sizes[dead] + sizes[large]) / 2
+    sizes, (dead, large) = sizes.copy(), np.transpose(pairs)
+    sizes[dead] = sizes[large] = (sizes[dead] + sizes[large]) / 2
     return sizes

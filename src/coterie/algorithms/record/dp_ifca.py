@@ -13,11 +13,10 @@ which has one optimum, does not care.
 
 from dataclasses import replace
 
-import numpy as np
 from pydantic import Field
 
 from coterie.algorithms.clusters import StartSettings, cluster_starts
-from coterie.algorithms.protocol import PublicFacts, Rounds, select
+from coterie.algorithms.protocol import PublicFacts, Rng, Rounds, select
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
 from coterie.privacy import PlannedRelease
 from coterie.privacy.plans import SELECTION, SELECTION_SHARE
@@ -45,12 +44,12 @@ class IFCA(GivenClusters[RecordClustersState]):
 
     def releases(self, facts: PublicFacts, client: str) -> list[PlannedRelease]:
         epsilon = self.settings.selection_share * self.privacy.epsilon_of(client)
-        own = self.about(facts.records[client])
-        return [*super().releases(facts, client), *own.selections(epsilon, self.selections)]
+        chosen = self.about(facts.records[client]).selections(epsilon, self.selections)
+        return [*super().releases(facts, client), *chosen]
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RecordClustersState:
-        seed, models = cluster_starts(facts, rng, self.settings)
-        return RecordClustersState(0, facts.clients, seed, models, dict.fromkeys(facts.clients, 0))
+    def start(self, facts: PublicFacts, rng: Rng) -> RecordClustersState:
+        starts = cluster_starts(facts, rng, self.settings)
+        return RecordClustersState(0, facts.clients, *starts, dict.fromkeys(facts.clients, 0))
 
     def round(self, state: RecordClustersState) -> Rounds[RecordClustersState]:
         if state.round < self.selections:

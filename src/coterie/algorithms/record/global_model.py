@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import Assignment, Models, PublicFacts, State, Vector
+from coterie.algorithms.protocol import Assignment, Models, PublicFacts, Rng, State, Vector
 from coterie.algorithms.record.record_level import RecordLevel
 
 
@@ -17,7 +15,7 @@ class GlobalState(State):
 class Global(RecordLevel[GlobalState]):
     name = "global"
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> GlobalState:
+    def start(self, facts: PublicFacts, rng: Rng) -> GlobalState:
         seed, models = equal_starts(facts, rng, 1)
         return GlobalState(0, facts.clients, seed, models[0])
 

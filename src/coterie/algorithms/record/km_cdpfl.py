@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import PublicFacts, Rounds, train
+from coterie.algorithms.protocol import PublicFacts, Rng, Rounds, train
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
 from coterie.clustering.partition import kmeans, relabelled
 from coterie.privacy.plans import TRAINING
@@ -21,7 +21,7 @@ from coterie.privacy.plans import TRAINING
 class KMCDPFL(GivenClusters[RecordClustersState]):
     name = "km-cdpfl"
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RecordClustersState:
+    def start(self, facts: PublicFacts, rng: Rng) -> RecordClustersState:
         seed, models = equal_starts(facts, rng, self.settings.clusters)
         return RecordClustersState(0, facts.clients, seed, models, dict.fromkeys(facts.clients, 0))
 

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import Assignment, Models, PublicFacts, State
+from coterie.algorithms.protocol import Assignment, Models, PublicFacts, Rng, State
 from coterie.algorithms.record.record_level import RecordLevel
 
 
@@ -18,7 +16,7 @@ class LocalState(State):
 class Local(RecordLevel[LocalState]):
     name = "local"
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> LocalState:
+    def start(self, facts: PublicFacts, rng: Rng) -> LocalState:
         return LocalState(0, facts.clients, *equal_starts(facts, rng, len(facts.clients)))
 
     def models(self, state: LocalState) -> Assignment:

@@ -5,10 +5,8 @@ Its plan has no first round for clustering and no selections, so all of the budg
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from coterie.algorithms.clusters import equal_starts
-from coterie.algorithms.protocol import PublicFacts
+from coterie.algorithms.protocol import PublicFacts, Rng
 from coterie.algorithms.record.record_level import RecordClusters, RecordClustersState
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 
@@ -29,6 +27,6 @@ class Oracle(RecordClusters[RecordClustersState]):
         super().__init__(settings, schedule, privacy)
         self.truth = truth
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RecordClustersState:
-        seed, models = equal_starts(facts, rng, len(set(self.truth.values())))
-        return RecordClustersState(0, facts.clients, seed, models, dict(self.truth))
+    def start(self, facts: PublicFacts, rng: Rng) -> RecordClustersState:
+        starts = equal_starts(facts, rng, len(set(self.truth.values())))
+        return RecordClustersState(0, facts.clients, *starts, dict(self.truth))

@@ -22,9 +22,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from coterie.algorithms.clusters import check_clusters, equal_starts
-from coterie.algorithms.protocol import Findings, Floats, PublicFacts, Rounds, Vector, select, train
-from coterie.algorithms.record.mixture import MixtureState
-from coterie.algorithms.record.record_level import RecordClusters
+from coterie.algorithms.protocol import Findings, Floats, PublicFacts, Rng, Rounds, Vector, select, train
+from coterie.algorithms.record.record_level import MixtureState, RecordClusters
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule, within
 from coterie.clustering.embedding import principal_components
 from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, fit_mixture
@@ -134,16 +133,15 @@ class RDPCFL(RecordClusters[RDPCFLState]):
             *self.about(records).selections(epsilon, self.selections),
         ]
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> RDPCFLState:
+    def start(self, facts: PublicFacts, rng: Rng) -> RDPCFLState:
         seed, models = equal_starts(facts, rng, 1)
-        clients = len(facts.clients)
         return RDPCFLState(
             round=0,
             clients=facts.clients,
             seed=seed,
             initial=models[0],
             models=models,
-            responsibilities=np.ones((clients, 1)),
+            responsibilities=np.ones((len(facts.clients), 1)),
             cluster_of=dict.fromkeys(facts.clients, 0),
             votes=dict.fromkeys(facts.clients, ()),
             switch_round=0,
@@ -152,7 +150,7 @@ class RDPCFL(RecordClusters[RDPCFLState]):
             separation=0.0,
             overlap=1.0,
             clustered=False,
-            points=np.zeros((clients, 2)),
+            points=np.zeros((len(facts.clients), 2)),
             centres=np.zeros((1, 2)),
         )
 
@@ -160,8 +158,7 @@ class RDPCFL(RecordClusters[RDPCFLState]):
         if state.round == 0:
             return (yield from self._cluster(state))
         current = state.round + 1
-        votes, kept = state.votes, state.cluster_of
-        joined = kept
+        votes, joined, kept = state.votes, state.cluster_of, state.cluster_of
         if current < state.switch_round:  # l. 15-17: join a cluster with the mixture's probability
             joined = state.drawn()
         elif current < state.switch_round + self.selections:  # l. 19-21, made private
@@ -236,20 +233,19 @@ class RDPCFL(RecordClusters[RDPCFLState]):
         answers = yield from train(FIRST_ROUND, self.jobs(state))  # l. 6-7
         present, releases = list(answers), list(answers.values())
         mixture, scores = self._fit(releases, int(state.rng().integers(2**31)))  # l. 9-11
-        clusters = mixture.clusters
         points = np.zeros((len(state.clients), 2))
         rows = state.rows_of(present)
         plane = principal_components(np.stack([release.value for release in releases]), 2)
         points[rows, : plane.shape[1]] = plane
-        centres = np.stack([points[rows][mixture.labels == k].mean(axis=0) for k in range(clusters)])
-        rounds = self.schedule.rounds
+        centres = np.stack([points[rows][mixture.labels == k].mean(axis=0) for k in range(mixture.clusters)])
         return replace(
             state,
             round=1,
-            models=np.tile(state.initial, (clusters, 1)),  # l. 13
+            models=np.tile(state.initial, (mixture.clusters, 1)),  # l. 13
             responsibilities=state.odds(present, mixture),
             cluster_of={**state.cluster_of, **dict(zip(present, mixture.labels.tolist(), strict=True))},
-            switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * rounds / 2 + 1e-6)),  # l. 12
+            # l. 12
+            switch_round=max(FIRST_SELECTION, int((1.0 - mixture.overlap) * self.schedule.rounds / 2 + 1e-6)),
             scores={str(candidate): score for candidate, score in scores.items()},
             spread=mixture.spread,
             separation=mixture.separation,

@@ -17,9 +17,8 @@ import numpy as np
 from pydantic import Field
 
 from coterie.algorithms.clusters import ClusterSettings, check_clusters, equal_starts
-from coterie.algorithms.protocol import PublicFacts, Rounds, select, train
-from coterie.algorithms.record.mixture import MixtureState
-from coterie.algorithms.record.record_level import GivenClusters
+from coterie.algorithms.protocol import PublicFacts, Rng, Rounds, select, train
+from coterie.algorithms.record.record_level import GivenClusters, MixtureState
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.clustering.mixture import fit_mixture
 from coterie.errors import InputError
@@ -67,7 +66,7 @@ class RCDPFL(GivenClusters[MixtureState]):
             self.about(records).choices(rounds - self.switch_round),
         ]
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> MixtureState:
+    def start(self, facts: PublicFacts, rng: Rng) -> MixtureState:
         clusters = self.settings.clusters
         seed, models = equal_starts(facts, rng, clusters)  # l. 1
         anywhere = np.full((len(facts.clients), clusters), 1.0 / clusters)

@@ -6,14 +6,17 @@ is assigned which model, and what is released to find out.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
+
+import numpy as np
 
 from coterie.algorithms.clusters import ClusterSettings, check_clusters, step_clusters
 from coterie.algorithms.protocol import (
     Algorithm,
     Assignment,
+    Floats,
     Models,
     PublicFacts,
     Rounds,
@@ -22,6 +25,7 @@ from coterie.algorithms.protocol import (
     TrainJob,
     train,
 )
+from coterie.clustering.mixture import Mixture, draw_labels
 from coterie.errors import InputError
 from coterie.privacy import PlannedRelease, PrivacyPlan, Unit
 from coterie.privacy.plans import TRAINING, RecordReleases, plan_of
@@ -80,6 +84,29 @@ class RecordClustersState(State):
     models: Models
     """Cluster models, one per row."""
     cluster_of: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MixtureState(RecordClustersState):
+    """Where a mixture groups the clients by what they release first: r-dpcfl and its preprint."""
+
+    responsibilities: Floats
+    """Probability of each cluster (column) for each client (row), from the mixture."""
+
+    def drawn(self) -> dict[str, int]:
+        """A cluster for each client, drawn at the mixture's odds."""
+        labels = draw_labels(self.responsibilities, self.rng())
+        return dict(zip(self.clients, labels.tolist(), strict=True))
+
+    def rows_of(self, clients: Sequence[str]) -> list[int]:
+        """The places of these clients among all."""
+        return [self.clients.index(client) for client in clients]
+
+    def odds(self, present: Sequence[str], mixture: Mixture) -> Floats:
+        """The mixture's probabilities for those who answered; who did not may belong anywhere."""
+        table = np.full((len(self.clients), mixture.clusters), 1.0 / mixture.clusters)
+        table[self.rows_of(present)] = mixture.responsibilities
+        return table
 
 
 C = TypeVar("C", bound=RecordClustersState)

@@ -27,11 +27,11 @@ from coterie.algorithms.protocol import (
     Cohort,
     CohortJob,
     Drafts,
-    Floats,
     LocalTraining,
     Models,
     Opened,
     PublicFacts,
+    Rng,
     Rounds,
     State,
     Sum,
@@ -168,13 +168,12 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         )
         noises = tuple(Noise(own.rate, own.multiplier) for own in sums)
         schedule = GroupSchedule(self.rule, self.period, noises, self.privacy.mode)
-        wanted = self.settings.threat_model
-        threat = schedule.usual_threat if wanted is None else Threat(wanted)
+        threat = Threat(self.settings.threat_model or schedule.usual_threat)
         return Observer(structure, schedule, threat, self.schedule.rounds)
 
     # --- epochs --------------------------------------------------------------------------------------
 
-    def start(self, facts: PublicFacts, rng: np.random.Generator) -> WorkerLevelState:
+    def start(self, facts: PublicFacts, rng: Rng) -> WorkerLevelState:
         structure = self.structure(facts)
         groups = len(structure.groups)
         # One public model for all groups (line 1): the first merge then carries nothing across.
@@ -199,7 +198,7 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         if epoch % self.block:
             return replace(state, round=epoch)
         merges = (epoch - self.block) % self.period == 0  # line 9, epochs numbered from 1
-        own, training = personal_models(state) if merges else None, self.local_training()
+        own, training = self.models(state) if merges else None, self.local_training()
         cohorts = []
         rates = one_each("algorithm.rate", self.settings.rate, len(state.groups))
         expected = [rate * len(members) for rate, members in zip(rates, state.groups, strict=True)]
@@ -229,19 +228,12 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         )
 
     def models(self, state: WorkerLevelState) -> Assignment:
-        return personal_models(state)
-
-
-def personal_models(state: WorkerLevelState) -> Assignment:
-    """Every worker's own model, the mean of its groups' (line 27); workers in the same groups share one."""
-    groups_of: list[list[int]] = [[] for _ in state.clients]
-    for group, members in enumerate(state.groups):
-        for member in members:
-            groups_of[member].append(group)
-    kinds = sorted({tuple(mine) for mine in groups_of})
-    means: list[Floats] = [state.models[list(kind)].mean(axis=0, dtype=np.float64) for kind in kinds]
-    row_of = {kind: row for row, kind in enumerate(kinds)}
-    return Assignment(
-        np.stack(means).astype(np.float32),
-        {worker: row_of[tuple(mine)] for worker, mine in zip(state.clients, groups_of, strict=True)},
-    )
+        """Every worker's own, the mean of its groups' (line 27); workers in the same groups share one."""
+        groups_of: list[tuple[int, ...]] = [()] * len(state.clients)
+        for group, members in enumerate(state.groups):
+            for member in members:
+                groups_of[member] += (group,)
+        row_of = {kind: row for row, kind in enumerate(sorted(set(groups_of)))}
+        means = [state.models[list(kind)].mean(axis=0, dtype=np.float64) for kind in row_of]
+        rows = (row_of[kind] for kind in groups_of)
+        return Assignment(np.stack(means).astype(np.float32), dict(zip(state.clients, rows, strict=True)))
