@@ -166,6 +166,12 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
+def gradients(outputs: Tensor, targets: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaves = outputs.detach().requires_grad_()
+        return torch.autograd.grad(losses(leaves, targets).sum(), leaves)[0]
+
+
 def one_at_a_time(model: nn.Module, features: Tensor, targets: Tensor) -> Tensor:
     """The obviously right rows: a backward pass for each record."""
     rows = []
@@ -199,7 +205,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_rows_equal_single_backward_passes(name: str, form: str) -> None:
     model, features = build(name)
     targets = torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     expected = one_at_a_time(model, features, targets)
     torch.testing.assert_close(book.rows(flat(model), features, targets), expected, rtol=1e-9, atol=1e-12)
 
@@ -211,7 +217,7 @@ def test_a_maximum_that_occurs_twice_gets_the_gradient_that_autograd_gives_it() 
         features = torch.where(features > 1.0, 1.0, 0.0).double()
         features[0] = 0.0
         targets = torch.arange(RECORDS) % CLASSES
-        book = Bookkeeping(model, Layout.of(model), losses)
+        book = Bookkeeping(model, Layout.of(model), losses, gradients)
         rows = book.rows(flat(model), features, targets)
         torch.testing.assert_close(rows, one_at_a_time(model, features, targets), rtol=1e-9, atol=1e-12)
 
@@ -221,7 +227,7 @@ def test_a_hook_on_a_layer_without_parameters_still_takes_part(layer: int) -> No
     model, features = build("conv")
     model[layer].register_forward_hook(lambda module, inputs, outputs: 2.0 * outputs)  # type: ignore[operator, union-attr]
     targets = torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     expected = one_at_a_time(model, features, targets)
     torch.testing.assert_close(book.rows(flat(model), features, targets), expected, rtol=1e-9, atol=1e-12)
 
@@ -230,7 +236,7 @@ def test_a_hook_on_a_layer_without_parameters_still_takes_part(layer: int) -> No
 def test_a_chain_without_autograd_is_used_and_gives_what_autograd_gives(name: str) -> None:
     model, features = build(name)
     targets = torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     found = book.rows(flat(model), features, targets)
     assert (book._chain is None) == (name == "wide linear")  # its mean over positions is a layer of its own
     book._chain = None
@@ -241,7 +247,7 @@ def test_a_chain_without_autograd_is_used_and_gives_what_autograd_gives(name: st
 def test_the_clipped_sum_of_one_client_equals_single_backward_passes(name: str, form: str) -> None:
     model, features = build(name)
     targets = torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     expected = clipped(one_at_a_time(model, features, targets)).sum(dim=0)
     found = stacked_clipped_sum(book, flat(model)[None], Batch(features, targets), Tiles(1, RECORDS), CLIP)
     # The margin of the clip, and of norms that come from products.
@@ -255,7 +261,7 @@ def test_stacked_clients_each_get_their_own_sum(name: str, size: int, form: str)
     model, features = build(name)
     layout = Layout.of(model)
     targets = torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, layout, losses)
+    book = Bookkeeping(model, layout, losses, gradients)
     stacked = flat(model) + 0.1 * torch.randn(3, layout.size, dtype=torch.float64)
     per_client = [[0, 1, 2, 3, 4], [5], [0, 2, 4]]
     chosen, present, owner = [], [], []
@@ -279,7 +285,7 @@ def test_frozen_parameters_take_part_but_get_no_gradient() -> None:
     model, features = build("conv")
     next(model.parameters()).requires_grad_(False)
     targets = torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     expected = one_at_a_time(model, features, targets)
     torch.testing.assert_close(book.rows(flat(model), features, targets), expected)
 
@@ -307,7 +313,7 @@ def test_a_norm_taken_of_weight_and_bias_together_leaves_neither_unclipped(
     for parameter in model[3].parameters():
         parameter.requires_grad_(False).mul_(20)
     features, targets = torch.randn(RECORDS, 1, 8, 8).double(), torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     rows = one_at_a_time(model, features, targets)
     assert (rows.norm(dim=1) > 2 * CLIP).any()
     # Two tiles: several small parts of one tile are joined, and have their norm taken anew.
@@ -327,7 +333,7 @@ def test_a_parameter_that_nothing_depends_on_gets_zero() -> None:
             return self.used(values)
 
     model, targets = Idle().double(), torch.arange(RECORDS) % CLASSES
-    book = Bookkeeping(model, Layout.of(model), losses)
+    book = Bookkeeping(model, Layout.of(model), losses, gradients)
     rows = book.rows(flat(model), numbers(5)(), targets)
     assert (rows[:, -12:] == 0).all()
     assert (rows[:, :-12] != 0).any()
@@ -344,7 +350,7 @@ def test_a_parameter_that_nothing_depends_on_gets_zero() -> None:
 )
 def test_what_no_rule_covers_is_refused_with_its_reason(model: nn.Module, reason: str) -> None:
     with pytest.raises(UnsupportedLayer, match=reason):
-        Bookkeeping(model, Layout.of(model), losses)
+        Bookkeeping(model, Layout.of(model), losses, gradients)
 
 
 def test_shared_parameters_are_refused() -> None:
@@ -353,7 +359,7 @@ def test_shared_parameters_are_refused() -> None:
     second.weight = first.weight
     model = nn.Sequential(first, second)
     with pytest.raises(UnsupportedLayer, match="share"):
-        Bookkeeping(model, Layout.of(model), losses)
+        Bookkeeping(model, Layout.of(model), losses, gradients)
 
 
 def test_long_products_are_refused_beyond_what_the_margin_covers() -> None:

@@ -80,8 +80,8 @@ class DrawnViews:
 
     def of(self, records: Batch, first: int) -> Batch:
         """Views of some of the records, the first of which has this place in the batch."""
-        places = self.places[first : first + len(records)]
-        return self.augmentation.views(records, places, self.step, self.key)
+        last = first + len(records)
+        return self.augmentation.views(records, self.places[first:last], self.step, self.key)
 
 
 def _after(bits: Tensor, skip: int) -> Tensor:

@@ -10,7 +10,6 @@ all clients.
 import copy
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,27 +39,26 @@ class Bookkeeping:
         model: nn.Module,
         layout: Layout,
         losses: Losses,
-        gradients: Losses | None = None,
+        gradients: Losses,
         *,
         compiled: bool = True,
     ) -> None:
         """Raises `UnsupportedLayer` when some layer has no rule.
 
         Args:
-            gradients: of the losses' sum at the outputs, where a formula is known.
+            gradients: of the losses' sum at the outputs.
             compiled: whether to use the kernels of `cpu_kernels.py` where they apply.
         """
-        self.layout = layout
-        self._losses = losses
-        self._notes = Notes()
+        self.layout, self._losses, self._notes = layout, losses, Notes()
         holder = nn.ModuleDict({"model": copy.deepcopy(model)})  # the model itself may be a layer to replace
         self._layers = list(_record_layers(holder, self._notes))
         replace_pools(holder, self._notes)
         self._model = holder["model"]
         steps = _steps_of(self._model, compiled and cpu_kernels.available())
         self.compiled = any(step.compiled for step in steps or ())
-        gradients = gradients or partial(_differentiate, losses)
         self._chain = None if steps is None else Chain(steps, gradients)
+        self.chained = steps is not None
+        """Whether the model is a plain sequence, for which `total_gradient` needs no graph."""
         missing = layout.shapes.keys() - {name for layer in self._layers for name in layer.trained.values()}
         if missing:
             raise UnsupportedLayer(f"parameter {min(missing)} belongs to no layer that has a rule")
@@ -76,7 +74,7 @@ class Bookkeeping:
             stacked: parameters by client, (clients, parameters); float32 or wider.
             features, targets: the flat batch, in the order of the tiles.
         """
-        with self._notes.begin(self.layout.split_stacked(stacked), tiles):
+        with self._notes.of_pass(self.layout.split_stacked(stacked), tiles):
             if self._chain is not None and tiles.single and features.device.type == "cpu":
                 self._chain.run(features, targets)
             else:
@@ -85,52 +83,33 @@ class Bookkeeping:
                     torch.autograd.grad(losses.sum(), self._notes.anchor, allow_unused=True)
             return {name: part for layer in self._layers for name, part in layer.contributions().items()}
 
-    @property
-    def chained(self) -> bool:
-        """Whether the model is a plain sequence, for which `total_gradient` needs no graph."""
-        return self._chain is not None
-
     def total_gradient(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
         """Gradient of the sum of the losses of one client's records, flat; of a chained model only."""
         assert self._chain is not None, "a model that is no plain sequence needs autograd"
-        with self._notes.begin(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
+        with self._notes.of_pass(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
             self._chain.run(features, targets)
             found = {name: part for layer in self._layers for name, part in layer.totals().items()}
         return torch.cat([found[name].flatten() for name in self.layout.shapes])
 
     def footprint(self, parameters: Tensor, features: Tensor, targets: Tensor) -> tuple[int, int]:
         """Bytes of memory that one record takes in a pass, and the most positions in one product."""
-        records = len(features)
         self._notes.numbers = 0
-        found = self.contributions(parameters[None], features, targets, Tiles(1, records))
-        positions = max((part.positions for part in found.values()), default=1)
-        return math.ceil(_BYTES_PER_NUMBER * self._notes.numbers / records), positions
+        found = self.contributions(parameters[None], features, targets, Tiles(1, len(features)))
+        numbers = math.ceil(_BYTES_PER_NUMBER * self._notes.numbers / len(features))
+        return numbers, max((part.positions for part in found.values()), default=1)
 
     @torch.no_grad()
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         """The model's outputs under one client's parameters, without a gradient."""
-        with self._notes.begin(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
+        with self._notes.of_pass(self.layout.split_stacked(parameters[None]), Tiles(1, len(features))):
             outputs: Tensor = self._model(features)
             return outputs
 
     @torch.no_grad()
     def rows(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
         """Gradient of each record's loss, one flat row per record."""
-        records = len(features)
-        found = self.contributions(parameters[None], features, targets, Tiles(1, records))
-        return torch.cat(
-            [
-                found[name].rows() if name in found else parameters.new_zeros(records, shape.numel())
-                for name, shape in self.layout.shapes.items()
-            ],
-            dim=1,
-        )
-
-
-def _differentiate(losses: Losses, outputs: Tensor, targets: Tensor) -> Tensor:
-    with torch.enable_grad():
-        leaves = outputs.detach().requires_grad_()
-        return torch.autograd.grad(losses(leaves, targets).sum(), leaves)[0]
+        found = self.contributions(parameters[None], features, targets, Tiles(1, len(features)))
+        return torch.cat([found[name].rows() for name in self.layout.shapes], dim=1)
 
 
 def _record_layers(holder: nn.ModuleDict, notes: Notes) -> Iterator[RecordingLayer]:

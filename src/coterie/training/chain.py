@@ -6,7 +6,6 @@ graph. A sequence needs none: every step returns, beside its outputs, its own wa
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +96,4 @@ def flat_sequence(model: nn.Module) -> Iterator[nn.Module]:
 
 def hooked(layer: nn.Module) -> bool:
     """Whether somebody looks at, or changes, what the layer computes."""
-    hooks: tuple[Any, ...] = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    return any(hooks)
+    return any(value for name, value in vars(layer).items() if name.endswith("_hooks"))

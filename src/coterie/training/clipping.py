@@ -82,9 +82,6 @@ def stacked_clipped_sum(
         total = part.client_sums(scales, usable, tiles, len(stacked))
         widths = [book.layout.shapes[name].numel() for name in names]
         sums |= zip(names, torch.split(total, widths, dim=1), strict=True)
-    for name, shape in book.layout.shapes.items():
-        if name not in sums:  # no output depends on it
-            sums[name] = scales.new_zeros(len(stacked), shape.numel())
     return torch.cat([sums[name] for name in book.layout.shapes], dim=1)
 
 
@@ -141,8 +138,8 @@ def clipped_sum(
         part = records if views is None else views.of(records, first)
         first += len(records)
         if book is not None:
-            tiles = Tiles(1, len(records))
-            partial = stacked_clipped_sum(book, parameters[None], part, tiles, clip, copies=copies)[0]
+            whole = (parameters[None], part, Tiles(1, len(records)), clip)
+            partial = stacked_clipped_sum(book, *whole, copies=copies)[0]
         else:
             rows = learner.gradients(parameters, part)
             if copies > 1:

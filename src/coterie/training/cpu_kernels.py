@@ -10,7 +10,7 @@ and charges are bound to (`Learner.shape`), so a run that is resumed with the ot
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,8 +81,9 @@ class PooledConvolution:
         outputs = images.new_empty(len(images), *pooled, self.outer)
         places = torch.empty(outputs.shape, dtype=torch.int64)
         if outputs.numel() > 0:
-            sizes = (lines, self.outer, self.window, pooled, relu)
-            run = llvm_builder.compiled(llvm_code.pooled_convolution, *sizes)
+            run = llvm_builder.compiled(
+                llvm_code.pooled_convolution, lines, self.outer, self.window, pooled, relu
+            )
             run(*_addresses(padded, taps, bias, outputs, places), len(images), padded[0].numel())
         return outputs, places
 
@@ -97,8 +98,7 @@ class PooledConvolution:
         lines = self._lines(images)
         covered = lines.vectors * lines.lanes
         formed = images.new_empty(len(images), self.outer, self.kernel[0], covered)
-        run = llvm_builder.compiled(llvm_code.weight_rows, lines)
-        self._run(run, buffer, gradient, places, formed, padded)
+        self._run((llvm_code.weight_rows, lines), buffer, gradient, places, formed, padded)
         if covered != lines.line:
             formed = formed[..., : lines.line].contiguous()
         return formed.view(*formed.shape[:2], *self.kernel, self.channels)
@@ -122,15 +122,14 @@ class PooledConvolution:
         padded, buffer = self._padded(images, filled=False)
         group = next(size for size in _GROUPS if self.outer % size == 0)
         sizes = (self._lines(images), self.window, gradient.shape[2], self.outer, group)
-        run = llvm_builder.compiled(llvm_code.input_gradient, *sizes)
         weights = _checked("weights", weights, (self.outer, *self.kernel, self.channels))
-        self._run(run, weights, gradient, places, buffer, padded)
+        self._run((llvm_code.input_gradient, *sizes), weights, gradient, places, buffer, padded)
         (high, wide), (_, rows, columns, _) = self.padding, images.shape
         return padded[:, high : high + rows, wide : wide + columns]
 
     def _run(
         self,
-        run: "llvm_builder.Kernel",
+        made: tuple[Any, ...],
         first: Tensor,
         gradient: Tensor,
         places: Tensor,
@@ -141,12 +140,12 @@ class PooledConvolution:
         gradient = _checked("gradient", gradient, shape)
         places = _checked("places", places, shape, torch.int64)
         if gradient.numel() > 0:
-            parts = _addresses(first, gradient, places, last)
-            run(*parts, records, rows * columns, self.outer, padded[0].numel())
+            numbers = records, rows * columns, self.outer, padded[0].numel()
+            llvm_builder.compiled(*made)(*_addresses(first, gradient, places, last), *numbers)
 
     def _lines(self, images: Tensor) -> "llvm_code.Lines":
         columns = images.shape[2] + 2 * self.padding[1] - self.kernel[1] + 1
-        return _lines(*self.kernel, self.channels, columns)
+        return llvm_code.Lines(*self.kernel, self.channels, columns)
 
     def _padded(self, images: Tensor, *, filled: bool) -> tuple[Tensor, Tensor]:
         """Images with zeros around them, or zeros alone; and their memory, as far as vectors reach."""
@@ -159,11 +158,6 @@ class PooledConvolution:
         if filled:
             padded[:, high : high + rows, wide : wide + columns] = images
         return padded, buffer
-
-
-@cache
-def _lines(*sizes: int) -> "llvm_code.Lines":
-    return llvm_code.Lines(*sizes)
 
 
 # --- float64 sums of float32 rows ---------------------------------------------------------------------
@@ -179,8 +173,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """Squared norm of each row, in float64."""
     rows, blocks = _whole_blocks(rows)
     found = torch.empty(len(rows), dtype=torch.float64)
-    run = llvm_builder.compiled(llvm_code.squared_norms, _BLOCK)
-    run(*_addresses(rows, found), len(rows), blocks)
+    llvm_builder.compiled(llvm_code.squared_norms, _BLOCK)(*_addresses(rows, found), len(rows), blocks)
     return found
 
 
@@ -189,8 +182,7 @@ def scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
     rows, blocks = _whole_blocks(rows)
     scales = _checked("scales", scales, (len(rows),), torch.float64)
     total = torch.empty(rows.shape[1], dtype=torch.float64)
-    run = llvm_builder.compiled(llvm_code.scaled_sum, _BLOCK)
-    run(*_addresses(rows, scales, total), len(rows), blocks)
+    llvm_builder.compiled(llvm_code.scaled_sum, _BLOCK)(*_addresses(rows, scales, total), len(rows), blocks)
     return total
 
 

@@ -8,7 +8,7 @@ functions without a rule), records go through one after the other.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec
 from weakref import WeakSet
@@ -98,9 +98,8 @@ class Isolation:
     @withheld
     def together(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs of records that belong to one owner, in one call: they may reach one another, no others."""
-        with self._fresh() as model, _global_state(parameters.device):
-            outputs = functional_call(model, self._layout.split(parameters), (features.clone(),))
-            return self._checked(outputs, len(features))
+        with self._fresh(parameters.device) as model:
+            return self._called(model, parameters, features.clone())
 
     def why_not_mapped(self, parameters: Tensor, features: Tensor, targets: Tensor) -> str | None:
         """Why `vmap` would not do for this model, tried on records that are nobody's; None if it does."""
@@ -115,69 +114,64 @@ class Isolation:
         alone = Isolation(self._model, self._layout, self._losses, self._width, mapped=False)
         with torch.no_grad():
             expected = (alone.outputs(parameters, features), alone.gradients(parameters, features, targets))
-        for found, wanted in zip((outputs, gradients), expected, strict=True):
-            error = (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-6)
-            if not bool((error <= _TOLERANCE).all()):
-                return "vmap and single records disagree"
-        return None
+        agreed = all(map(agree, (outputs, gradients), expected))
+        return None if agreed else "vmap and single records disagree"
 
     # --- all records in one call of vmap --------------------------------------------------------------
 
     def _mapped_outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
-        values = self._layout.split(parameters.clone())
-        with self._fresh() as model, _global_state(parameters.device):
-            mapped: Tensor = vmap(lambda record: self._called(model, values, record[None])[0])(
-                features.clone()
-            )
+        values = parameters.clone()
+        with self._fresh(parameters.device) as model:
+            each = vmap(lambda record: self._called(model, values, record[None])[0])
+            mapped: Tensor = each(features.clone())
         return mapped
 
     def _mapped_gradients(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-        def loss(model: nn.Module, parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
-            outputs = self._called(model, self._layout.split(parameters), record[None])
-            return self._losses(outputs, target[None])[0]
+        with self._fresh(parameters.device) as model:
 
-        with self._fresh() as model, _global_state(parameters.device):
-            each = vmap(grad(functools.partial(loss, model)), (None, 0, 0))
-            gradients: Tensor = each(parameters.clone(), features.clone(), targets)
+            def loss(parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
+                return self._losses(self._called(model, parameters, record[None]), target[None])[0]
+
+            gradients: Tensor = vmap(grad(loss), (None, 0, 0))(parameters.clone(), features.clone(), targets)
         return gradients
 
     # --- one after the other --------------------------------------------------------------------------
 
     def _output(self, parameters: Tensor, record: Tensor) -> Tensor:
-        values = self._layout.split(parameters.clone())
-        with self._fresh() as model, _global_state(parameters.device):
-            return self._called(model, values, record.clone())[0]
+        with self._fresh(parameters.device) as model:
+            return self._called(model, parameters.clone(), record.clone())[0]
 
     def _gradient(self, parameters: Tensor, record: Tensor, target: Tensor) -> Tensor:
         moving = parameters.detach().clone().requires_grad_(True)
-        with self._fresh() as model, _global_state(parameters.device), torch.enable_grad():
-            outputs = self._called(model, self._layout.split(moving), record.clone())
-            loss = self._losses(outputs, target)[0]
-            if not loss.requires_grad:  # the record took a way without parameters
-                return torch.zeros_like(parameters)
-            found = torch.autograd.grad(loss, moving, allow_unused=True)[0]
+        with self._fresh(parameters.device) as model, torch.enable_grad():
+            loss = self._losses(self._called(model, moving, record.clone()), target)[0]
+            # None where the record took a way without parameters.
+            found = torch.autograd.grad(loss, moving, allow_unused=True)[0] if loss.requires_grad else None
         return torch.zeros_like(parameters) if found is None else found
 
     @contextmanager
-    def _fresh(self) -> Iterator[nn.Module]:
-        """A model that holds nothing of earlier calls, and of which nothing stays."""
-        if self._state is None:
-            yield copy.deepcopy(self._model)
-            return
-        yield self._model
-        if first_change(self._state, written_down(self._model)) is not None:
+    def _fresh(self, device: torch.device) -> Iterator[nn.Module]:
+        """A model that holds nothing of earlier calls, and of which, and of whose call, nothing stays."""
+        model = copy.deepcopy(self._model) if self._state is None else self._model
+        with _global_state(device):
+            yield model
+        if self._state is not None and first_change(self._state, written_down(model)) is not None:
             raise _saying("it keeps something of the records that it is called with")
 
-    def _called(self, model: nn.Module, values: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        return self._checked(functional_call(model, dict(values), (features,)), 1)
-
-    def _checked(self, outputs: object, records: int) -> Tensor:
-        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != (records, self._width):
+    def _called(self, model: nn.Module, parameters: Tensor, features: Tensor) -> Tensor:
+        outputs: object = functional_call(model, self._layout.split(parameters), (features,))
+        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != (len(features), self._width):
             raise _saying(f"it returned something else than one row of {self._width} for each record")
         if outputs.is_complex():
             raise _saying("it returned complex numbers")
         # One record's own type of numbers must not become that of all.
         return outputs.to(self._dtype)
+
+
+def agree(found: Tensor, expected: Tensor) -> bool:
+    """Whether rows are the same but for rounding."""
+    error = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
+    return bool((error <= _TOLERANCE).all())
 
 
 def _saying(text: str) -> ModelError:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from coterie.data.records import Records, Task
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import LARGEST_PRODUCT
-from coterie.training.isolation import Isolation
+from coterie.training.isolation import Isolation, agree
 from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.parameters import Layout
 
@@ -112,13 +112,10 @@ class Learner:
             time is the least.
         mapped: whether `vmap` takes the model, where that is known.
         """
-        self._max_memory = max_memory
-        self.layout = Layout.of(model)
+        self._max_memory, self.known = max_memory, fast
+        self.layout, self.task, self.device = Layout.of(model), task, device
         # Evaluation mode throughout: a layer that draws at random (dropout) would not repeat on resume.
         self.model = model.to(device).eval()
-        self.task = task
-        self.device = device
-        self.known = fast
         self._alone = Isolation(self.model, self.layout, self.output_losses, task.outputs)
         self.book = self._bookkeeping() if fast else None
         if mapped is not None:
@@ -133,14 +130,10 @@ class Learner:
         self.row_batch = self.micro_batch = self._affordable(self.bytes_per_record)
         if self.book is not None:
             probe = self.random_batch(1)
-            self.bytes_per_record, positions = self.book.footprint(
-                self.initial(), probe.features, probe.targets
-            )
-            self.micro_batch = min(
-                self._affordable(self.bytes_per_record),
-                math.isqrt(LARGEST_PRODUCT // positions),
-                LARGEST_MICRO_BATCH,
-            )
+            given = (self.initial(), probe.features, probe.targets)
+            self.bytes_per_record, positions = self.book.footprint(*given)
+            exact = math.isqrt(LARGEST_PRODUCT // positions)
+            self.micro_batch = min(self._affordable(self.bytes_per_record), exact, LARGEST_MICRO_BATCH)
             self.row_batch = min(self.row_batch, self.micro_batch)
 
     @property
@@ -272,17 +265,15 @@ class Learner:
         parameters = self.initial()
         found = book.rows(parameters, batch.features, batch.targets)
         expected = self._alone.gradients(parameters, batch.features, batch.targets)
-        error = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
-        if not bool((error <= 1e-3).all()):
+        if not agree(found, expected):
             raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
 
     def random_batch(self, records: int) -> Batch:
         """Records of the task's shape that are nobody's."""
-        batch = random_batch(self.task, records)
-        return Batch(batch.features.to(self.device), batch.targets.to(self.device))
+        return random_batch(self.task, records, self.device)
 
 
-def random_batch(task: Task, records: int) -> Batch:
+def random_batch(task: Task, records: int, device: torch.device | None = None) -> Batch:
     """Records of a task's shape that are nobody's."""
     generator = torch.Generator().manual_seed(records)
     if task.vocabulary is not None:
@@ -290,4 +281,4 @@ def random_batch(task: Task, records: int) -> Batch:
     else:
         features = torch.rand(records, *task.shape, generator=generator)
     targets = torch.arange(records) % task.classes if task.classes else torch.ones(records)
-    return Batch(features, targets)
+    return Batch(features.to(device), targets.to(device))

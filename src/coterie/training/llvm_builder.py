@@ -79,13 +79,15 @@ class Loop:
     """A loop under construction.
 
     Args:
-        turn: 0, 1, ...
         values: in the body, those of the turn before; what the body leaves here is the next turn's, and after
             the loop, the last turn's.
+        turn: 0, 1, ...
+        again: at the end of the body, whether there is another turn.
     """
 
-    turn: ir.Value
     values: list[ir.Value]
+    turn: ir.Value = None
+    again: ir.Value = None
 
 
 class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without types
@@ -103,37 +105,31 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without typ
     @contextmanager
     def count(self, times: ir.Value, *start: ir.Value) -> Iterator[Loop]:
         """Run the body for each turn, at least once."""
-        with self._repeated([INT(0), *start]) as (loop, close):
-            turn = loop.values.pop(0)
-            loop.turn = turn
+        with self._repeated(INT(0), *start) as loop:
+            loop.turn = loop.values.pop(0)
             yield loop
-            following = self.add(turn, INT(1), flags=["nuw", "nsw"])
-            loop.values = [following, *loop.values]
-            close(self.icmp_unsigned("<", following, times))
-            loop.values.pop(0)
+            loop.values.insert(0, self.add(loop.turn, INT(1), flags=["nuw", "nsw"]))
+            loop.again = self.icmp_unsigned("<", loop.values[0], times)
+        loop.values.pop(0)
 
     @contextmanager
     def until_zero(self, *start: ir.Value) -> Iterator[Loop]:
         """Run the body at least once, until its first value is zero."""
-        with self._repeated(list(start)) as (loop, close):
+        with self._repeated(*start) as loop:
             yield loop
-            first = loop.values[0]
-            close(self.icmp_unsigned("!=", first, first.type(0)))
+            loop.again = self.icmp_unsigned("!=", loop.values[0], loop.values[0].type(0))
 
     @contextmanager
-    def _repeated(self, start: list[ir.Value]) -> Iterator[tuple[Loop, Callable[[ir.Value], None]]]:
+    def _repeated(self, *start: ir.Value) -> Iterator[Loop]:
         before, head, after = self.block, self.append_basic_block(), self.append_basic_block()
         self.branch(head)
         self.position_at_end(head)
         merged = [self._merged({before: value}) for value in start]
-
-        def close(again: ir.Value) -> None:
-            for value, result in zip(merged, loop.values, strict=True):
-                value.add_incoming(result, self.block)
-            self.cbranch(again, head, after)
-
-        loop = Loop(INT(0), list(merged))
-        yield loop, close
+        loop = Loop(list(merged))
+        yield loop
+        for value, result in zip(merged, loop.values, strict=True):
+            value.add_incoming(result, self.block)
+        self.cbranch(loop.again, head, after)
         self.position_at_end(after)
 
     @contextmanager
@@ -142,7 +138,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without typ
         before, work, after = self.block, self.append_basic_block(), self.append_basic_block()
         self.cbranch(self.fcmp_unordered("!=", value, FLOAT(0.0)), work, after)
         self.position_at_end(work)
-        body = Loop(INT(0), list(given))
+        body = Loop(list(given))
         yield body
         end = self.block
         self.branch(after)

@@ -64,8 +64,7 @@ class Lines:
     def corner(self, b: Builder, place: ir.Value) -> ir.Value:
         """Where the patch of an output begins in the padded image."""
         down = b.udiv(place, INT(self.columns))
-        across = b.index(place, (down, self.width - 1))
-        return b.mul(across, INT(self.channels))
+        return b.mul(b.index(place, (down, self.width - 1)), INT(self.channels))
 
     def offset(self, row: int, vector: int) -> ir.Value:
         """Of a vector of the kernel's line from the patch's beginning."""
@@ -249,8 +248,7 @@ def pooled_convolution(
         record, row, column = per_record.turn, rows.turn, columns.turn
         image = b.index((record, stride), (row, window[0] * lines.pitch), (column, window[1] * channels))
         corner = b.index((row, window[0] * lines.columns), (column, window[1]))
-        line = b.index((record, pooled[0]), row)
-        where = b.mul(b.index((line, pooled[1]), column), INT(outer))
+        where = b.mul(b.index((b.index((record, pooled[0]), row), pooled[1]), column), INT(outer))
         for first in range(0, outer, lanes):
             one_window(image, corner, where, first)
     b.ret_void()

@@ -247,8 +247,6 @@ class StackedLocalSGD(Program):
         found = self.book.contributions(parameters, self.features, self.targets, self.tiles)
         sums = [
             found[name].client_sums(weights, weights > 0, self.tiles, self.clients)
-            if name in found
-            else parameters.new_zeros(self.clients, shape.numel())
-            for name, shape in self.book.layout.shapes.items()
+            for name in self.book.layout.shapes
         ]
         return torch.cat([part.to(parameters.dtype) for part in sums], dim=1)

@@ -18,6 +18,8 @@ from torch.nn import functional
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from coterie.training.chain import hooked
+
 _GENUINE = {name: value for name, value in vars(functional).items() if callable(value)}
 """As they were before any user's code was imported."""
 _SIZES = (5, 7)
@@ -120,10 +122,9 @@ def _computed(model: nn.Module, features: Tensor) -> list[Tensor]:
 
 def _plain(layer: nn.Module) -> bool:
     """Whether a layer is what its class says: no hook, nothing replaced."""
-    hooks = [value for name, value in vars(layer).items() if name.endswith("_hooks")]
     tensors = [*layer._parameters.values(), *layer._buffers.values()]
     return (
-        not any(hooks)
+        not hooked(layer)
         and type(layer).forward.__module__.startswith("torch.")
         and not any(callable(value) for value in vars(layer).values())
         and all(type(tensor) in (nn.Parameter, Tensor, type(None)) for tensor in tensors)

@@ -1,6 +1,7 @@
 """Layers that note what a pass shows them: inputs, and the gradient at their outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,31 +33,26 @@ class Notes:
 
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
-        self._weights: Mapping[str, Tensor] = {}
+        self.weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
         self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.shortcuts: dict[str, Shortcut] = {}
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
 
-    def begin(self, weights: Mapping[str, Tensor], tiles: Tiles) -> "Notes":
+    @contextmanager
+    def of_pass(self, weights: Mapping[str, Tensor], tiles: Tiles) -> Iterator[None]:
         """To be entered for the time of one pass."""
-        self._weights, self._tiles = weights, tiles
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._weights, self._tiles, self.uses, self.shortcuts = {}, None, {}, {}
+        self.weights, self._tiles = weights, tiles
+        try:
+            yield
+        finally:
+            self.weights, self._tiles, self.uses, self.shortcuts = {}, None, {}, {}
 
     @property
     def tiles(self) -> Tiles:
         assert self._tiles is not None, "a recording layer was called outside of a pass"
         return self._tiles
-
-    def weights(self, names: Mapping[str, str]) -> dict[str, Tensor]:
-        return {local: self._weights[name] for local, name in names.items()}
 
 
 class RecordingLayer(nn.Module):
@@ -71,9 +67,7 @@ class RecordingLayer(nn.Module):
         self, where: str, parameters: Mapping[str, tuple[str, nn.Parameter]], rule: LayerRule, notes: Notes
     ) -> None:
         super().__init__()
-        self.where = where
-        self.rule = rule
-        self.notes = notes
+        self.where, self.rule, self.notes = where, rule, notes
         self.trained = {local: name for local, (name, value) in parameters.items() if value.requires_grad}
         self._frozen = {
             local: value.detach()[None] for local, (_, value) in parameters.items() if not value.requires_grad
@@ -89,7 +83,7 @@ class RecordingLayer(nn.Module):
             raise UnsupportedLayer(f"layer {self.where} does not count records in its first dimension")
 
     def weights(self) -> Weights:
-        weights = self.notes.weights(self.trained)
+        weights = {local: self.notes.weights[name] for local, name in self.trained.items()}
         if self._frozen:
             some = next(iter(weights.values()))
             for name, value in self._frozen.items():
@@ -100,16 +94,22 @@ class RecordingLayer(nn.Module):
         self.notes.uses.setdefault(self.where, []).append((inputs, gradient))
 
     def contributions(self) -> dict[str, Contribution]:
-        """From the notes of the pass that just ended; a layer that no output depends on adds nothing."""
+        """From the notes of the pass that just ended; a layer that no output depends on adds zeros."""
         shortcut = self.notes.shortcuts.pop(self.where, None)
+        uses = self.notes.uses.pop(self.where, None)
+        found: Mapping[str, Contribution]
         if shortcut is not None:
             found = shortcut.contributions()
             self._count(shortcut.kept, found)
-        else:
-            uses = self.notes.uses.pop(self.where, [])
-            if not uses:
-                return {}
+        elif uses:
             found = self._contributions(uses)
+        else:
+            records = self.notes.tiles.records
+            found = {
+                name: Rows(value.new_zeros(records, value[0].numel()))
+                for name, value in self.weights().items()
+            }
+            self._count(0, found)
         # Squares that came with several parts are those of all of them, under the name of one. Where one is
         # frozen, the others have theirs taken anew: they must not go unclipped under the name of another.
         if not found.keys() <= self.trained.keys():
@@ -138,10 +138,8 @@ class RecordingLayer(nn.Module):
                 self._count(noted, at_once)
                 return at_once
         factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
-        if len(factors) == 1:
-            left, right = factors[0]
-        else:
-            left, right = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
+        joined = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
+        left, right = factors[0] if len(factors) == 1 else joined
         found = self.rule.contributions(left, right, tiles)
         kept = noted + left.numel() + right.numel()
         self.notes.numbers += kept + 2 * sum(part.numbers for part in found.values())
