@@ -18,6 +18,7 @@ gradients are float32:
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -79,6 +80,13 @@ def _masked(values: Tensor, usable: Tensor | None) -> Tensor:
     return torch.where(usable.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
 
 
+def _ordered(values: Tensor, shape: Sequence[int], order: tuple[int, ...] | None) -> Tensor:
+    """Flat rows, in the parameters' own order."""
+    if order is None:
+        return values.flatten(1)
+    return values.view(-1, *shape).permute(0, *(1 + dim for dim in order)).flatten(1)
+
+
 def _by_record(views: Tensor, copies: int) -> Tensor:
     """One dimension more: (records, copies, ...)."""
     return views.reshape(len(views) // copies, copies, *views.shape[1:])
@@ -121,10 +129,8 @@ class Rows(Contribution):
             return self._ordered(cpu_kernels.scaled_sum(self.gradients.flatten(1), scales)[None])
         flat = _masked(self._exact, usable)
         if tiles.single:
-            sums = (scales @ flat)[None]
-        else:
-            sums = (scales[:, None] * flat).view(tiles.count, tiles.size, -1).sum(dim=1)
-        return self._ordered(sums)
+            return self._ordered((scales @ flat)[None])
+        return self._ordered((scales[:, None] * flat).view(tiles.count, tiles.size, -1).sum(dim=1))
 
     def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
         if tiles.bounds is None or usable is None:
@@ -152,10 +158,7 @@ class Rows(Contribution):
         return math.prod(self.gradients.shape[1:])
 
     def _ordered(self, flat: Tensor) -> Tensor:
-        if self.order is None:
-            return flat
-        shaped = flat.view(-1, *self.gradients.shape[1:])
-        return shaped.permute(0, *(1 + dim for dim in self.order)).flatten(1)
+        return _ordered(flat, self.gradients.shape[1:], self.order)
 
 
 class _Factored(Contribution):
@@ -230,10 +233,7 @@ class Products(_Factored):
         return self.left.numel() + self.right.numel()
 
     def _ordered(self, products: Tensor) -> Tensor:
-        if self.order is None:
-            return products.flatten(1)
-        shaped = products.view(*products.shape[:2], *self.inner)
-        return shaped.permute(0, *(1 + dim for dim in self.order)).flatten(1)
+        return _ordered(products, (products.shape[1], *self.inner), self.order)
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class Geometry:
     def turned_around(self) -> "Geometry":
         """The convolution, with kernels turned around, that takes gradients back to the inputs (stride 1)."""
         across = zip(self.dilation, self.kernel, self.padding, strict=True)
-        padding = tuple(d * (k - 1) - p for d, k, p in across)
-        return Geometry(self.kernel, (1, 1), (padding[0], padding[1]), self.dilation)
+        high, wide = (d * (k - 1) - p for d, k, p in across)
+        return Geometry(self.kernel, (1, 1), (high, wide), self.dilation)
 
     def constants(self) -> dict[str, Any]:
         pairs = {"kernel": self.kernel, "stride": self.stride, "pad": self.padding, "dilation": self.dilation}
@@ -240,8 +240,10 @@ class MaxPool(torch.autograd.Function):
         (height, width), kernel = ctx.size, ctx.kernel
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         records, channels, rows, columns = gradient.shape
+        # Where windows leave a rest at the edge, nobody writes there.
         whole = (height, width) == (rows * kernel[0], columns * kernel[1])
-        make = torch.empty if whole else torch.zeros
-        outputs = make((records, height, width, channels), device=gradient.device).permute(0, 3, 1, 2)
+        outputs = (torch.empty if whole else torch.zeros)(
+            (records, height, width, channels), device=gradient.device
+        ).permute(0, 3, 1, 2)
         _by_window(device_code.unpool, gradient, winners, outputs, kernel)
         return outputs, None

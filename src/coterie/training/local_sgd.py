@@ -133,8 +133,8 @@ def train_one(
     parameters = start.clone()
     velocity = torch.zeros_like(parameters)
     for chosen in batches:
-        taken = torch.from_numpy(chosen[chosen >= 0]).to(learner.device)
-        gradient = mean_gradient(learner, parameters, records.take(taken))
+        batch = records.take(torch.from_numpy(chosen[chosen >= 0]).to(learner.device))
+        gradient = mean_gradient(learner, parameters, batch)
         parameters, velocity = _moved(parameters, velocity, gradient, start, rule)
     return parameters - start
 

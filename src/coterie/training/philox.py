@@ -54,9 +54,7 @@ def coins(keys: Tensor, rates: Tensor, steps: Tensor, blocks: Tensor) -> Tensor:
         steps: int64 (steps,), their numbers.
         blocks: `places(records, 4)`; coins beyond the last record are to be ignored.
     """
-    step = steps[:, None, None]
-    place = (blocks, step, torch.zeros_like(step), torch.full_like(step, COINS))
-    words = torch.stack(philox(place, (keys[:, 0, None], keys[:, 1, None])), dim=-1)
+    words = torch.stack(_words(keys, blocks, steps[:, None, None], COINS), dim=-1)
     thresholds = (rates * 2.0**32).floor().to(torch.int64)
     return (words < thresholds[:, None, None]).flatten(2)
 
@@ -68,11 +66,15 @@ def normals(keys: Tensor, step: Tensor, pairs: Tensor) -> Tensor:
         step: int64 (1,), a tensor so that a captured program can advance it.
         pairs: `places(values, 2)`.
     """
-    place = (pairs, step, torch.zeros_like(step), torch.full_like(step, NOISE))
-    words = philox(place, (keys[:, 0, None], keys[:, 1, None]))
-    first, second = (_uniform(*words[:2]), _uniform(*words[2:]))
+    a, b, c, d = _words(keys, pairs, step, NOISE)
+    first, second = _uniform(a, b), _uniform(c, d)
     radius, angle = (-2.0 * first.log()).sqrt(), 2.0 * math.pi * second
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=-1).flatten(1)
+
+
+def _words(keys: Tensor, place: Tensor, step: Tensor, stream: int) -> tuple[Tensor, ...]:
+    counter = (place, step, torch.zeros_like(step), torch.full_like(step, stream))
+    return philox(counter, (keys[:, 0, None], keys[:, 1, None]))
 
 
 def _uniform(low: Tensor, high: Tensor) -> Tensor:

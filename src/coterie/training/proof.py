@@ -32,20 +32,18 @@ class Kind(Enum):
     RECORDS = "a tensor whose first dimension is that of the records, each row of its own record alone"
     CONSTANT = "the same whatever the records are and however many"
     COUNT = "the number of records"
+    STATE = "what a recurrent layer ends with: one or two tensors (layers, records, width)"
 
 
 class NotProven(Exception):
     """The model does something of which nothing is known here."""
 
 
-Known = tuple[Kind, Any]
-"""Kind and value."""
-
-
 @dataclass(frozen=True)
-class _LastState:
-    """What a recurrent layer ends with: one or two tensors (layers, records, width)."""
+class Known:
+    """A value of the graph, and its kind."""
 
+    kind: Kind
     value: Any
 
 
@@ -159,51 +157,52 @@ class _Proof(fx.Interpreter):
         self.size = size
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Known:
-        return Kind.RECORDS, super().placeholder(target, args, kwargs)
+        return Known(Kind.RECORDS, super().placeholder(target, args, kwargs))
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Known:
-        return Kind.CONSTANT, super().get_attr(target, args, kwargs)
+        return Known(Kind.CONSTANT, super().get_attr(target, args, kwargs))
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         layer = self.fetch_attr(target)
-        if kwargs or len(args) != 1 or args[0][0] is not Kind.RECORDS:
-            raise NotProven(f"{type(layer).__name__} is called in an unusual way")
-        given = args[0][1]
+        name = type(layer).__name__
+        if kwargs or len(args) != 1 or _kind(args[0]) is not Kind.RECORDS:
+            raise NotProven(f"{name} is called in an unusual way")
+        given = args[0].value
         if not _LAYERS[type(layer)](layer, given):
-            raise NotProven(f"{type(layer).__name__} on {given.dim()} dimensions")
+            raise NotProven(f"{name} on {given.dim()} dimensions")
         found = layer(given)
         if isinstance(layer, nn.RNNBase):
-            return self._records(found[0], type(layer).__name__), _LastState(found[1])
-        return self._records(found, type(layer).__name__)
+            return self._records(found[0], name), Known(Kind.STATE, found[1])
+        return self._records(found, name)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is getattr and args[1] == "shape" and _kind(args[0]) is Kind.RECORDS:
-            return self._shape(args[0][1])
-        if target is operator.getitem and isinstance(args[0], _LastState) and isinstance(args[1], int):
-            part = args[0].value[args[1]]
-            whole = isinstance(args[0].value, tuple)
-            return _LastState(part) if whole else self._records(part, "the last state")
-        if target is operator.getitem and isinstance(args[0], tuple) and not _has_kind(args[0]):
+            return self._shape(args[0].value)
+        if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
+        state = args[0].value if isinstance(args[0], Known) and args[0].kind is Kind.STATE else None
+        if target is operator.getitem and state is not None and isinstance(args[1], int):
+            part = state[args[1]]
+            return (
+                Known(Kind.STATE, part) if isinstance(state, tuple) else self._records(part, "a last state")
+            )
         _, rule = _FUNCTIONS.get(id(target), (None, None))
         return self._call(rule, target, getattr(target, "__name__", str(target)), args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target == "size" and _kind(args[0]) is Kind.RECORDS and not kwargs:
-            shape = self._shape(args[0][1])
+            shape = self._shape(args[0].value)
             return shape if len(args) == 1 else shape[args[1]]
-        rule = _METHODS.get(target)
-        return self._call(rule, getattr(Tensor, target), target, args, kwargs)
+        return self._call(_METHODS.get(target), getattr(Tensor, target), target, args, kwargs)
 
-    def output(self, target: Any, args: Any, kwargs: Any) -> Tensor:
-        kind, value = args[0]
-        if kind is not Kind.RECORDS:
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(args[0], Known) or args[0].kind is not Kind.RECORDS:
             raise NotProven("the output is not a tensor with one row for each record")
-        outputs: Tensor = value
-        return outputs
+        return args[0].value
 
     def _shape(self, value: Tensor) -> tuple[Known, ...]:
-        return ((Kind.COUNT, len(value)), *((Kind.CONSTANT, width) for width in value.shape[1:]))
+        constant = (Known(Kind.CONSTANT, width) for width in value.shape[1:])
+        return (Known(Kind.COUNT, len(value)), *constant)
 
     def _call(self, rule: "Rule | None", call: Any, name: str, args: Any, kwargs: Any) -> Known:
         if rule is None:
@@ -211,7 +210,7 @@ class _Proof(fx.Interpreter):
         kinds = [_kind(arg) for arg in args]
         plain = [_value(arg) for arg in args]
         named = {key: _value(arg) for key, arg in kwargs.items()}
-        if any(_has_kind(arg) for arg in kwargs.values()) or named.get("inplace"):
+        if any(isinstance(arg, Known) for arg in kwargs.values()) or named.get("inplace"):
             raise NotProven(f"{name} is called in an unusual way")
         found = call(*plain, **named)
         if Kind.RECORDS not in kinds or not rule(Operation(kinds, plain, named, found)):
@@ -221,32 +220,23 @@ class _Proof(fx.Interpreter):
     def _records(self, found: Any, name: str) -> Known:
         if not isinstance(found, Tensor) or not found.dim() or len(found) != self.size:
             raise NotProven(f"{name} gives something else than one row for each record")
-        return Kind.RECORDS, found
-
-
-def _has_kind(arg: Any) -> bool:
-    return isinstance(arg, tuple) and len(arg) == 2 and isinstance(arg[0], Kind)
+        return Known(Kind.RECORDS, found)
 
 
 def _kind(arg: Any) -> Kind:
     """Of an argument; what was written into the code itself is constant."""
-    if _has_kind(arg):
-        kind: Kind = arg[0]
-        return kind
+    if isinstance(arg, Tensor) or (isinstance(arg, Known) and arg.kind is Kind.STATE):
+        raise NotProven("a tensor of which nothing is known")
     if isinstance(arg, list | tuple):
         inside = {_kind(part) for part in arg} | {Kind.CONSTANT}
         return next(kind for kind in (Kind.RECORDS, Kind.COUNT, Kind.CONSTANT) if kind in inside)
-    if isinstance(arg, Tensor | _LastState):
-        raise NotProven("a tensor of which nothing is known")
-    return Kind.CONSTANT
+    return arg.kind if isinstance(arg, Known) else Kind.CONSTANT
 
 
 def _value(arg: Any) -> Any:
-    if _has_kind(arg):
-        return arg[1]
     if isinstance(arg, list | tuple):
         return type(arg)(_value(part) for part in arg)
-    return arg
+    return arg.value if isinstance(arg, Known) else arg
 
 
 # --- what keeps records apart -------------------------------------------------------------------------
@@ -286,19 +276,13 @@ Rule = Callable[[Operation], bool]
 
 def _elementwise(call: Operation) -> bool:
     """Dimensions are matched from the last: tensors of records must have all, constants not the first."""
-    for kind, arg in zip(call.kinds, call.args, strict=True):
-        if kind is Kind.RECORDS and (not isinstance(arg, Tensor) or arg.dim() != call.found.dim()):
-            return False
-        if kind not in (Kind.RECORDS, Kind.CONSTANT):
-            return False
-        if (
-            kind is Kind.CONSTANT
-            and isinstance(arg, Tensor)
-            and arg.dim() == call.found.dim()
-            and len(arg) != 1
-        ):
-            return False
-    return not any(isinstance(value, Tensor) for value in call.named.values())
+
+    def apart(kind: Kind, arg: Any) -> bool:
+        whole = isinstance(arg, Tensor) and arg.dim() == call.found.dim()
+        return whole if kind is Kind.RECORDS else kind is Kind.CONSTANT and not (whole and len(arg) != 1)
+
+    named = any(isinstance(value, Tensor) for value in call.named.values())
+    return not named and all(map(apart, call.kinds, call.args))
 
 
 def _along(*, several: bool) -> Rule:

@@ -42,9 +42,9 @@ def score_sums(
     if not scores:
         return np.zeros(len(sizes)), np.zeros(len(sizes))
     by_record = torch.stack((torch.cat(scores), torch.cat(losses)))
-    by_set = torch.stack([part.sum(dim=1) for part in torch.split(by_record, list(sizes), dim=1)])
-    totals = by_set.cpu().numpy()
-    return totals[:, 0], totals[:, 1]
+    by_set = [part.sum(dim=1) for part in torch.split(by_record, list(sizes), dim=1)]
+    totals = torch.stack(by_set, dim=1).cpu().numpy()
+    return totals[0], totals[1]
 
 
 @torch.no_grad()
@@ -60,14 +60,13 @@ def padded_loss_sums(
     for first in range(0, len(batches), wave):
         mine = batches[first : first + wave]
         filled = [*mine, *[mine[-1]] * (wave - len(mine))]
-        places = torch.cat([torch.arange(len(own)) + slot * length for slot, own in enumerate(filled)])
-        places = places.to(learner.device)
+        places = [torch.arange(len(own)) + slot * length for slot, own in enumerate(filled)]
+        present = torch.zeros(wave * length, dtype=torch.bool, device=learner.device)
+        present[torch.cat(places)] = True
         table = join(filled)
         features = table.features.new_zeros(wave * length, *table.features.shape[1:])
         targets = table.targets.new_zeros(wave * length)
-        features[places], targets[places] = table.features, table.targets
-        present = torch.zeros(wave * length, dtype=torch.bool, device=learner.device)
-        present[places] = True
+        features[present], targets[present] = table.features, table.targets
         for model in models:
             parts = Batch(features, targets).split(EVALUATION_BATCH[learner.device.type])
             losses = torch.cat(

@@ -35,12 +35,11 @@ class Projection:
         if self._matrix is not None:
             return rows @ self._matrix
         sketch = torch.zeros(len(rows), self.dimensions, dtype=rows.dtype, device=rows.device)
-        length = rows.shape[1]
-        whole = length - length % self.dimensions
+        whole = rows.shape[1] - rows.shape[1] % self.dimensions
         turns = max(1, NUMBERS_AT_ONCE // (self.dimensions * max(1, len(rows))))
         for first in range(0, whole, turns * self.dimensions):
             last = min(whole, first + turns * self.dimensions)
-            signed = rows[:, first:last] * self._signs[first:last]
-            sketch += signed.view(len(rows), -1, self.dimensions).sum(dim=1)
-        sketch[:, : length - whole] += rows[:, whole:] * self._signs[whole:]
+            signed = (rows[:, first:last] * self._signs[first:last]).view(len(rows), -1, self.dimensions)
+            sketch += signed.sum(dim=1)
+        sketch[:, : rows.shape[1] - whole] += rows[:, whole:] * self._signs[whole:]
         return sketch

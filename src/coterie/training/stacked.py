@@ -73,8 +73,7 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True) -> bool:
     try:
         owner = torch.tensor([0, 0, 1, 2, 2], device=device)
         probe = learner.random_batch(len(owner) * tile)
-        spread = torch.tensor([[1.0], [0.9], [1.1]], device=device)
-        stacked = spread * learner.initial()
+        stacked = torch.tensor([[1.0], [0.9], [1.1]], device=device) * learner.initial()
         present = torch.arange(len(probe), device=device) % 3 > 0
         clips = torch.ones(len(probe), dtype=torch.float64, device=device)
         with precision(tf32=tf32):
@@ -201,8 +200,7 @@ class StackedTrainer:
         mean = sum(batch / self.tile + 0.5 for batch in expected)
         deviation = math.sqrt(sum(batch / self.tile**2 + 1 / 12 for batch in expected))
         # A step that drew more tiles than that, one in some seventy, runs as two rows.
-        tiles = min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once())
-        shape = (len(jobs), tiles)
+        shape = (len(jobs), min(math.ceil(mean + 2.2 * deviation), self._tiles_at_once()))
         if shape not in self._programs:
             self._programs[shape] = _Program(self, *shape)
         return self._programs[shape]
@@ -215,8 +213,7 @@ class StackedTrainer:
     def _clients_at_once(self, jobs: Sequence[StackedJob]) -> int:
         expected = max(self._sizes[job.records] * job.mechanism.rate for job in jobs)
         tiles = min(expected / self.tile + 1, self._tiles_at_once())
-        weights = BUFFERS * 8 * self.learner.layout.size
-        each = weights + tiles * self.tile * self._bytes_per_record
+        each = BUFFERS * 8 * self.learner.layout.size + tiles * self.tile * self._bytes_per_record
         return max(1, min(len(jobs), int(self._max_memory // each)))
 
 

@@ -50,5 +50,4 @@ class Tiles:
         if self.owner is None:
             return tile_sums
         rows = torch.arange(clients, device=self.owner.device)
-        belongs = (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype)
-        return belongs @ tile_sums
+        return (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype) @ tile_sums

@@ -72,8 +72,7 @@ class ConvRule(LayerRule):
                 for tile, part in enumerate(torch.split(images, tiles.size))
             ]
             return self.plain(torch.cat(outputs))
-        patches = self.patches(images, channels_last=True)
-        flat = patches.reshape(tiles.count, -1, self.inner)
+        flat = self.patches(images, channels_last=True).reshape(tiles.count, -1, self.inner)
         matrix = stacked.permute(0, 3, 4, 2, 1).reshape(tiles.count, self.inner, -1)
         product = flat @ matrix if bias is None else torch.baddbmm(bias[:, None], flat, matrix)
         height, width = self.geometry.output_size(*images.shape[2:])
@@ -104,21 +103,17 @@ class ConvRule(LayerRule):
 
     def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
         if self.groups > 1:
-            return self._grouped_contributions(left, right, tiles)
+            return self._grouped_contributions(left, right)
         if self._by_channel(tiles):
             return product_contributions(left, right, (*self.kernel, self.channels), (0, 3, 1, 2))
         return product_contributions(left, right)
 
-    def _grouped_contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+    def _grouped_contributions(self, left: Tensor, right: Tensor) -> Mapping[str, Contribution]:
         """Each group of outputs sees its own channels; such layers are small, so rows are formed."""
         records, positions, _ = left.shape
-        members = self.channels // self.groups
-        if self._by_channel(tiles):
-            grouped = left.view(records, positions, math.prod(self.kernel), self.groups, members)
-            grouped = grouped.permute(0, 3, 1, 4, 2)
-        else:
-            grouped = left.view(records, positions, self.groups, members, math.prod(self.kernel))
-            grouped = grouped.permute(0, 2, 1, 3, 4)
+        grouped = left.view(records, positions, math.prod(self.kernel), self.groups, -1).permute(
+            0, 3, 1, 4, 2
+        )
         outer = right.view(records, positions, self.groups, -1).transpose(1, 2)
         formed = outer.mT @ grouped.reshape(records, self.groups, positions, -1)
         return {"weight": Rows(formed.flatten(1)), "bias": Rows(right.sum(dim=1))}
@@ -133,11 +128,10 @@ class ConvRule(LayerRule):
             formed, bias_rows, squares = kernels.form_rows(
                 images, gradient, self.geometry, biased=self.biased
             )
-            weight = Rows(formed, (0, 3, 1, 2), squares)
-            if bias_rows is None:
-                return {"weight": weight}
-            counted = torch.zeros_like(squares)  # the squares are those of both
-            return {"weight": weight, "bias": Rows(bias_rows, squares=counted)}
+            found = {"weight": Rows(formed, (0, 3, 1, 2), squares)}
+            if bias_rows is not None:  # the squares are those of both
+                found["bias"] = Rows(bias_rows, squares=torch.zeros_like(squares))
+            return found
         if not tiles.single:
             return None
         if not self._by_channel(tiles):
@@ -175,9 +169,8 @@ class ConvRule(LayerRule):
 
     def _suits_groups(self) -> bool:
         """Whether torch's convolution by groups is the fastest: whole blocks of channels, small gradients."""
-        whole = self.channels % _BLOCK == 0 and self.outer % _BLOCK == 0
-        small = self.inner * self.outer <= LARGEST_ROW
-        return whole and self.stride == (1, 1) and self.kernel != (1, 1) and small
+        whole = self.channels % _BLOCK == self.outer % _BLOCK == 0 and self.inner * self.outer <= LARGEST_ROW
+        return whole and self.stride == (1, 1) and self.kernel != (1, 1)
 
     def _rows_by_group(self, images: Tensor, planes: Tensor) -> Tensor:
         """Every record's gradient, as that of one image's convolution in which each record is a group.
@@ -190,8 +183,8 @@ class ConvRule(LayerRule):
         one_gradient, one_image = (
             part.contiguous().view(1, -1, *part.shape[2:]) for part in (planes, images)
         )
-        found = self._differentiate(one_gradient, one_image, weights, (False, True, False), groups=records)
-        return found[1].view(records, -1)
+        wanted = (False, True, False)
+        return self._differentiate(one_gradient, one_image, weights, wanted, records)[1].view(records, -1)
 
     def _rows_by_line(self, images: Tensor, right: Tensor) -> Tensor:
         """Every record's gradient, a line of the kernel at a time: (records, outer, *kernel, channels).
@@ -226,7 +219,7 @@ class ConvRule(LayerRule):
 
     def _by_channel(self, tiles: Tiles) -> bool:
         """Whether patches hold their channels last: with few channels, copying rows of pixels is faster."""
-        return not tiles.single or self.channels >= MANY_CHANNELS
+        return not tiles.single or self.channels >= MANY_CHANNELS or self.groups > 1
 
     def _fused(self, tiles: Tiles) -> bool:
         """Whether kernels that need no patches apply."""
@@ -280,29 +273,10 @@ class ConvRule(LayerRule):
 
     def _fold(self, patches: Tensor, images: Tensor) -> Tensor:
         """The sum, at every pixel of the images, of all patches that contain it."""
-        records, channels, height, width = images.shape
-        (high, wide), (rows, columns) = self.padding, self.geometry.output_size(*images.shape[2:])
-        if self.stride != (1, 1):
-            by_channel = patches.view(records, rows * columns, math.prod(self.kernel), channels)
-            return functional.fold(
-                by_channel.permute(0, 3, 2, 1).reshape(records, -1, rows * columns),
-                (height, width),
-                self.kernel,
-                self.dilation,
-                self.padding,
-                self.stride,
-            )
-        # One sum of shifted images, where patches lie a pixel apart.
-        shaped = patches.view(records, rows, columns, *self.kernel, channels)
-        total: Tensor | None = None
-        for i in range(self.kernel[0]):
-            for j in range(self.kernel[1]):
-                above, before = i * self.dilation[0] - high, j * self.dilation[1] - wide
-                margins = (before, width - columns - before, above, height - rows - above)
-                shifted = functional.pad(shaped[:, :, :, i, j], (0, 0, *margins))
-                total = shifted if total is None else total + shifted
-        assert total is not None
-        return total.permute(0, 3, 1, 2)
+        (records, positions, _), channels = patches.shape, images.shape[1]
+        by_channel = patches.view(records, positions, math.prod(self.kernel), channels).permute(0, 3, 2, 1)
+        flat = by_channel.reshape(records, -1, positions)
+        return functional.fold(flat, images.shape[2:], self.kernel, self.dilation, self.padding, self.stride)
 
 
 def channels_last(images: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training.layers.base import UnsupportedLayer
-from coterie.training.layers.linear import LinearRule
+from coterie.training.layers.simple import LinearRule
 from coterie.training.recording import Notes, RecordingLayer, named_parameters
 
 

@@ -1,0 +1,128 @@
+"""Dense layers, norms within a record, and tables looked up by token."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coterie.training.contributions import Contribution, Lookups, Rows, product_contributions
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights, rule_for
+from coterie.training.tiles import Tiles
+
+
+@rule_for(nn.Linear)
+class LinearRule(LayerRule):
+    """A weight for every pair of an input and an output, on vectors or at every position of a sequence."""
+
+    def __init__(self, layer: nn.Linear | nn.LSTM) -> None:
+        """Of an LSTM: the rule of any of its matrices."""
+        self.biased = bool(layer.bias) if isinstance(layer, nn.LSTM) else layer.bias is not None
+
+    def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        if tiles.single:
+            return functional.linear(
+                inputs, weights["weight"][0], weights["bias"][0] if self.biased else None
+            )
+        flat = inputs.reshape(tiles.count, -1, inputs.shape[-1])
+        matrix = tiles.gather(weights["weight"]).mT
+        if self.biased:
+            outputs = torch.baddbmm(tiles.gather(weights["bias"])[:, None], flat, matrix)
+        else:
+            outputs = flat @ matrix
+        return outputs.view(*inputs.shape[:-1], -1)
+
+    def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        if tiles.single:
+            return gradient @ weights["weight"][0]
+        flat = gradient.reshape(tiles.count, -1, gradient.shape[-1]) @ tiles.gather(weights["weight"])
+        return flat.view(*gradient.shape[:-1], -1)
+
+    def factors(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+        return (
+            inputs.reshape(len(inputs), -1, inputs.shape[-1]),
+            gradient.reshape(len(gradient), -1, gradient.shape[-1]),
+        )
+
+    def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+        return product_contributions(left, right)
+
+    def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        return {"weight": flat.mT @ inputs.reshape(len(flat), -1), "bias": flat.sum(dim=0)}
+
+
+@rule_for(nn.GroupNorm, nn.LayerNorm)
+class NormRule(LayerRule):
+    """A group norm scales and shifts every channel, a layer norm every entry that it normalises."""
+
+    def __init__(self, layer: nn.GroupNorm | nn.LayerNorm) -> None:
+        self.groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else None
+        self.shape = list(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else []
+        self.eps = layer.eps
+        self.biased = layer.bias is not None
+
+    def before(self, inputs: Tensor) -> Tensor:
+        if self.groups is not None:
+            return functional.group_norm(inputs, self.groups, eps=self.eps)
+        return functional.layer_norm(inputs, self.shape, eps=self.eps)
+
+    def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        scaled = inputs * self._spread(weights["weight"], inputs, tiles)
+        return scaled + self._spread(weights["bias"], inputs, tiles) if self.biased else scaled
+
+    def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        return gradient * self._spread(weights["weight"], inputs, tiles)
+
+    def factors(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+        return self._by_position(inputs), self._by_position(gradient)
+
+    def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+        return {"weight": Rows((left * right).sum(dim=1)), "bias": Rows(right.sum(dim=1))}
+
+    def _by_position(self, values: Tensor) -> Tensor:
+        if self.groups is not None:
+            return values.flatten(2).mT if values.dim() > 2 else values[:, None]
+        return values.reshape(len(values), -1, math.prod(self.shape))
+
+    def _spread(self, stacked: Tensor, inputs: Tensor, tiles: Tiles) -> Tensor:
+        """A parameter of each record's client, in a shape that broadcasts over its inputs."""
+        if self.groups is not None:
+            shape = (inputs.shape[1], *(1,) * (inputs.dim() - 2))
+        else:
+            shape = (*(1,) * (inputs.dim() - 1 - len(self.shape)), *stacked.shape[1:])
+        if tiles.single:
+            return stacked[0].reshape(shape)
+        values = tiles.gather(stacked).reshape(tiles.count, 1, *shape)
+        return values.expand(-1, tiles.size, *shape).reshape(tiles.records, *shape)
+
+
+@rule_for(nn.Embedding)
+class EmbeddingRule(LayerRule):
+    """A row of a table for every token."""
+
+    def __init__(self, layer: nn.Embedding) -> None:
+        if layer.max_norm is not None or layer.scale_grad_by_freq:
+            raise UnsupportedLayer("Embedding with max_norm or scale_grad_by_freq")
+        self.size = layer.num_embeddings
+        self.padding = layer.padding_idx
+
+    def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        table = weights["weight"]
+        if tiles.single:
+            return functional.embedding(inputs, table[0])
+        client = torch.arange(tiles.count, device=inputs.device) if tiles.owner is None else tiles.owner
+        rows = inputs.view(tiles.count, -1) + self.size * client[:, None]
+        return functional.embedding(rows, table.reshape(-1, table.shape[2])).view(*inputs.shape, -1)
+
+    def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
+        raise UnsupportedLayer("Embedding of values that need a gradient")
+
+    def factors(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+        if self.padding is not None:
+            gradient = torch.where((inputs == self.padding)[..., None], 0.0, gradient)
+        return inputs.reshape(len(inputs), -1), gradient.reshape(len(inputs), -1, gradient.shape[-1])
+
+    def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+        return {"weight": Lookups(left, right, self.size)}
