@@ -151,8 +151,6 @@ def _steps_of(model: nn.Module, compiled: bool) -> list[Step] | None:
             if conv and compiled and conv_steps.suits_places(conv) and isinstance(after, PoolingLayer):
                 steps.append(conv_steps.pooled_convolution(layer, conv, after))
                 layers.pop(0)
-            elif conv and conv_steps.suits_patches(conv) and not steps:
-                steps.append(conv_steps.first_convolution(layer, conv))
             else:
                 steps.append(recorded(layer))
         elif isinstance(layer, PoolingLayer):

@@ -1,8 +1,8 @@
 """Layers that note what a pass shows them: inputs, and the gradient at their outputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,21 +13,6 @@ from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights
 from coterie.training.tiles import Tiles
 
 
-@dataclass(frozen=True)
-class Shortcut:
-    """A layer's gradients from something other than its inputs and the gradient at its outputs.
-
-    Args:
-        kept: how many numbers are kept for it.
-        contributions: what each record adds to the gradient of each parameter.
-        totals: the sum of that over all records.
-    """
-
-    kept: int
-    contributions: Callable[[], Mapping[str, Contribution]]
-    totals: Callable[[], Mapping[str, Tensor]]
-
-
 class Notes:
     """What one pass reads and writes: weights and tiles in, inputs and gradients out, by layer."""
 
@@ -36,7 +21,8 @@ class Notes:
         self.weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
         self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        self.shortcuts: dict[str, Shortcut] = {}
+        self.formed: dict[str, Mapping[str, Rows]] = {}
+        """Gradients that the way back formed itself, from less than inputs and gradients."""
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
 
@@ -47,7 +33,7 @@ class Notes:
         try:
             yield
         finally:
-            self.weights, self._tiles, self.uses, self.shortcuts = {}, None, {}, {}
+            self.weights, self._tiles, self.uses, self.formed = {}, None, {}, {}
 
     @property
     def tiles(self) -> Tiles:
@@ -95,21 +81,25 @@ class RecordingLayer(nn.Module):
 
     def contributions(self) -> dict[str, Contribution]:
         """From the notes of the pass that just ended; a layer that no output depends on adds zeros."""
-        shortcut = self.notes.shortcuts.pop(self.where, None)
-        uses = self.notes.uses.pop(self.where, None)
-        found: Mapping[str, Contribution]
-        if shortcut is not None:
-            found = shortcut.contributions()
-            self._count(shortcut.kept, found)
-        elif uses:
-            found = self._contributions(uses)
+        notes, tiles, uses = self.notes, self.notes.tiles, self.notes.uses.pop(self.where, [])
+        found: Mapping[str, Contribution] | None = notes.formed.pop(self.where, None)
+        if len(uses) == 1:
+            found = self.rule.contributions_at_once(*uses[0], tiles)
+        # Numbers that a pass holds at one time: what is kept and formed, and copies in other orders.
+        kept = sum(inputs.numel() + gradient.numel() for inputs, gradient in uses)
+        if uses and found is None:
+            factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
+            joined = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
+            left, right = factors[0] if len(factors) == 1 else joined
+            found = self.rule.contributions(left, right, tiles)
+            kept += left.numel() + right.numel()
+            notes.numbers += kept + 2 * sum(part.numbers for part in found.values())
         else:
-            records = self.notes.tiles.records
-            found = {
-                name: Rows(value.new_zeros(records, value[0].numel()))
+            found = found or {
+                name: Rows(value.new_zeros(tiles.records, value[0].numel()))
                 for name, value in self.weights().items()
             }
-            self._count(0, found)
+            notes.numbers += 3 * (kept + sum(part.numbers for part in found.values()))
         # Squares that came with several parts are those of all of them, under the name of one. Where one is
         # frozen, the others have theirs taken anew: they must not go unclipped under the name of another.
         if not found.keys() <= self.trained.keys():
@@ -121,33 +111,12 @@ class RecordingLayer(nn.Module):
 
     def totals(self) -> dict[str, Tensor]:
         """The gradient of the sum over records, from the notes of a pass that used the layer once."""
-        shortcut = self.notes.shortcuts.pop(self.where, None)
-        if shortcut is not None:
-            found = shortcut.totals()
-        else:
-            ((inputs, gradient),) = self.notes.uses.pop(self.where)
-            found = self.rule.totals(inputs, gradient, self.notes.tiles)
+        formed = self.notes.formed.pop(self.where, None)
+        if formed is not None:
+            return {name: formed[local].total() for local, name in self.trained.items()}
+        (use,) = self.notes.uses.pop(self.where)
+        found = self.rule.totals(*use, self.notes.tiles)
         return {name: found[local] for local, name in self.trained.items()}
-
-    def _contributions(self, uses: list[tuple[Tensor, Tensor]]) -> Mapping[str, Contribution]:
-        tiles = self.notes.tiles
-        noted = sum(inputs.numel() + gradient.numel() for inputs, gradient in uses)
-        if len(uses) == 1:
-            at_once = self.rule.contributions_at_once(*uses[0], tiles)
-            if at_once is not None:
-                self._count(noted, at_once)
-                return at_once
-        factors = [self.rule.factors(inputs, gradient, tiles) for inputs, gradient in uses]
-        joined = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
-        left, right = factors[0] if len(factors) == 1 else joined
-        found = self.rule.contributions(left, right, tiles)
-        kept = noted + left.numel() + right.numel()
-        self.notes.numbers += kept + 2 * sum(part.numbers for part in found.values())
-        return found
-
-    def _count(self, kept: int, found: Mapping[str, Contribution]) -> None:
-        """Numbers that a pass holds at one time: what is kept and formed, and copies in other orders."""
-        self.notes.numbers += 3 * (kept + sum(part.numbers for part in found.values()))
 
 
 class _Record(torch.autograd.Function):

@@ -14,8 +14,7 @@ from coterie.training.tiles import Tiles
 
 MANY_CHANNELS = 8
 LARGEST_ROW = 2**17
-"""Numbers in a record's weight gradient up to which special ways of forming it are faster."""
-_BLOCK = 16
+"""Numbers in a record's weight gradient up to which a kernel of ours forms it faster."""
 
 
 @rule_for(nn.Conv1d, nn.Conv2d)
@@ -135,26 +134,15 @@ class ConvRule(LayerRule):
         if not tiles.single:
             return None
         if not self._by_channel(tiles):
-            return self.contributions_from_patches(self.patches(images, channels_last=False).mT, gradient)
-        if self._suits_groups():
-            planes = gradient.contiguous()
-            return {
-                "weight": Rows(self._rows_by_group(images, planes)),
-                "bias": Rows(planes.flatten(2).sum(dim=2)),
-            }
+            patches = self.patches(images, channels_last=False).mT
+            right = gradient.permute(0, 2, 3, 1).reshape(len(patches), -1, self.outer)
+            formed = (patches @ right).view(-1, self.channels, *self.kernel, self.outer)
+            return {"weight": Rows(formed, (3, 0, 1, 2)), "bias": Rows(right.sum(dim=1))}
         right = gradient.flatten(2)
         return {
             "weight": Rows(self._rows_by_line(images, right), (0, 3, 1, 2)),
             "bias": Rows(right.sum(dim=2)),
         }
-
-    def contributions_from_patches(self, patches: Tensor, gradient: Tensor) -> Mapping[str, Contribution]:
-        """What each record adds to the gradients, from patches as (records, inner, positions)."""
-        right = self.images(gradient).permute(0, 2, 3, 1).reshape(len(patches), -1, self.outer)
-        if contributions.products_are_cheaper(patches.shape[2], patches.shape[1], self.outer, patches.device):
-            return product_contributions(patches.mT, right)
-        formed = (patches @ right).view(-1, self.channels, *self.kernel, self.outer)
-        return {"weight": Rows(formed, (3, 0, 1, 2)), "bias": Rows(right.sum(dim=1))}
 
     def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
         images, gradient = self.images(inputs), self.images(gradient)
@@ -166,25 +154,6 @@ class ConvRule(LayerRule):
         """Whether forming a row for every record is cheaper than leaving it a product."""
         positions = math.prod(self.geometry.output_size(*self.images(inputs).shape[2:]))
         return not contributions.products_are_cheaper(positions, self.inner, self.outer, inputs.device)
-
-    def _suits_groups(self) -> bool:
-        """Whether torch's convolution by groups is the fastest: whole blocks of channels, small gradients."""
-        whole = self.channels % _BLOCK == self.outer % _BLOCK == 0 and self.inner * self.outer <= LARGEST_ROW
-        return whole and self.stride == (1, 1) and self.kernel != (1, 1)
-
-    def _rows_by_group(self, images: Tensor, planes: Tensor) -> Tensor:
-        """Every record's gradient, as that of one image's convolution in which each record is a group.
-
-        Args:
-            planes: the gradient at the outputs, in the order of its dimensions.
-        """
-        records = len(planes)
-        weights = images.new_empty(records * self.outer, self.channels, *self.kernel)
-        one_gradient, one_image = (
-            part.contiguous().view(1, -1, *part.shape[2:]) for part in (planes, images)
-        )
-        wanted = (False, True, False)
-        return self._differentiate(one_gradient, one_image, weights, wanted, records)[1].view(records, -1)
 
     def _rows_by_line(self, images: Tensor, right: Tensor) -> Tensor:
         """Every record's gradient, a line of the kernel at a time: (records, outer, *kernel, channels).
@@ -239,7 +208,6 @@ class ConvRule(LayerRule):
         images: Tensor,
         weights: Tensor,
         wanted: tuple[bool, bool, bool],
-        groups: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Torch's gradients at images, weights (whose own values then do not matter) and bias."""
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
@@ -252,7 +220,7 @@ class ConvRule(LayerRule):
             self.dilation,
             False,
             (0, 0),
-            groups or self.groups,
+            self.groups,
             wanted,
         )
         return found

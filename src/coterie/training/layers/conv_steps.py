@@ -1,7 +1,6 @@
-"""Convolutions as steps of a chain, where more is known than a layer rule knows: what comes before and after.
+"""A convolution as a step of a chain, where more is known than a layer rule knows: what comes after.
 
-The first convolution keeps its patches from the way forwards for its own gradient. Behind a max pool, a
-gradient is zero but at the places that the pool chose, and a kernel skips what is zero.
+Behind a max pool, a gradient is zero but at the places that the pool chose, and a kernel skips what is zero.
 """
 
 import math
@@ -14,46 +13,7 @@ from coterie.training.contributions import Rows
 from coterie.training.cpu_kernels import PooledConvolution
 from coterie.training.layers.conv import LARGEST_ROW, MANY_CHANNELS, ConvRule, channels_last
 from coterie.training.layers.pooling import PoolingLayer
-from coterie.training.recording import RecordingLayer, Shortcut
-
-
-def suits_patches(rule: ConvRule) -> bool:
-    """Whether products with patches are as fast as a convolution: where channels are few."""
-    return rule.groups == 1 and rule.channels < MANY_CHANNELS
-
-
-def first_convolution(layer: RecordingLayer, rule: ConvRule) -> Step:
-    """A convolution of the records themselves: its patches serve forwards and for its own gradient."""
-
-    def forward(values: Tensor) -> tuple[Tensor, Backward]:
-        layer.check(values)
-        images, weights = rule.images(values), layer.weights()
-        patches = rule.patches(images, channels_last=False).mT
-        matrix = weights["weight"][0].flatten(1).mT.expand(len(patches), -1, -1)
-        if rule.biased:
-            product = torch.baddbmm(weights["bias"][0], patches.mT, matrix)
-        else:
-            product = torch.bmm(patches.mT, matrix)
-        height, width = rule.geometry.output_size(*images.shape[2:])
-        outputs = product.view(len(patches), height, width, -1).permute(0, 3, 1, 2)
-
-        def backward(gradient: Tensor, needed: bool) -> Tensor:
-            assert not needed
-
-            def totals() -> dict[str, Tensor]:
-                right = rule.images(gradient).permute(0, 2, 3, 1).reshape(len(patches), -1, rule.outer)
-                return {"weight": (patches @ right).sum(dim=0).mT, "bias": right.sum(dim=(0, 1))}
-
-            layer.notes.shortcuts[layer.where] = Shortcut(
-                patches.numel() + gradient.numel(),
-                lambda: rule.contributions_from_patches(patches, gradient),
-                totals,
-            )
-            return gradient
-
-        return rule.plain(outputs), backward
-
-    return Step(forward, trained=True)
+from coterie.training.recording import RecordingLayer
 
 
 def suits_places(rule: ConvRule) -> bool:
@@ -87,15 +47,11 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
                 layer.note(values, whole)
                 return rule.backward(values, whole, weights, notes.tiles) if needed else gradient
             sparse = _by_pixel(images), _by_pixel(gradient), _by_pixel(places)
-            found = {
+            notes.numbers += 3 * values.numel()
+            notes.formed[layer.where] = {
                 "weight": Rows(kernel.weight_rows(*sparse), (0, 3, 1, 2), compiled=True),
                 "bias": Rows(gradient.sum(dim=(2, 3))),
             }
-            notes.shortcuts[layer.where] = Shortcut(
-                values.numel(),
-                lambda: found,
-                lambda: {name: rows.total() for name, rows in found.items()},
-            )
             if not needed:
                 return gradient
             if not kernel.runs_back:
