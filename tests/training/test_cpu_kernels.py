@@ -19,11 +19,11 @@ from coterie.engines.clients import behaviour
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PrivacyPlan, ThreatModel, Unit
 from coterie.training import cpu_kernels
+from coterie.training.chain import suits_places
 from coterie.training.clipping import clipped_sum
 from coterie.training.contributions import Products
 from coterie.training.cpu_kernels import PooledConvolution
 from coterie.training.layers.conv import ConvRule
-from coterie.training.layers.conv_steps import suits_places
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 

@@ -15,15 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training import cpu_kernels
-from coterie.training.chain import Chain, Step, flat_sequence, flatten, hooked, recorded, relu
+from coterie.training.chain import Chain, steps_of
 from coterie.training.contributions import Contribution
-from coterie.training.layers import conv_steps
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, find_rule
-from coterie.training.layers.conv import ConvRule
-from coterie.training.layers.pooling import PoolingLayer, replace_pools
+from coterie.training.layers.base import UnsupportedLayer, find_rule
+from coterie.training.layers.pooling import replace_pools
 from coterie.training.layers.recurrent import RecordingLstm
 from coterie.training.parameters import Layout
-from coterie.training.recording import Notes, RecordingLayer, named_parameters
+from coterie.training.recording import Notes, RecordingLayer, hooked, named_parameters
 from coterie.training.tiles import Tiles
 
 _BYTES_PER_NUMBER = 4
@@ -54,7 +52,7 @@ class Bookkeeping:
         self._layers = list(_record_layers(holder, self._notes))
         replace_pools(holder, self._notes)
         self._model = holder["model"]
-        steps = _steps_of(self._model, compiled and cpu_kernels.available())
+        steps = steps_of(self._model, compiled and cpu_kernels.available())
         self.compiled = any(step.compiled for step in steps or ())
         self._chain = None if steps is None else Chain(steps, gradients)
         self.chained = steps is not None
@@ -135,30 +133,3 @@ def _record_layers(holder: nn.ModuleDict, notes: Notes) -> Iterator[RecordingLay
             yield twin
         parent, _, child = name.rpartition(".")
         setattr(holder.get_submodule(parent), child, twin)
-
-
-def _steps_of(model: nn.Module, compiled: bool) -> list[Step] | None:
-    """The twin as a chain, if it is a plain sequence of layers that have a step."""
-    layers = [layer for layer in flat_sequence(model) if type(layer) is not nn.Identity or hooked(layer)]
-    steps: list[Step] = []
-    while layers:
-        layer = layers.pop(0)
-        after = layers[0] if layers else None
-        if hooked(layer):
-            return None
-        if isinstance(layer, RecordingLayer) and type(layer.rule).before is LayerRule.before:
-            conv = layer.rule if isinstance(layer.rule, ConvRule) else None
-            if conv and compiled and conv_steps.suits_places(conv) and isinstance(after, PoolingLayer):
-                steps.append(conv_steps.pooled_convolution(layer, conv, after))
-                layers.pop(0)
-            else:
-                steps.append(recorded(layer))
-        elif isinstance(layer, PoolingLayer):
-            steps.append(Step(layer.with_way_back))
-        elif type(layer) is nn.ReLU:
-            steps.append(Step(relu))
-        elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            steps.append(Step(flatten))
-        else:
-            return None
-    return steps

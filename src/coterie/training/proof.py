@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from coterie.training.chain import hooked
+from coterie.training.recording import hooked
 
 _GENUINE = {name: value for name, value in vars(functional).items() if callable(value)}
 """As they were before any user's code was imported."""

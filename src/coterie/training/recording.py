@@ -1,6 +1,6 @@
 """Layers that note what a pass shows them: inputs, and the gradient at their outputs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from coterie.training.contributions import Contribution, Rows
 from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights
 from coterie.training.tiles import Tiles
+
+Backward = Callable[[Tensor, bool], Tensor]
+"""From the gradient at the outputs to that at the inputs (anything where that is not needed); called once."""
 
 
 class Notes:
@@ -146,3 +149,14 @@ def named_parameters(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Pa
     """A layer's own parameters by their names in it, each with its name in the model."""
     prefix = f"{where}." if where else ""
     return {name: (prefix + name, value) for name, value in layer.named_parameters(recurse=False)}
+
+
+def masked(gradient: Tensor, outputs: Tensor) -> Tensor:
+    """The gradient where a ReLU let something through."""
+    passed: Tensor = torch.ops.aten.threshold_backward(gradient, outputs, 0)
+    return passed
+
+
+def hooked(layer: nn.Module) -> bool:
+    """Whether somebody looks at, or changes, what the layer computes."""
+    return any(value for name, value in vars(layer).items() if name.endswith("_hooks"))

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training import kernels
-from coterie.training.chain import Backward, hooked, masked
-from coterie.training.recording import Notes
+from coterie.training.recording import Backward, Notes, hooked, masked
 
 
 class PoolingLayer(nn.Module):
