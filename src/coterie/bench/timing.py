@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -67,10 +68,8 @@ def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:
 
 def machine_name() -> str:
     """Processor, cores and GPU of this machine, as one line."""
-    name = platform.processor() or platform.machine()
     facts = Path("/proc/cpuinfo")
-    if facts.exists():
-        models = [line for line in facts.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
+    model = re.search(r"^model name\s*: (.*)$", facts.read_text() if facts.exists() else "", re.MULTILINE)
+    name = model[1] if model else platform.processor() or platform.machine()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{name}, {os.cpu_count()} cores{gpu}"

@@ -33,13 +33,7 @@ class Bookkeeping:
     """A model's twin that notes what its layers saw."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        losses: Losses,
-        gradients: Losses,
-        *,
-        compiled: bool = True,
+        self, model: nn.Module, layout: Layout, losses: Losses, gradients: Losses, *, compiled: bool = True
     ) -> None:
         """Raises `UnsupportedLayer` when some layer has no rule.
 

@@ -121,8 +121,7 @@ class Rows(Contribution):
             return self.squares
         if self._kernels_apply:
             return cpu_kernels.squared_norms(self.gradients.flatten(1))
-        norms: Tensor = torch.linalg.vector_norm(self._exact, dim=1)
-        return norms.square()
+        return torch.square(torch.linalg.vector_norm(self._exact, dim=1))
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
         if self._kernels_apply and usable is None and tiles.single:

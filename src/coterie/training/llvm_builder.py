@@ -46,10 +46,7 @@ def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
     function = make(*sizes)
     # An engine owns its target: each needs one of its own.
     target = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        jit=True,
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
     )
     parsed = llvm.parse_assembly(str(function.module))
     parsed.verify()
@@ -61,17 +58,6 @@ def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
     kernel = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
     kernel.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
     return kernel
-
-
-def declare(name: str, *kinds: ir.Type) -> ir.Function:
-    """A function in a module of its own, whose pointers never point at the same memory."""
-    module = ir.Module()
-    module.triple = llvm.get_default_triple()
-    made = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
-    for argument in made.args:
-        if argument.type.is_pointer:
-            argument.add_attribute("noalias")
-    return made
 
 
 @dataclass
@@ -91,16 +77,28 @@ class Loop:
 
 
 class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without types
-    """Adds what every kernel here needs: loops that count, and vectors anywhere in memory."""
+    """Builds a kernel: a function in a module of its own, whose pointers never point at the same memory.
 
-    def __init__(self, function: ir.Function, lanes: int, kind: ir.Type = FLOAT) -> None:
+    Adds what every kernel here needs: loops that count, and vectors anywhere in memory.
+    """
+
+    def __init__(self, name: str, lanes: int, *arguments: ir.Type, kind: ir.Type = FLOAT) -> None:
+        function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), arguments), name)
+        function.module.triple = llvm.get_default_triple()
+        for argument in function.args:
+            if argument.type.is_pointer:
+                argument.add_attribute("noalias")
         super().__init__(function.append_basic_block("entry"))
         self.vector = ir.VectorType(kind, lanes)
         self.zero = ir.Constant(self.vector, [0.0] * lanes)
+        fused = ir.FunctionType(self.vector, [self.vector] * 3)
         name = f"llvm.fma.v{lanes}{'f32' if kind is FLOAT else 'f64'}"
-        self._multiply_add = ir.Function(
-            function.module, ir.FunctionType(self.vector, [self.vector] * 3), name
-        )
+        self._multiply_add = ir.Function(function.module, fused, name)
+
+    def finished(self) -> ir.Function:
+        """The kernel, which returns here."""
+        self.ret_void()
+        return self.function
 
     @contextmanager
     def count(self, times: ir.Value, *start: ir.Value) -> Iterator[Loop]:

@@ -19,7 +19,6 @@ from coterie.training.llvm_builder import (
     INT,
     INTS,
     Builder,
-    declare,
     lanes_for,
 )
 
@@ -96,9 +95,8 @@ def weight_rows(lines: Lines) -> ir.Function:
                         patch = padded[record, y : y + height, x : x + width]
                         formed[record, output] += value * patch
     """
-    made = declare("weight_rows", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
-    padded, gradient, places, formed, records, windows, outer, stride = made.args
-    b = Builder(made, lines.lanes)
+    b = Builder("weight_rows", lines.lanes, FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+    padded, gradient, places, formed, records, windows, outer, stride = b.function.args
     with b.count(records) as per_record, b.count(outer) as per_output:
         record, output = per_record.turn, per_output.turn
         image = b.mul(record, stride)
@@ -115,8 +113,7 @@ def weight_rows(lines: Lines) -> ir.Function:
                 loop.values = body.values
             for (i, j), total in zip(part, loop.values, strict=True):
                 b.write_vector(total, formed, row, INT((i * lines.vectors + j) * lines.lanes))
-    b.ret_void()
-    return made
+    return b.finished()
 
 
 def input_gradient(
@@ -139,12 +136,11 @@ def input_gradient(
     Args:
         group: channels that are looked at together; at most 64, and the outputs are whole groups.
     """
-    made = declare("input_gradient", FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
-    weights, gradient, places, inputs, records, windows, _, stride = made.args
-    b = Builder(made, lines.lanes)
+    b = Builder("input_gradient", lines.lanes, FLOATS, FLOATS, INTS, FLOATS, INT, INT, INT, INT)
+    weights, gradient, places, inputs, records, windows, _, stride = b.function.args
     bits = ir.IntType(group)
     trailing_zeros = ir.Function(
-        made.module, ir.FunctionType(bits, [bits, ir.IntType(1)]), f"llvm.cttz.i{group}"
+        b.module, ir.FunctionType(bits, [bits, ir.IntType(1)]), f"llvm.cttz.i{group}"
     )
 
     def one_place(where: ir.Value, image: ir.Value, place: ir.Value, part: list[tuple[int, int]]) -> None:
@@ -182,8 +178,7 @@ def input_gradient(
                         for across in range(window[1]):
                             place = b.index(corner, down * lines.columns + across)
                             one_place(b.index(start, first), image, place, part)
-    b.ret_void()
-    return made
+    return b.finished()
 
 
 def pooled_convolution(
@@ -209,10 +204,9 @@ def pooled_convolution(
     Args:
         pooled: rows and columns of the pooled outputs.
     """
-    made = declare("pooled_convolution", FLOATS, FLOATS, FLOATS, FLOATS, INTS, INT, INT)
-    padded, weights, bias, outputs, places, records, stride = made.args
     lanes, (height, width, channels) = lanes_for(outer), (lines.height, lines.width, lines.channels)
-    b = Builder(made, lanes)
+    b = Builder("pooled_convolution", lanes, FLOATS, FLOATS, FLOATS, FLOATS, INTS, INT, INT)
+    padded, weights, bias, outputs, places, records, stride = b.function.args
     integers = ir.VectorType(INT, lanes)
     positions = [(down, across) for down in range(window[0]) for across in range(window[1])]
 
@@ -251,8 +245,7 @@ def pooled_convolution(
         where = b.mul(b.index((b.index((record, pooled[0]), row), pooled[1]), column), INT(outer))
         for first in range(0, outer, lanes):
             one_window(image, corner, where, first)
-    b.ret_void()
-    return made
+    return b.finished()
 
 
 DOUBLE_LANES = 8
@@ -267,9 +260,8 @@ def squared_norms(block: int) -> ir.Function:
             for value in rows[record]:
                 squares[record] += float(value) * float(value)
     """
-    made = declare("squared_norms", FLOATS, DOUBLES, INT, INT)
-    rows, squares, records, blocks = made.args
-    b = Builder(made, DOUBLE_LANES, DOUBLE)
+    b = Builder("squared_norms", DOUBLE_LANES, FLOATS, DOUBLES, INT, INT, kind=DOUBLE)
+    rows, squares, records, blocks = b.function.args
     parts = range(0, block, DOUBLE_LANES)
     with b.count(records) as per_record:
         row = b.mul(b.mul(per_record.turn, blocks), INT(block))
@@ -282,8 +274,7 @@ def squared_norms(block: int) -> ir.Function:
             sums = [b.fadd(left, right) for left, right in zip(sums[::2], sums[1::2], strict=True)]
         lane_sums = [b.extract_element(sums[0], ir.IntType(32)(lane)) for lane in range(DOUBLE_LANES)]
         b.store(reduce(b.fadd, lane_sums), b.at(squares, per_record.turn))
-    b.ret_void()
-    return made
+    return b.finished()
 
 
 def scaled_sum(block: int) -> ir.Function:
@@ -295,9 +286,8 @@ def scaled_sum(block: int) -> ir.Function:
             for place in range(numbers):
                 total[place] += scales[record] * float(rows[record, place])
     """
-    made = declare("scaled_sum", FLOATS, DOUBLES, DOUBLES, INT, INT)
-    rows, scales, total, records, blocks = made.args
-    b = Builder(made, DOUBLE_LANES, DOUBLE)
+    b = Builder("scaled_sum", DOUBLE_LANES, FLOATS, DOUBLES, DOUBLES, INT, INT, kind=DOUBLE)
+    rows, scales, total, records, blocks = b.function.args
     parts = range(0, block, DOUBLE_LANES)
     with b.count(blocks) as per_block:
         first = b.mul(per_block.turn, INT(block))
@@ -309,5 +299,4 @@ def scaled_sum(block: int) -> ir.Function:
             loop.values = b.multiply_add([scale] * len(parts), values, loop.values)
         for part, value in zip(parts, loop.values, strict=True):
             b.write_vector(value, total, first, INT(part))
-    b.ret_void()
-    return made
+    return b.finished()

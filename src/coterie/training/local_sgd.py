@@ -188,7 +188,7 @@ class StackedLocalSGD(Program):
         # As many records to a tile as the layer rules take, and as many tiles as a batch needs.
         size = min(rule.batch, learner.micro_batch)
         each = math.ceil(rule.batch / size)
-        device = learner.device
+        self.device = device = learner.device
         owner = bounds = None
         if own_kernels or each > 1:
             owner = torch.arange(clients, device=device).repeat_interleave(each)
@@ -211,8 +211,7 @@ class StackedLocalSGD(Program):
                 if self.captured:
                     (self._step,) = self.record(self._take_step, changing=("parameters", "velocity"))
             self._step()
-        updates: Tensor = self.parameters - starts
-        return updates
+        return torch.sub(self.parameters, starts)
 
     def _steps(
         self, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]]

@@ -34,7 +34,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     return a, b, c, d
 
 
-def split_keys(keys: list[int], device: torch.device) -> Tensor:
+def split_keys(keys: list[int], device: torch.device | None = None) -> Tensor:
     """Keys of 64 bits as two columns of 32-bit words."""
     words = [[key & _MASK, (key >> 32) & _MASK] for key in keys]
     return torch.tensor(words, dtype=torch.int64, device=device)

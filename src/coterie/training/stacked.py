@@ -94,13 +94,15 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True) -> bool:
 class Program(SimpleNamespace):
     """Steps that read and write tensors which stay where they are, so that a GPU can replay them."""
 
+    device: torch.device
+
     def load(self, **values: Tensor) -> None:
         """Put values where the steps find them."""
         for name, value in values.items():
             if name in vars(self):
                 getattr(self, name).copy_(value)
             else:
-                setattr(self, name, value.clone())
+                setattr(self, name, value.to(self.device, copy=True))
 
     def record(self, *pieces: Callable[[], None], changing: Sequence[str]) -> list[Callable[[], None]]:
         """What replays pieces of work without Python inside; everything is left as it was before.
@@ -231,6 +233,7 @@ class _Program(Program):
     def __init__(self, trainer: StackedTrainer, clients: int, tiles: int) -> None:
         self.trainer, self.clients, self.tiles = trainer, clients, tiles
         device, slots = trainer.learner.device, tiles * trainer.tile
+        self.device = device
         self.pairs = philox.places(trainer.learner.layout.size, 2, device)
         self.index = torch.zeros(ROWS_AT_ONCE, slots, dtype=torch.int64, device=device)
         self.present = torch.zeros(ROWS_AT_ONCE, slots, dtype=torch.bool, device=device)
@@ -240,21 +243,20 @@ class _Program(Program):
 
     def begin(self, jobs: Sequence[StackedJob]) -> None:
         """Load what the jobs start from."""
-        device = self.row.device
 
         def each(value: Callable[[StackedJob], float], dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor([value(job) for job in jobs], dtype=dtype, device=device)
+            return torch.tensor([value(job) for job in jobs], dtype=dtype)
 
-        start = torch.stack([job.start for job in jobs]).to(device, torch.float64)
+        start = torch.stack([job.start for job in jobs]).to(self.device, torch.float64)
         anchors = torch.stack([job.start if job.anchor is None else job.anchor for job in jobs])
         self.load(
             start=start,
             parameters=start,
-            anchors=anchors.to(device, torch.float64),
+            anchors=anchors.double(),
             sums=torch.zeros_like(start),
             step=torch.zeros_like(self.row),
-            noise_keys=philox.split_keys([job.noise_key for job in jobs], device),
-            coin_keys=philox.split_keys([job.coin_key for job in jobs], device),
+            noise_keys=philox.split_keys([job.noise_key for job in jobs]),
+            coin_keys=philox.split_keys([job.coin_key for job in jobs]),
             rates=each(lambda job: job.mechanism.rate),
             clips=each(lambda job: job.mechanism.clip),
             noise_stds=each(lambda job: job.mechanism.noise_std),
@@ -274,12 +276,12 @@ class _Program(Program):
         """The updates of all jobs, from all steps of the round, in groups whose coins fit the memory."""
         self.begin(jobs)
         if not self._pieces:
-            pieces = (self._sum_row, self._finish_step)
-            on_gpu = self.row.device.type == "cuda"
-            changing = ("parameters", "sums", "row", "step")
-            self._pieces = self.record(*pieces, changing=changing) if on_gpu else list(pieces)
+            self._pieces = [self._sum_row, self._finish_step]
+            if self.device.type == "cuda":
+                self._pieces = self.record(*self._pieces, changing=("parameters", "sums", "row", "step"))
         sum_row, finish_step = self._pieces
-        steps, longest = int(self.steps.max()), int(self.sizes.max())
+        steps = max(job.mechanism.steps for job in jobs)
+        longest = max(self.trainer.records(job)[1] for job in jobs)
         at_once = min(steps, max(1, COINS_AT_ONCE // (self.clients * longest)))
         for first in range(0, steps, at_once):
             rows_per_step, places = self.draw(first, at_once, longest)
@@ -291,8 +293,7 @@ class _Program(Program):
                     sum_row()
                     done += 1
                 finish_step()
-        updates: Tensor = self.parameters - self.start
-        return updates
+        return torch.sub(self.parameters, self.start)
 
     # --- which records --------------------------------------------------------------------------------
 

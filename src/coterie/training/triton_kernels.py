@@ -118,9 +118,7 @@ def sum_by_client(
         scale = tl.load(scales + n, mask=n < end, other=0.0)
         counts = tl.load(usable + n, mask=n < end, other=0) != 0
         value = tl.load(
-            rows + n[:, None] * width + p[None, :],
-            mask=counts[:, None] & (p < width)[None, :],
-            other=0.0,
+            rows + n[:, None] * width + p[None, :], mask=counts[:, None] & (p < width)[None, :], other=0.0
         )
         total += tl.sum(value.to(tl.float64) * scale[:, None], axis=0)
     tl.store(sums + client.to(tl.int64) * width + p, total, mask=p < width)

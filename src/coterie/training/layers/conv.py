@@ -32,9 +32,8 @@ class ConvRule(LayerRule):
         self.biased = layer.bias is not None
         self.groups = layer.groups
         self.channels, self.outer = layer.in_channels, layer.out_channels
-        self.kernel = self._pair(layer.kernel_size, 1)
-        self.stride = self._pair(layer.stride, 1)
-        self.dilation = self._pair(layer.dilation, 1)
+        sides = (layer.kernel_size, layer.stride, layer.dilation)
+        self.kernel, self.stride, self.dilation = (self._pair(pair, 1) for pair in sides)
         self.padding = self._padding(layer)
         self.geometry = kernels.Geometry(self.kernel, self.stride, self.padding, self.dilation)
         self.inner = self.channels * math.prod(self.kernel)
@@ -54,8 +53,7 @@ class ConvRule(LayerRule):
         return self._pair(layer.padding, 0)  # type: ignore[arg-type]
 
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
-        images = self.images(inputs)
-        stacked = self._stacked(weights["weight"])
+        images, stacked = self.images(inputs), self._stacked(weights["weight"])
         bias = weights["bias"] if self.biased else None
         if tiles.single:
             return self.plain(self._convolve(images, stacked[0], None if bias is None else bias[0]))
@@ -124,9 +122,8 @@ class ConvRule(LayerRule):
         if self.groups > 1 or not self.forms_rows(inputs):
             return None
         if self._fused(tiles):
-            formed, bias_rows, squares = kernels.form_rows(
-                images, gradient, self.geometry, biased=self.biased
-            )
+            shape = self.geometry
+            formed, bias_rows, squares = kernels.form_rows(images, gradient, shape, biased=self.biased)
             found = {"weight": Rows(formed, (0, 3, 1, 2), squares)}
             if bias_rows is not None:  # the squares are those of both
                 found["bias"] = Rows(bias_rows, squares=torch.zeros_like(squares))
@@ -203,11 +200,7 @@ class ConvRule(LayerRule):
         return self._differentiate(gradient, images, channels_last(weights), (True, False, False))[0]
 
     def _differentiate(
-        self,
-        gradient: Tensor,
-        images: Tensor,
-        weights: Tensor,
-        wanted: tuple[bool, bool, bool],
+        self, gradient: Tensor, images: Tensor, weights: Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Torch's gradients at images, weights (whose own values then do not matter) and bias."""
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
