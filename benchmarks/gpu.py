@@ -350,7 +350,7 @@ def check_local(bench: Bench) -> dict[str, Any]:
 
 
 def round_work(bench: Bench) -> Any:
-    from coterie.bench.rounds import RoundWork  # here: it needs more packages than the rest
+    from coterie.bench.work import RoundWork  # here: it needs more packages than the rest
 
     shape = IMAGES["cnn"]
     if bench.tiny:
@@ -360,7 +360,7 @@ def round_work(bench: Bench) -> Any:
 
 def our_client_level_round(bench: Bench) -> dict[str, Any]:
     """Sampled, charged, trained, clipped, noised: the round of the engine that runs experiments."""
-    from coterie.bench.rounds import our_round
+    from coterie.bench.work import our_round
 
     work = round_work(bench)
     with our_round(work, bench.device) as run:

@@ -8,9 +8,9 @@ import torch
 from coterie.bench import records as measuring
 from coterie.bench import timing
 from coterie.bench.peers import installed_peers, installed_round_peers
-from coterie.bench.records import BenchResult, Scaling, Work
-from coterie.bench.rounds import RoundWork, compare_rounds
+from coterie.bench.records import BenchResult, Scaling, compare_rounds
 from coterie.bench.timing import Timing
+from coterie.bench.work import RoundWork, Work
 from coterie.cli.bench import bench
 
 TINY = Work(model="softmax", clients=2, records=8, batch=4, shape=(1, 4, 4))

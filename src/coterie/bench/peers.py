@@ -186,7 +186,5 @@ def pfl_round(
 
 def installed_round_peers() -> dict[str, RoundPeer]:
     """Every peer of a client-level round that can run here, by the name under which its ratio is reported."""
-    peers: dict[str, RoundPeer] = {"plain_round": plain_round}
-    if find_spec("pfl") is not None:
-        peers["pfl_research"] = pfl_round
-    return peers
+    installed: dict[str, RoundPeer] = {} if find_spec("pfl") is None else {"pfl_research": pfl_round}
+    return {"plain_round": plain_round, **installed}

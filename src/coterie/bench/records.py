@@ -8,47 +8,17 @@ ratio in one run does.
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from coterie.algorithms.protocol import Select, Train, TrainJob
-from coterie.bench.peers import Peer, installed_peers
-from coterie.bench.rounds import RoundWork, compare_rounds
+from coterie.algorithms.protocol import Select, Train
+from coterie.bench.peers import Peer, installed_peers, installed_round_peers
 from coterie.bench.timing import OURS, WARM_UP, Timing, Watch, Way, machine_name, take_turns, timed
-from coterie.bench.work import ROUNDS, RandomClients
-from coterie.engines.local import LocalEngine
-from coterie.privacy import Adjacency, Unit
-from coterie.privacy.plans import SELECTION, TRAINING, RecordReleases, plan_of
+from coterie.bench.work import CLIP, LR, NOISE, ROUNDS, RoundWork, Work, our_round
 from coterie.training.learner import Batch
-
-LR, CLIP, NOISE = 0.1, 1.0, 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work(RandomClients):
-    """One round that everybody does: a pass over all records."""
-
-    batch: int = 32
-
-    @property
-    def samples(self) -> int:
-        return self.clients * self.records
-
-    def private_engine(self, device: torch.device) -> AbstractContextManager[LocalEngine]:
-        own = RecordReleases(self.records, clip=CLIP)
-        releases = [own.steps(TRAINING, ROUNDS, self.batch, NOISE), *own.selections(1.0, ROUNDS)]
-        plan = plan_of(Unit.RECORD, Adjacency.ZERO_OUT, dict.fromkeys(self.names, releases))
-        return self.engine(plan, LR, device)
-
-    def request(self) -> Train:
-        """Every client trains once, from the same start."""
-        start = self.start()
-        return Train(TRAINING, tuple(TrainJob(name, start) for name in self.names))
 
 
 @dataclass(frozen=True)
@@ -157,6 +127,21 @@ def _loop(work: Work, device: torch.device, peer: Peer) -> Way:
     return run
 
 
+def compare_rounds(
+    work: RoundWork, device: torch.device, repeats: int, warm_up: int, watch: Watch
+) -> list[Timing]:
+    """Ours and every installed peer on the same round."""
+    trained = {client.name: client.train for client in work.federation().clients}
+    records = {name: (own.features, own.targets) for name, own in trained.items()}
+    with our_round(work, device) as ours:
+        ways: dict[str, Way] = {OURS: ours}
+        for name, peer in installed_round_peers().items():
+            run = peer(work.build().to(device), records, work.sampled, work.lr, work.epochs, work.batch)
+            ways[name] = lambda run=run: work.samples(run())  # type: ignore[misc]
+        name = f"{work.model}, {work.sampled} of {work.clients} clients, client-level"
+        return take_turns(name, ways, device, repeats, watch, warm_up)
+
+
 # --- growth -----------------------------------------------------------------------------------------
 
 
@@ -174,12 +159,8 @@ def _scale(device: torch.device, watch: Watch) -> Iterator[Scaling]:
     }
     for axis, (sizes, work_of) in axes.items():
         yield grow(axis, sizes, work_of, device, watch)
-
-    def choose(work: Work, size: int) -> Select:
-        """Between more and more models: what a larger number of clusters costs."""
-        return Select(SELECTION, work.names, np.stack([work.start()] * size))
-
-    yield grow("clusters", decade, lambda size: Work(clients=4, records=256), device, watch, choose)
+    # Choosing between more and more models: what a larger number of clusters costs.
+    yield grow("clusters", decade, lambda size: Work(clients=4, records=256), device, watch, Work.choice)
 
 
 def grow(

@@ -67,15 +67,15 @@ def padded_loss_sums(
         features = table.features.new_zeros(wave * length, *table.features.shape[1:])
         targets = table.targets.new_zeros(wave * length)
         features[present], targets[present] = table.features, table.targets
+        parts = list(Batch(features, targets).split(EVALUATION_BATCH[learner.device.type]))
         for model in models:
-            parts = Batch(features, targets).split(EVALUATION_BATCH[learner.device.type])
-            losses = torch.cat(
-                [learner.output_losses(learner.predict(model, part.features), part.targets) for part in parts]
-            )
-            sums = torch.where(present, losses.double(), 0.0).view(wave, length).sum(dim=1)
+            losses = [
+                learner.output_losses(learner.predict(model, part.features), part.targets) for part in parts
+            ]
+            sums = torch.where(present, torch.cat(losses).double(), 0.0).view(wave, length).sum(dim=1)
             found.append(sums[: len(mine)].cpu().numpy())
     waves = [np.stack(found[at : at + len(models)], axis=1) for at in range(0, len(found), len(models))]
-    return np.concatenate(waves) if waves else np.zeros((0, len(models)))
+    return np.concatenate([np.zeros((0, len(models))), *waves])
 
 
 def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:

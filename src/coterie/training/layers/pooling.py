@@ -19,28 +19,20 @@ class PoolingLayer(nn.Module):
 
     def __init__(self, layer: nn.MaxPool2d, window: tuple[int, int], notes: Notes, *, relu: bool) -> None:
         super().__init__()
-        self.layer = layer
-        self.window = window
-        self.notes = notes
-        self.relu = relu
+        self.layer, self.window, self.notes, self.relu = layer, window, notes, relu
 
     def forward(self, images: Tensor) -> Tensor:
-        pooled = self._pool(images)
-        return torch.relu(pooled) if self.relu else pooled
-
-    def _pool(self, images: Tensor) -> Tensor:
-        if _order(images) is torch.contiguous_format:
-            outputs: Tensor = self.layer(images)
-        elif self.notes.tiles.bounds is not None:
-            outputs = kernels.MaxPool.apply(images, self.window)  # type: ignore[no-untyped-call]
+        by_channel = _order(images) is torch.channels_last
+        if by_channel and self.notes.tiles.bounds is not None:
+            pooled: Tensor = kernels.MaxPool.apply(images, self.window)  # type: ignore[no-untyped-call]
         else:
-            outputs = self.layer(images)
-            if outputs.requires_grad:
+            pooled = self.layer(images)
+            if by_channel and pooled.requires_grad:
                 # A gradient in another order (after a flatten) costs the pool's backward five times the time.
-                outputs.register_hook(  # type: ignore[no-untyped-call]
+                pooled.register_hook(  # type: ignore[no-untyped-call]
                     lambda gradient: gradient.contiguous(memory_format=torch.channels_last)
                 )
-        return outputs
+        return torch.relu(pooled) if self.relu else pooled
 
     def with_way_back(self, values: Tensor) -> tuple[Tensor, Backward]:
         """The same as part of a chain."""
