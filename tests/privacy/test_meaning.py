@@ -42,7 +42,7 @@ def best_test(head: float) -> float:
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 2.0, 5.0, 30.0, 300.0])
 def test_a_gaussian_is_never_said_to_tell_less_than_it_does(accountant, noise):
-    found, truth = ACCOUNTANTS[accountant].of(gaussian(noise), ZERO_OUT).meaning(), exact(1 / noise)
+    found, truth = ACCOUNTANTS[accountant](gaussian(noise), ZERO_OUT).meaning(), exact(1 / noise)
     assert truth.guess <= found.guess <= 1
     assert truth.found <= found.found <= 1
     if accountant == "pld":  # on a grid of 1e-4, nothing but the grid is lost
@@ -58,7 +58,7 @@ def test_a_gaussian_is_never_said_to_tell_less_than_it_does(accountant, noise):
 def test_composed_gaussians_are_bounded_by_their_joint_one(noises):
     event = composed([gaussian(noise) for noise in noises])
     truth = exact(math.sqrt(sum(1 / noise**2 for noise in noises)))
-    found = ACCOUNTANTS["rdp"].of(event, ZERO_OUT).meaning()
+    found = ACCOUNTANTS["rdp"](event, ZERO_OUT).meaning()
     assert truth.guess <= found.guess
     assert truth.found <= found.found
 
@@ -70,8 +70,8 @@ def test_more_noise_and_fewer_releases_never_tell_more(noise, factor, times):
         (repeated(gaussian(noise), times), repeated(gaussian(factor * noise), times)),
         (repeated(gaussian(noise), times + 1), repeated(gaussian(noise), times)),
     ):
-        more = ACCOUNTANTS["rdp"].of(louder, ZERO_OUT).meaning()
-        less = ACCOUNTANTS["rdp"].of(quieter, ZERO_OUT).meaning()
+        more = ACCOUNTANTS["rdp"](louder, ZERO_OUT).meaning()
+        less = ACCOUNTANTS["rdp"](quieter, ZERO_OUT).meaning()
         assert less.guess <= more.guess
         assert less.found <= more.found
 
@@ -81,7 +81,7 @@ def test_samples_and_selections_agree_between_accountants():
         by_pld, by_rdp = (ACCOUNTANTS[name].of(event, ZERO_OUT).meaning() for name in ("pld", "rdp"))
         assert 0.5 < by_pld.guess <= by_rdp.guess + 1e-9
         assert FALSE_POSITIVES < by_pld.found <= by_rdp.found + 1e-9
-        replaced = ACCOUNTANTS["rdp"].of(event, Adjacency.REPLACE_ONE).meaning()
+        replaced = ACCOUNTANTS["rdp"](event, Adjacency.REPLACE_ONE).meaning()
         assert replaced.guess > by_rdp.guess
         assert replaced.found > by_rdp.found
 
@@ -100,10 +100,10 @@ def test_no_test_of_two_coins_beats_what_their_divergences_allow(odds):
 
 def test_nothing_released_tells_nothing_and_no_noise_tells_everything():
     for name, accountant in ACCOUNTANTS.items():
-        silent = accountant.of(composed([]), ZERO_OUT).meaning()
+        silent = accountant(composed([]), ZERO_OUT).meaning()
         assert silent.guess == pytest.approx(0.5, abs=1e-5), name
         assert silent.found == pytest.approx(FALSE_POSITIVES, abs=1e-5), name
-        assert accountant.of(gaussian(0.0), ZERO_OUT).meaning() == Meaning(1.0, 1.0), name
+        assert accountant(gaussian(0.0), ZERO_OUT).meaning() == Meaning(1.0, 1.0), name
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 8.0, 800.0, math.inf])

@@ -78,7 +78,7 @@ def test_compositions_agree_with_dp_accounting(ours, theirs):
 
 def test_search_for_epsilon_agrees_with_dp_accounting():
     event = dp.ComposedDpEvent([gaussian(2.0), repeated(poisson_gaussian(0.1, 1.0), 30)])
-    for direction in pld.PldAccountant.of(event, ZERO_OUT)._directions():
+    for direction in pld.PldAccountant(event, ZERO_OUT)._directions():
         for delta in (0.9, 0.3, 1e-2, 1e-6, 1e-12):
             assert pld._epsilon(direction, delta) == pytest.approx(
                 direction.get_epsilon_for_delta(delta), rel=1e-9, abs=1e-12

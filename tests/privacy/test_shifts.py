@@ -105,7 +105,7 @@ def test_no_choice_of_contributions_beats_the_line():
 def test_a_bridged_sum_is_bounded_by_the_accountant_under_both_adjacencies(rate):
     """Zeroing takes the unit out of the second world; replacing leaves it there, turned round."""
     event = dp.SelfComposedDpEvent(BridgedSumDpEvent(rate, 1.7, 3, 2), 4)
-    zeroed, replaced = (rdp.rdp(event, a) for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE))
+    zeroed, replaced = (rdp.RdpAccountant(event, a).divergences for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE))
     np.testing.assert_array_equal(zeroed, 4 * shift_rdp(rate, 1.7, 3, 2))
     np.testing.assert_array_equal(replaced, 4 * shift_rdp(rate, 1.7, 3, 3))
 
@@ -113,8 +113,8 @@ def test_a_bridged_sum_is_bounded_by_the_accountant_under_both_adjacencies(rate)
 def test_a_sum_that_only_one_unit_moves_is_the_sampled_gaussian():
     alone = dp.PoissonSampledDpEvent(0.3, dp.GaussianDpEvent(1.7))
     for adjacency in Adjacency:
-        one = rdp.rdp(BridgedSumDpEvent(0.3, 1.7, 1, 0), adjacency)
-        np.testing.assert_array_equal(one, rdp.rdp(alone, adjacency))
+        one = rdp.RdpAccountant(BridgedSumDpEvent(0.3, 1.7, 1, 0), adjacency).divergences
+        np.testing.assert_array_equal(one, rdp.RdpAccountant(alone, adjacency).divergences)
 
 
 def test_an_accountant_that_cannot_bound_a_bridged_sum_refuses_it():

@@ -25,7 +25,7 @@ from coterie.files import Json, read_json
 from coterie.privacy import Adjacency, PlannedRelease, Unit
 from coterie.privacy.divergences import ORDERS, Floats
 from coterie.privacy.events import composed
-from coterie.privacy.rdp import epsilon_from_rdp, rdp
+from coterie.privacy.rdp import RdpAccountant, epsilon_from_rdp
 from coterie.privacy.units import number_to_json, round_up, short_number
 from coterie.privacy.wording import weaknesses
 
@@ -136,9 +136,9 @@ def _largest(runs: Sequence[RecordedRun], adjacency: Adjacency) -> Floats:
         for unit in run.plan.units:
             releases.setdefault(unit.subject, []).append(unit.releases)
     kinds = {tuple(own) for own in releases.values()} or {()}
-    curves = [
-        rdp(composed([release.event for part in (*everyone, *own) for release in part]), adjacency)
+    accounts = [
+        RdpAccountant(composed([each.event for part in (*everyone, *own) for each in part]), adjacency)
         for own in kinds
     ]
-    largest: Floats = np.max(curves, axis=0)
+    largest: Floats = np.max([each.divergences for each in accounts], axis=0)
     return largest

@@ -109,7 +109,7 @@ class Exposure:
             accountant=f"RDP, cut at {_listed(structure, cut.hidden)}" if cut.hidden else "RDP",
             mode=self.schedule.mode,
             event=event,
-            meaning=sharpest(RdpAccountant.of(event, self.adjacency).meaning(), from_bound(epsilon, delta)),
+            meaning=sharpest(RdpAccountant(event, self.adjacency).meaning(), from_bound(epsilon, delta)),
             releases=tuple(
                 ReleaseCost(
                     "sum",

@@ -7,7 +7,8 @@ digits; the integral does neither.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import wraps
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,10 @@ from coterie.privacy.errors import PrivacyInputError
 Floats = npt.NDArray[np.float64]
 
 
-def _default_orders() -> Floats:
-    orders: Floats = 1.0 + np.geomspace(0.01, 1999.0, 420)
-    orders.flags.writeable = False
-    return orders
+Bound = Callable[[float, float, Floats], Floats]
 
-
-ORDERS = _default_orders()
+ORDERS: Floats = 1.0 + np.geomspace(0.01, 1999.0, 420)
+ORDERS.flags.writeable = False
 """Orders of every account, 3 % apart in (order - 1): the best of them is within 0.02 % of the best of all."""
 
 # Twelve standard deviations: what lies beyond is below 1e-32 of the integral.
@@ -31,6 +29,7 @@ _TAIL = 12.0
 _MOST_POINTS = 30_000
 # Orders within this ratio share one grid.
 _BAND = 2.5
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 def gaussian_rdp(noise_multiplier: float, orders: Floats) -> Floats:
@@ -46,56 +45,81 @@ def selection_rdp(bounded_range: float, orders: Floats) -> Floats:
     return np.minimum(orders * bounded_range**2 / 8.0, bounded_range)
 
 
-def poisson_rdp(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
+def bands(orders: Floats, ratio: float) -> Iterator[slice]:
+    """Ascending orders in pieces within this ratio."""
+    first = 0
+    while first < len(orders):
+        last = int(np.searchsorted(orders, orders[first] * ratio, side="right"))
+        yield slice(first, last)
+        first = last
+
+
+def _integrated(reach: float) -> Callable[[Callable[[float, float, Floats], Floats | None]], Bound]:
+    """A bound by an integral over each band of orders, on a grid of its own.
+
+    A Gaussian that moves by `reach` serves where every unit is sampled, and for bands whose integral is None:
+    it would take too many points.
+    """
+
+    def decorate(integral: Callable[[float, float, Floats], Floats | None]) -> Bound:
+        @wraps(integral)
+        def bound(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
+            if not 0 < rate <= 1:
+                raise PrivacyInputError(f"rate: {rate} is not allowed, a number above 0 and at most 1 is")
+            if not noise_multiplier > 0:
+                raise PrivacyInputError(
+                    f"noise_multiplier: {noise_multiplier} is not allowed, a number above 0 is"
+                )
+            result = gaussian_rdp(noise_multiplier / reach, orders)
+            for band in bands(orders, _BAND) if rate < 1.0 else ():
+                found = integral(rate, noise_multiplier, orders[band])
+                result[band] = result[band] if found is None else found
+            return result
+
+        return bound
+
+    return decorate
+
+
+@_integrated(reach=1.0)
+def poisson_rdp(rate: float, noise_multiplier: float, orders: Floats) -> Floats | None:
     """(1-q) N(0) + q N(1) against N(0), standard deviation z, for adding or removing one sampled unit.
 
     This direction is the larger of the two (Mironov, Talwar, Zhang 2019, Thm 5), so it bounds both.
     """
-    _check(rate, noise_multiplier)
-    if rate == 1.0:
-        return gaussian_rdp(noise_multiplier, orders)
     # In units of the standard deviation: E_N(0,1)[ratio^a], ratio = 1-q + q exp(u/z - 1/(2 z^2)). The
     # integrand is a mixture of unit bumps between 0 and a/z, analytic in a strip of half-width pi z.
     step = min(0.5, noise_multiplier / 2)
-
-    def integrate(band: Floats) -> Floats:
-        points = _grid(-_TAIL, band[-1] / noise_multiplier + _TAIL, step)
-        if points is None:
-            return gaussian_rdp(noise_multiplier, band)
-        log_ratio = _log_mixture(rate, points / noise_multiplier - 0.5 / noise_multiplier**2)
-        return _divergence(band, log_ratio, _log_normal(points) + math.log(step))
-
-    return _by_bands(orders, integrate)
+    points = grid(-_TAIL, orders[-1] / noise_multiplier + _TAIL, step)
+    if points is None:
+        return None
+    log_ratio = _log_mixture(rate, points / noise_multiplier - 0.5 / noise_multiplier**2)
+    return _divergence(orders, log_ratio, log_normal(points) + math.log(step))
 
 
-def replace_one_poisson_rdp(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
+@_integrated(reach=2.0)
+def replace_one_poisson_rdp(rate: float, noise_multiplier: float, orders: Floats) -> Floats | None:
     """(1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1): a sampled unit replaced by its opposite.
 
     For any two contributions x, y of norm at most 1, the hockey-stick divergence of (1-q) N(0) + q N(x) from
     (1-q) N(0) + q N(y) only grows when y turns away from x and both lengthen, at every threshold; the
     opposite unit vectors therefore dominate, also when later contributions adapt to earlier releases.
     """
-    _check(rate, noise_multiplier)
-    if rate == 1.0:
-        return gaussian_rdp(noise_multiplier / 2, orders)
     inverse = 1.0 / noise_multiplier
-
-    def integrate(band: Floats) -> Floats:
-        step = min(0.25, noise_multiplier / 4)
-        if rate > 0.3:
-            # The denominator's own transition then meets the bulk of the integrand and narrows it.
-            step = min(step, noise_multiplier / math.sqrt(band[-1]))
-        points = _grid(-inverse - _TAIL, (2 * band[-1] - 1) * inverse + _TAIL, step)
-        if points is None:
-            return gaussian_rdp(noise_multiplier / 2, band)
-        log_minus = _log_mixture(rate, -points * inverse - 0.5 * inverse**2)
-        log_plus = _log_mixture(rate, points * inverse - 0.5 * inverse**2)
-        return _divergence(band, log_plus - log_minus, _log_normal(points) + log_minus + math.log(step))
-
-    return _by_bands(orders, integrate)
+    step = min(0.25, noise_multiplier / 4)
+    if rate > 0.3:
+        # The denominator's own transition then meets the bulk of the integrand and narrows it.
+        step = min(step, noise_multiplier / math.sqrt(orders[-1]))
+    points = grid(-inverse - _TAIL, (2 * orders[-1] - 1) * inverse + _TAIL, step)
+    if points is None:
+        return None
+    log_minus = _log_mixture(rate, -points * inverse - 0.5 * inverse**2)
+    log_plus = _log_mixture(rate, points * inverse - 0.5 * inverse**2)
+    return _divergence(orders, log_plus - log_minus, log_normal(points) + log_minus + math.log(step))
 
 
-def replace_one_fixed_size_rdp(rate: float, noise_multiplier: float, orders: Floats) -> Floats:
+@_integrated(reach=1.0)
+def replace_one_fixed_size_rdp(rate: float, noise_multiplier: float, orders: Floats) -> Floats | None:
     """A unit of the population replaced, under sampling of a fixed share without replacement.
 
     With swap-one pair (A, B), advanced joint convexity (Balle, Barthe, Gaboardi 2018, Thm 2) bounds the
@@ -103,54 +127,27 @@ def replace_one_fixed_size_rdp(rate: float, noise_multiplier: float, orders: Flo
     below 1 it follows by swapping the worlds. A moment is an integral over all thresholds, so it is at most
     1 + E_B[(f(r) + r f(1/r)) 1{r > 1}], f(r) = r^a - 1 - a (r - 1), r the ratio of that pair.
     """
-    _check(rate, noise_multiplier)
-    if rate == 1.0:
-        return gaussian_rdp(noise_multiplier, orders)
     start = 0.5 / noise_multiplier  # where the ratio crosses 1
-    nodes, weights = np.polynomial.legendre.leggauss(16)
     width = min(1.0, noise_multiplier)
-
-    def integrate(band: Floats) -> Floats:
-        panels = math.ceil((band[-1] / noise_multiplier + _TAIL) / width)
-        if panels * len(nodes) > _MOST_POINTS:
-            return gaussian_rdp(noise_multiplier, band)
-        points = (start + width * (np.arange(panels)[:, None] + (nodes + 1) / 2)).ravel()
-        log_ratio = _log_mixture(rate, points / noise_multiplier - 0.5 / noise_multiplier**2)
-        log_weight = _log_normal(points) + np.tile(np.log(weights * width / 2), panels)
-        both = np.concatenate([log_ratio, -log_ratio])
-        excess = _log_excess(band, both, np.concatenate([log_weight, log_weight + log_ratio]))
-        return np.logaddexp(0.0, excess) / (band - 1.0)
-
-    return _by_bands(orders, integrate)
-
-
-def _check(rate: float, noise_multiplier: float) -> None:
-    if not 0 < rate <= 1:
-        raise PrivacyInputError(f"rate: {rate} is not allowed, a number above 0 and at most 1 is")
-    if not noise_multiplier > 0:
-        raise PrivacyInputError(f"noise_multiplier: {noise_multiplier} is not allowed, a number above 0 is")
-
-
-def _by_bands(orders: Floats, integrate: Callable[[Floats], Floats]) -> Floats:
-    """Split ascending orders into bands of similar size, each integrated on a grid of its own."""
-    orders = np.asarray(orders, dtype=np.float64)
-    parts, first = [], 0
-    while first < len(orders):
-        last = int(np.searchsorted(orders, orders[first] * _BAND, side="right"))
-        parts.append(integrate(orders[first:last]))
-        first = last
-    return np.concatenate(parts)
-
-
-def _grid(low: float, high: float, step: float) -> Floats | None:
-    """Points of the trapezoidal rule, or None when there would be too many (then a plain bound serves)."""
-    if not (high - low) / step < _MOST_POINTS:
+    panels = math.ceil((orders[-1] / noise_multiplier + _TAIL) / width)
+    if panels * len(_NODES) > _MOST_POINTS:
         return None
-    points: Floats = step * np.arange(math.floor(low / step), math.ceil(high / step) + 1, dtype=np.float64)
-    return points
+    points = (start + width * (np.arange(panels)[:, None] + (_NODES + 1) / 2)).ravel()
+    log_ratio = _log_mixture(rate, points / noise_multiplier - 0.5 / noise_multiplier**2)
+    log_weight = log_normal(points) + np.tile(np.log(_WEIGHTS * width / 2), panels)
+    both = np.concatenate([log_ratio, -log_ratio])
+    return _divergence(orders, both, np.concatenate([log_weight, log_weight + log_ratio]))
 
 
-def _log_normal(points: Floats) -> Floats:
+def grid(low: float, high: float, step: float, most: int = _MOST_POINTS) -> Floats | None:
+    """Points of the trapezoidal rule, or None when there would be too many (then a plain bound serves)."""
+    if not (high - low) / step < most:
+        return None
+    return step * np.arange(math.floor(low / step), math.ceil(high / step) + 1, dtype=np.float64)
+
+
+def log_normal(points: Floats) -> Floats:
+    """Log density of a unit normal."""
     return -0.5 * points**2 - 0.5 * math.log(2 * math.pi)
 
 

@@ -175,11 +175,11 @@ def guarantee(
         key = unit.releases, own
         if key not in known:
             event = unit.event
-            account = method.of(event, plan.adjacency)
-            spent = float(account.get_epsilon(own))
+            account = method(event, plan.adjacency)
+            spent = account.epsilon(own)
             meaning = sharpest(account.meaning(), from_bound(spent, own))
             try:
-                replaced = float(method.of(event, Adjacency.REPLACE_ONE).get_epsilon(own))
+                replaced = method(event, Adjacency.REPLACE_ONE).epsilon(own)
             except GridError:
                 replaced = math.inf  # a second line that cannot be proven takes nothing from the first
             known[key] = _Cost(spent, replaced, own, meaning)

@@ -53,9 +53,6 @@ class Meaning(Plain):
             raise PlanError(f"meaning: a false positive rate of {self.accused}, not {FALSE_POSITIVES}")
 
 
-NOTHING_HIDDEN = Meaning(1.0, 1.0)
-
-
 def sharpest(*bounds: Meaning) -> Meaning:
     """Several proven bounds on one thing: the smallest of each figure holds."""
     return Meaning(min(each.guess for each in bounds), min(each.found for each in bounds))

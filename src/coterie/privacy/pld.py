@@ -15,18 +15,16 @@ from functools import lru_cache
 
 import dp_accounting as dp
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import DpEvent
 from dp_accounting.pld import pld_pmf
 from scipy.special import ndtr
 
 from coterie.privacy.accounting import Accountant
+from coterie.privacy.divergences import Floats
 from coterie.privacy.errors import PlanError, PrivacyInputError
-from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent
-from coterie.privacy.meaning import NOTHING_HIDDEN, Meaning, from_profile
+from coterie.privacy.events import SelectionDpEvent
+from coterie.privacy.meaning import Meaning, from_profile
 from coterie.privacy.units import Adjacency, check_delta, short_number
-
-Floats = npt.NDArray[np.float64]
 
 STEP = 1e-4
 """Distance of neighbouring losses on the grid."""
@@ -44,40 +42,28 @@ class PldAccountant(Accountant):
     """Composes loss distributions, in both directions of the neighbouring pair."""
 
     name, text, tolerance = "pld", f"PLD vdi={short_number(STEP)}", 2e-5
-    unbounded = (BridgedSumDpEvent,)
 
-    def get_epsilon(self, target_delta: float) -> float:
-        """The smallest epsilon at this delta, over both directions."""
-        check_delta(target_delta)
-        found = self._directions()
-        return math.inf if found is None else max(_epsilon(direction, target_delta) for direction in found)
+    def epsilon(self, delta: float) -> float:
+        check_delta(delta)
+        return max(_epsilon(direction, delta) for direction in self._directions())
 
-    def get_delta(self, target_epsilon: float) -> float:
-        """The smallest delta at this epsilon, over both directions."""
-        if math.isinf(target_epsilon):
+    def delta(self, epsilon: float) -> float:
+        if math.isinf(epsilon):
             return 0.0
-        found = self._directions()
-        if found is None:
-            return 1.0
-        return min(1.0, max(float(direction.get_delta_for_epsilon(target_epsilon)) for direction in found))
+        return min(1.0, max(float(each.get_delta_for_epsilon(epsilon)) for each in self._directions()))
 
     def meaning(self) -> Meaning:
         """By the profile of both directions."""
         found = self._directions()
-        if found is None:
-            return NOTHING_HIDDEN
+        return from_profile(
+            lambda epsilons: np.minimum(np.max([_deltas(each, epsilons) for each in found], axis=0), 1.0)
+        )
 
-        def delta_at(epsilons: Floats) -> Floats:
-            both: Floats = np.maximum.reduce([_deltas(direction, epsilons) for direction in found])
-            return np.minimum(both, 1.0)
-
-        return from_profile(delta_at)
-
-    def _directions(self) -> tuple[pld_pmf.DensePLDPmf, ...] | None:
-        """The composed losses of taking a unit away and of adding it; None if something is not private."""
-        if any(isinstance(atom, dp.NonPrivateDpEvent) for atom in self._atoms):
-            return None
-        return _compose_all(tuple(self._atoms.items()), self.adjacency)
+    def _directions(self) -> tuple[pld_pmf.DensePLDPmf, ...]:
+        """The composed losses of taking a unit away and of adding it."""
+        if any(isinstance(atom, dp.NonPrivateDpEvent) for atom in self.atoms):
+            return (_distribution(0, np.zeros(1), lost=1.0),)
+        return _compose_all(tuple(self.atoms.items()), self.adjacency)
 
 
 def _deltas(distribution: pld_pmf.DensePLDPmf, epsilons: Floats) -> Floats:
@@ -128,7 +114,7 @@ def _epsilon(distribution: pld_pmf.DensePLDPmf, delta: float) -> float:
 def _compose_all(
     found: tuple[tuple[DpEvent, int], ...], adjacency: Adjacency
 ) -> tuple[pld_pmf.DensePLDPmf, ...]:
-    total = (_nothing(), _nothing())
+    total = (_distribution(0, np.ones(1)),) * 2
     for atom, times in found:
         total = tuple(
             sofar.compose(part) for sofar, part in zip(total, _repeated(atom, times, adjacency), strict=True)
@@ -148,8 +134,9 @@ def _repeated(
     return _composed(pieces, times), _composed(pieces.reversed(), times)
 
 
-def _nothing() -> pld_pmf.DensePLDPmf:
-    return pld_pmf.DensePLDPmf(STEP, 0, np.array([1.0]), 0.0, True)
+def _distribution(first: int, masses: Floats, lost: float = 0.0) -> pld_pmf.DensePLDPmf:
+    """Masses at losses from the first multiple of the step on; what is lost has an infinite loss."""
+    return pld_pmf.DensePLDPmf(STEP, first, masses, lost, True)
 
 
 @dataclass(frozen=True)
@@ -189,7 +176,7 @@ def _composed(pieces: Pieces, times: int) -> pld_pmf.DensePLDPmf:
     masses[0] += pieces.below[0]
     if pieces.point:
         masses[-pieces.first] += pieces.point
-    distribution = pld_pmf.DensePLDPmf(STEP, pieces.first, masses, pieces.above[0], True)
+    distribution = _distribution(pieces.first, masses, pieces.above[0])
     return distribution if times == 1 else distribution.self_compose(times)
 
 
@@ -235,14 +222,7 @@ def _sampled_pieces(rate: float, noise: float) -> Pieces:
         # Losses below log(1-q) do not occur.
         cuts = np.where(np.isnan(inner), -np.inf, inner) * noise**2 + 0.5
     centre, shifted = _masses(cuts / noise), _masses((cuts - 1.0) / noise)
-    mixture = (1.0 - rate) * centre + rate * shifted
-    return Pieces(
-        first=round(losses[0] / STEP),
-        upper=mixture[1:-1],
-        lower=centre[1:-1],
-        below=(mixture[0], centre[0]),
-        above=(mixture[-1], centre[-1]),
-    )
+    return _between(losses, (1.0 - rate) * centre + rate * shifted, centre)
 
 
 def _replaced_pieces(rate: float, noise: float) -> Pieces:
@@ -263,13 +243,13 @@ def _replaced_pieces(rate: float, noise: float) -> Pieces:
     centre = _masses(cuts / noise)
     upper = (1.0 - rate) * centre + rate * _masses((cuts - 1.0) / noise)
     lower = (1.0 - rate) * centre + rate * _masses((cuts + 1.0) / noise)
-    return Pieces(
-        first=round(losses[0] / STEP),
-        upper=upper[1:-1],
-        lower=lower[1:-1],
-        below=(upper[0], lower[0]),
-        above=(upper[-1], lower[-1]),
-    )
+    return _between(losses, upper, lower)
+
+
+def _between(losses: Floats, upper: Floats, lower: Floats) -> Pieces:
+    """The pieces between these losses; the first and the last mass lie outside."""
+    below, above = ((float(upper[end]), float(lower[end])) for end in (0, -1))
+    return Pieces(round(losses[0] / STEP), upper[1:-1], lower[1:-1], below, above)
 
 
 def _either_way(pieces: Pieces) -> Pieces:
@@ -310,8 +290,7 @@ def _grid(low: float, high: float, noise: float) -> Floats:
     first, last = math.floor(low / STEP), math.ceil(high / STEP)
     if last - first > _MOST_PIECES:
         raise GridError(f"noise_multiplier: {noise:g} is too small for the PLD accountant; use rdp")
-    losses: Floats = STEP * np.arange(first, last + 1, dtype=np.float64)
-    return losses
+    return STEP * np.arange(first, last + 1, dtype=np.float64)
 
 
 def _masses(cuts: Floats) -> Floats:

@@ -33,40 +33,30 @@ class RdpAccountant(Accountant):
     def divergences(self) -> Floats:
         """Of everything composed so far."""
         total = np.zeros_like(ORDERS)
-        for atom, times in self._atoms.items():
+        for atom, times in self.atoms.items():
             total += times * _atom_rdp(atom, self.adjacency)
         return total
 
-    def get_epsilon(self, target_delta: float) -> float:
-        """The smallest epsilon that the divergences prove at this delta."""
-        return epsilon_from_rdp(ORDERS, self.divergences, target_delta)
+    def epsilon(self, delta: float) -> float:
+        return epsilon_from_rdp(ORDERS, self.divergences, delta)
 
-    def get_delta(self, target_epsilon: float) -> float:
-        """The smallest delta that they prove at this epsilon: the same conversion, solved for it."""
-        if math.isinf(target_epsilon):
-            return 0.0
-        logs = _log_deltas(ORDERS, self.divergences, target_epsilon)
-        return min(1.0, math.exp(min(0.0, float(np.min(logs)))))
+    def delta(self, epsilon: float) -> float:
+        """The same conversion, solved for delta."""
+        return 0.0 if math.isinf(epsilon) else min(1.0, float(self._deltas(np.array([epsilon]))[0]))
 
     def meaning(self) -> Meaning:
         """By the divergences themselves, and by the profile that follows."""
-        curve = self.divergences
+        return sharpest(from_divergences(ORDERS, self.divergences), from_profile(self._deltas))
 
-        def delta_at(epsilons: Floats) -> Floats:
-            logs: Floats = _log_deltas(ORDERS, curve, epsilons[:, None]).min(axis=1)
-            return np.exp(np.minimum(logs, 0.0))
-
-        return sharpest(from_divergences(ORDERS, curve), from_profile(delta_at))
-
-
-def rdp(event: DpEvent, adjacency: Adjacency) -> Floats:
-    """The divergence of the whole tree at `ORDERS`."""
-    return RdpAccountant.of(event, adjacency).divergences
+    def _deltas(self, epsilons: Floats) -> Floats:
+        exponents = self.divergences - epsilons[:, None] + np.log1p(-1.0 / ORDERS)
+        logs: Floats = (ORDERS - 1.0) * exponents - np.log(ORDERS)
+        return np.exp(np.minimum(np.min(logs, axis=1), 0.0))
 
 
 def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> list[float]:
     """Each part's share of the divergence of all, at the order that decides epsilon."""
-    parts = [rdp(event, adjacency) for event in events]
+    parts = [RdpAccountant(event, adjacency).divergences for event in events]
     total = np.sum(parts, axis=0)
     if not np.isfinite(total).any():
         return [1.0 if np.isinf(part).all() else 0.0 for part in parts]
@@ -86,13 +76,7 @@ def epsilon_from_rdp(orders: Floats, divergences: Floats, delta: float) -> float
 
 def _candidates(orders: Floats, divergences: Floats, delta: float) -> Floats:
     tail = (math.log(delta) + np.log(orders)) / (orders - 1.0)
-    candidates: Floats = divergences + np.log1p(-1.0 / orders) - tail
-    return candidates
-
-
-def _log_deltas(orders: Floats, divergences: Floats, epsilon: float | Floats) -> Floats:
-    found: Floats = (orders - 1.0) * (divergences - epsilon + np.log1p(-1.0 / orders)) - np.log(orders)
-    return found
+    return divergences + np.log1p(-1.0 / orders) - tail
 
 
 @lru_cache(maxsize=4096)

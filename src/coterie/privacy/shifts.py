@@ -17,7 +17,16 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from coterie.privacy.divergences import ORDERS, Floats, gaussian_rdp, poisson_rdp, replace_one_poisson_rdp
+from coterie.privacy.divergences import (
+    ORDERS,
+    Floats,
+    bands,
+    gaussian_rdp,
+    grid,
+    log_normal,
+    poisson_rdp,
+    replace_one_poisson_rdp,
+)
 
 # Beyond these the plain Gaussian bound serves: no cut through that many workers is ever worth its price.
 _MOST_MOVED = 40
@@ -60,14 +69,11 @@ def _mixtures(rate: float, noise: float, up: int, down: int) -> Floats:
     bound = np.minimum(_certain(noise, up + down), silent)
     if up + down > _MOST_MOVED or (up + down) / noise < _LEAST_SHIFT:
         return bound
-    first = 0
-    while first < len(ORDERS):
-        last = int(np.searchsorted(ORDERS, ORDERS[first] * _BAND, side="right"))
-        exact = _divergence(ORDERS[first:last], rate, noise, up, down)
+    for band in bands(ORDERS, _BAND):
+        exact = _divergence(ORDERS[band], rate, noise, up, down)
         if exact is None:
             break
-        bound[first:last] = np.minimum(bound[first:last], exact)
-        first = last
+        bound[band] = np.minimum(bound[band], exact)
     return bound
 
 
@@ -81,9 +87,9 @@ def _divergence(orders: Floats, rate: float, noise: float, up: int, down: int) -
     step = min(0.125, noise / 8, noise / (4 * math.sqrt(highest)))
     forth = (highest * up + (highest - 1) * down) / noise + _TAIL
     back = (highest * down + (highest - 1) * up) / noise + _TAIL
-    if (forth + back) / step > _MOST_POINTS:
+    points = grid(-back, forth, step, _MOST_POINTS)
+    if points is None:
         return None
-    points: Floats = step * np.arange(-math.ceil(back / step), math.ceil(forth / step) + 1, dtype=np.float64)
     log_p, log_q = _log_density(points, rate, noise, up), _log_density(points, rate, noise, -down)
     order = orders[:, None]
     log_moment = logsumexp(order * log_p + (1 - order) * log_q, axis=1)
@@ -101,6 +107,5 @@ def _log_density(points: Floats, rate: float, noise: float, workers: int) -> Flo
     log_weights = gammaln(count + 1) - gammaln(k + 1) - gammaln(count - k + 1)
     log_weights += k * math.log(rate) + (count - k) * math.log1p(-rate)
     centres = k * (1 if workers > 0 else -1) / noise
-    log_normal = -0.5 * (points[:, None] - centres) ** 2 - 0.5 * math.log(2 * math.pi)
-    total: Floats = logsumexp(log_normal + log_weights, axis=1)
+    total: Floats = logsumexp(log_normal(points[:, None] - centres) + log_weights, axis=1)
     return total
