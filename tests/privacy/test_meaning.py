@@ -78,7 +78,7 @@ def test_more_noise_and_fewer_releases_never_tell_more(noise, factor, times):
 
 def test_samples_and_selections_agree_between_accountants():
     for event in (repeated(poisson_gaussian(0.05, 1.1), 200), repeated(selection(5.0), 7)):
-        by_pld, by_rdp = (ACCOUNTANTS[name].of(event, ZERO_OUT).meaning() for name in ("pld", "rdp"))
+        by_pld, by_rdp = (ACCOUNTANTS[name](event, ZERO_OUT).meaning() for name in ("pld", "rdp"))
         assert 0.5 < by_pld.guess <= by_rdp.guess + 1e-9
         assert FALSE_POSITIVES < by_pld.found <= by_rdp.found + 1e-9
         replaced = ACCOUNTANTS["rdp"](event, Adjacency.REPLACE_ONE).meaning()

@@ -105,7 +105,9 @@ def test_no_choice_of_contributions_beats_the_line():
 def test_a_bridged_sum_is_bounded_by_the_accountant_under_both_adjacencies(rate):
     """Zeroing takes the unit out of the second world; replacing leaves it there, turned round."""
     event = dp.SelfComposedDpEvent(BridgedSumDpEvent(rate, 1.7, 3, 2), 4)
-    zeroed, replaced = (rdp.RdpAccountant(event, a).divergences for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE))
+    zeroed, replaced = (
+        rdp.RdpAccountant(event, a).divergences for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)
+    )
     np.testing.assert_array_equal(zeroed, 4 * shift_rdp(rate, 1.7, 3, 2))
     np.testing.assert_array_equal(replaced, 4 * shift_rdp(rate, 1.7, 3, 3))
 

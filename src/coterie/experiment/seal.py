@@ -13,7 +13,7 @@ from typing import Any
 
 from coterie.errors import LedgerError
 from coterie.files import Json, digest_bytes, digest_file, finite, json_text, sync, write_text
-from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, follow, link
+from coterie.privacy.chain import Chain, ChainHead
 
 NAME = "seal.jsonl"
 METRICS = "file of metrics"
@@ -29,8 +29,8 @@ Check = Callable[[], object]
 """Returns where something is as it was, raises an error that names the file where it is not."""
 
 
-class ChainedLines:
-    """A file of JSON lines, each bound to the one before by a hash."""
+class ChainedLines(Chain):
+    """A chain in a file of its own, and what its lines say."""
 
     def __init__(self, path: Path, what: str) -> None:
         """Read what is there, without a line torn by a crash.
@@ -38,53 +38,30 @@ class ChainedLines:
         Raises:
             LedgerError: a line does not follow from the one before.
         """
-        self.path = path
-        self.bodies: list[Json] = []
-        self.hashes: list[str] = []
-        self._ends = [0]
-        *lines, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        for number, line in enumerate(lines, start=1):
-            body, digest = follow(path, number, line, self._last, what=what, sort=False)
-            self._record(body, digest, len(line) + 1)
-        if torn:
-            check_tail(path, len(lines) + 1, torn, self._last, what=what, sort=False)
-
-    @property
-    def head(self) -> ChainHead:
-        return ChainHead(len(self.hashes), self._last)
-
-    def check_seen(self, head: ChainHead, seen_by: str) -> None:
-        check_seen(self.path, self.hashes, head, seen_by)
+        super().__init__(path, what, sort=False)
+        self.bodies: list[Json] = list(self.follow(path.read_bytes() if path.exists() else b""))
 
     def append(self, body: Json) -> None:
         """Write a line; when this returns, it survives any crash."""
-        line, digest = link(finite(body), self._last, sort=False)
+        line, digest = self.link(finite(body))
         made = not self.path.exists()
         with self.path.open("ab") as handle:
-            handle.truncate(self._ends[-1])  # what a crash left of a line
+            handle.truncate(self.ends[-1])  # what a crash left of a line
             handle.write(line)
         sync(self.path)
         if made:
             sync(self.path.parent)
-        self._record(body, digest, len(line))
+        self.bodies.append(body)
+        self.add(len(line), digest)
 
     def cut(self, count: int) -> None:
         """Keep so many lines: what the others tell of will happen again."""
         if not self.path.exists():
             return
-        del self.bodies[count:], self.hashes[count:], self._ends[count + 1 :]
+        del self.bodies[count:], self.hashes[count:], self.ends[count + 1 :]
         with self.path.open("ab") as handle:
-            handle.truncate(self._ends[-1])
+            handle.truncate(self.ends[-1])
         sync(self.path)
-
-    @property
-    def _last(self) -> str:
-        return self.hashes[-1] if self.hashes else START
-
-    def _record(self, body: Json, digest: str, size: int) -> None:
-        self.bodies.append(body)
-        self.hashes.append(digest)
-        self._ends.append(self._ends[-1] + size)
 
 
 class Seal:

@@ -6,7 +6,7 @@ lines off its end, is found by a head that was kept apart.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,48 +27,69 @@ class ChainHead(Plain):
     hash: str
 
 
-def link(body: Json, previous: str, *, sort: bool = True) -> tuple[bytes, str]:
-    """The line of a body, and the hash that binds it to all lines before."""
-    digest = hashlib.sha256(f"{previous}{_text(body, sort)}".encode()).hexdigest()
-    return f"{_text({**body, 'hash': digest}, sort)}\n".encode(), digest
+class Chain:
+    """A file of JSON lines, as far as it was read or written; keys are sorted where `sort` says so."""
 
+    def __init__(self, path: Path, what: str = "ledger", *, sort: bool = True) -> None:
+        self.path, self._what, self._sort = path, what, sort
+        self.hashes: list[str] = []
+        self.ends = [0]
 
-def follow(
-    path: Path, number: int, line: bytes, previous: str, *, what: str = "ledger", sort: bool = True
-) -> tuple[Json, str]:
-    """The body of a line that follows from the one before, byte for byte as `link` writes it."""
-    try:
-        body = json.loads(line)
-        del body["hash"]
-        expected, digest = link(body, previous, sort=sort)
-    # Deep brackets exhaust the parser's stack; a list or a number has no "hash".
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise LedgerError(f"{path}: line {number} is not a line of a {what}") from None
-    if line + b"\n" != expected:
-        place = f"the start of a {what}" if number == 1 else f"line {number - 1}"
-        happened = "a line was changed, dropped, moved or inserted"
-        raise LedgerError(f"{path}: line {number} does not follow from {place}: {happened}")
-    return body, digest
+    @property
+    def head(self) -> ChainHead:
+        """Where it stands, for somebody to keep apart."""
+        return ChainHead(len(self.hashes), self.hashes[-1] if self.hashes else START)
 
+    def check_seen(self, head: ChainHead, seen_by: str) -> None:
+        """Refuse a chain that does not contain a head that was kept apart."""
+        if head.count > len(self.hashes):
+            missing = f"line {len(self.hashes) + 1} is missing"
+            raise LedgerError(f"{self.path}: {missing}: {seen_by} has seen {head.count} lines")
+        if head.count < 1 or self.hashes[head.count - 1] != head.hash:
+            raise LedgerError(f"{self.path}: line {head.count} is not the one that {seen_by} has seen")
 
-def check_tail(
-    path: Path, number: int, tail: bytes, previous: str, *, what: str = "ledger", sort: bool = True
-) -> None:
-    """Refuse a whole line whose end was changed: a line torn by a crash stops before its end."""
-    try:
-        follow(path, number, tail[:-1], previous, what=what, sort=sort)
-    except LedgerError:
-        return
-    raise LedgerError(f"{path}: line {number} does not end as a line does: its last byte was changed")
+    def follow(self, content: bytes) -> Iterator[Json]:
+        """The bodies of all lines, without one torn by a crash, if each follows from the one before."""
+        *lines, torn = content.split(b"\n")
+        for line in lines:
+            body, digest = self._next(line)
+            self.add(len(line) + 1, digest)
+            yield body
+        if torn:  # by a crash it stops before its end
+            try:
+                self._next(torn[:-1])
+            except LedgerError:
+                return
+            whole = f"line {len(lines) + 1} does not end as a line does"
+            raise LedgerError(f"{self.path}: {whole}: its last byte was changed")
 
+    def link(self, body: Json) -> tuple[bytes, str]:
+        """The line of a body, and the hash that binds it to all lines before."""
+        digest = hashlib.sha256(f"{self.head.hash}{self._text(body)}".encode()).hexdigest()
+        return f"{self._text({**body, 'hash': digest})}\n".encode(), digest
 
-def check_seen(path: Path, hashes: Sequence[str], head: ChainHead, seen_by: str) -> None:
-    """Refuse a chain that does not contain a head that was kept apart."""
-    if head.count > len(hashes):
-        raise LedgerError(f"{path}: line {len(hashes) + 1} is missing: {seen_by} has seen {head.count} lines")
-    if head.count < 1 or hashes[head.count - 1] != head.hash:
-        raise LedgerError(f"{path}: line {head.count} is not the one that {seen_by} has seen")
+    def add(self, size: int, digest: str) -> None:
+        """Go on from a line of this size that is in the file."""
+        self.hashes.append(digest)
+        self.ends.append(self.ends[-1] + size)
 
+    def _next(self, line: bytes) -> tuple[Json, str]:
+        """The body of the next line, byte for byte as `link` writes it."""
+        number = len(self.hashes) + 1
+        try:
+            body = json.loads(line)
+            del body["hash"]
+            expected, digest = self.link(body)
+        # Deep brackets exhaust the parser's stack; a list or a number has no "hash".
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise LedgerError(f"{self.path}: line {number} is not a line of a {self._what}") from None
+        if line + b"\n" != expected:
+            place = f"the start of a {self._what}" if number == 1 else f"line {number - 1}"
+            happened = "a line was changed, dropped, moved or inserted"
+            raise LedgerError(f"{self.path}: line {number} does not follow from {place}: {happened}")
+        return body, digest
 
-def _text(body: Json, sort: bool) -> str:
-    return json.dumps(body, sort_keys=sort, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    def _text(self, body: Json) -> str:
+        return json.dumps(
+            body, sort_keys=self._sort, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+        )

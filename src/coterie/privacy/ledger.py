@@ -1,9 +1,8 @@
 """What was released so far, in an append-only file that no restart can reset.
 
-Every line carries the hash of itself and the line before, so a changed, dropped, moved, doubled or
-inserted line is found. Somebody who rewrites the whole chain, or cuts whole lines off its end, is found by
-a head that a checkpoint, a contract or a page keeps apart. The content depends on nothing but the plan and
-the charges, so an interrupted and resumed run leaves the same bytes as an uninterrupted one.
+Its lines are a chain (`chain`), whose head a checkpoint, a contract or a page keeps apart. The content
+depends on nothing but the plan and the charges, so an interrupted and resumed run leaves the same bytes as
+an uninterrupted one.
 """
 
 import io
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Self
 
 from coterie.privacy.accounting import accountant_named, epsilon_of
-from coterie.privacy.chain import START, ChainHead, check_seen, check_tail, follow, link
+from coterie.privacy.chain import Chain, ChainHead
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
 from coterie.privacy.locked_file import append, contents, create, cut_torn_line, explained, open_locked
-from coterie.privacy.plain import MalformedError, Plain
+from coterie.privacy.plain import Json, MalformedError, Plain
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.units import Budget
 
@@ -47,7 +46,7 @@ class Charge(Plain):
             raise PrivacyInputError(f"charge: round {self.round!r} is not allowed, an integer from 0 is")
 
 
-class LedgerView:
+class LedgerView(Chain):
     """What the file of a ledger says: the charges in their order, held against the plan.
 
     By itself it is read without a lock and without a write; the ledger of a run goes on from it.
@@ -64,20 +63,18 @@ class LedgerView:
             plan: The plan that it must belong to.
             header: What its first line must say; by default anything about this plan.
         """
-        self.path, self.plan = path, plan
-        self.hashes: list[str] = []
-        self.size = 0
+        super().__init__(path)
+        self.plan = plan
         self.counts = {unit.subject: {r.name: 0 for r in unit.releases} for unit in plan.units}
         self._rounds = dict.fromkeys(self.counts, 0)
         self._known: set[Charge] = set()
-        *lines, torn = content.split(b"\n")
-        if not lines:
+        bodies = self.follow(content)
+        first = next(bodies, None)
+        if first is None:
             raise LedgerError(f"{path}: line 1 is missing: the file is no ledger")
-        found, digest = follow(path, 1, lines[0], START)
-        self.accountant, self.budgets = _Header.found(path, found, header).terms(path, plan)
-        self._record([], lines[0], digest)
-        for number, line in enumerate(lines[1:], start=2):
-            body, digest = follow(path, number, line, self.head.hash)
+        header = _Header.found(path, first, plan, header)
+        self.accountant, self.budgets = header.accountant, header.budgets
+        for number, body in enumerate(bodies, start=2):
             charges = _charges(path, number, body)
             try:
                 fresh = self._new(charges)
@@ -85,9 +82,7 @@ class LedgerView:
                 raise LedgerError(f"{path}: line {number} breaks the plan: {mistake}") from None
             if len(fresh) != len(charges):
                 raise LedgerError(f"{path}: line {number} charges a release twice")
-            self._record(fresh, line, digest)
-        if torn:
-            check_tail(path, len(lines) + 1, torn, self.head.hash)
+            self._count(fresh)
         self._epsilons: dict[tuple[int, tuple[int, ...]], float] = {}
         # Subjects with equal releases and delta cost the same: a kind each, computed once for all of them.
         kinds: dict[tuple[tuple[PlannedRelease, ...], float], int] = {}
@@ -102,15 +97,6 @@ class LedgerView:
         with explained(path):
             content = path.read_bytes()
         return LedgerView(path, content, plan)
-
-    @property
-    def head(self) -> ChainHead:
-        """Where the ledger stands, for a checkpoint to keep."""
-        return ChainHead(len(self.hashes), self.hashes[-1])
-
-    def check_seen(self, head: ChainHead, seen_by: str) -> None:
-        """Refuse a file that does not contain a head that somebody kept."""
-        check_seen(self.path, self.hashes, head, seen_by)
 
     def executed(self, subject: str) -> Mapping[str, int]:
         """How often each planned release of a subject was charged."""
@@ -155,14 +141,11 @@ class LedgerView:
                 )
         return fresh
 
-    def _record(self, fresh: Iterable[Charge], line: bytes, digest: str) -> None:
-        """Count what a line says, given without its end."""
+    def _count(self, fresh: Iterable[Charge]) -> None:
         for charge in fresh:
             self._known.add(charge)
             self.counts[charge.subject][charge.release] += 1
             self._rounds[charge.subject] = max(self._rounds[charge.subject], charge.round)
-        self.hashes.append(digest)
-        self.size += len(line) + 1
 
 
 class Ledger(LedgerView):
@@ -204,12 +187,12 @@ class Ledger(LedgerView):
         if anchor is not None and not path.exists():
             raise LedgerError(f"{path}: the ledger is missing, {seen_by} has seen {anchor.count} lines of it")
         with explained(path):
-            file = create(path, link(header.to_json(), START)[0]) or open_locked(path)
+            file = create(path, Chain(path).link(header.to_json())[0]) or open_locked(path)
             try:
                 ledger = cls(path, contents(file), plan, header)
                 if anchor is not None:
                     ledger.check_seen(anchor, seen_by)
-                cut_torn_line(file, ledger.size)
+                cut_torn_line(file, ledger.ends[-1])
             except BaseException:
                 file.close()
                 raise
@@ -225,7 +208,7 @@ class Ledger(LedgerView):
         fresh = self._new(charges)
         if not fresh:
             return
-        line, digest = link({"charges": [charge.to_json() for charge in fresh]}, self.head.hash)
+        line, digest = self.link({"charges": [charge.to_json() for charge in fresh]})
         try:
             with explained(self.path):
                 append(self._file, line)
@@ -233,7 +216,8 @@ class Ledger(LedgerView):
             # What reached the disk is cut as torn or counted at the next opening; this process is done.
             self.close()
             raise
-        self._record(fresh, line[:-1], digest)
+        self.add(len(line), digest)
+        self._count(fresh)
 
     def close(self) -> None:
         """Let go of the file; another process may open it now."""
@@ -255,7 +239,7 @@ class Ledger(LedgerView):
         with explained(self.path):
             held = os.fstat(self._file.fileno())
             same = self.path.exists() and os.path.samestat(held, self.path.stat())
-        if not same or held.st_size != self.size:
+        if not same or held.st_size != self.ends[-1]:
             what = "changed" if same else "removed or replaced"
             raise LedgerError(f"{self.path}: the ledger was {what} by somebody else during the run")
 
@@ -308,37 +292,32 @@ class _Header(Plain):
         )
         return cls(_FORMAT, plan.digest(), accountant, tuple(units))
 
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """Of every subject."""
+        return {name: Budget(unit.epsilon, unit.delta) for unit in self.units for name in unit.subjects}
+
     @classmethod
-    def found(cls, path: Path, line: object, expected: Self | None) -> Self:
-        """What a first line says, if it is what was expected."""
+    def found(cls, path: Path, line: Json, plan: PrivacyPlan, expected: Self | None) -> Self:
+        """What a first line says, if it is what was expected; by default anything about all of this plan."""
+        problem = None
         try:
             header = cls.read(line)
-        except MalformedError:
-            header = None
-        if header is None or header.ledger != _FORMAT:
-            raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}")
-        if expected is None or header == expected:
-            return header
-        problem = "was opened with other budgets"
-        if header.accountant != expected.accountant:
-            problem = f"was opened with accountant {header.accountant!r}, not {expected.accountant!r}"
-        elif header.plan != expected.plan:
-            problem = f"belongs to another plan ({header.plan})"
-        raise LedgerError(f"{path}: line 1: the ledger {problem}")
-
-    def terms(self, path: Path, plan: PrivacyPlan) -> tuple[str, dict[str, Budget]]:
-        """The accountant, and the budget of every subject, if they are about all of this plan."""
-        if self.plan != plan.digest():
-            raise LedgerError(f"{path}: line 1: the ledger belongs to another plan ({self.plan})")
-        try:
-            budgets = {
-                subject: Budget(unit.epsilon, unit.delta) for unit in self.units for subject in unit.subjects
-            }
-            if _Header.of(plan, budgets, accountant_named(self.accountant).name) == self:
-                return self.accountant, {unit.subject: budgets[unit.subject] for unit in plan.units}
-        except (KeyError, PrivacyInputError):
-            pass
-        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}")
+            if header.ledger != _FORMAT:
+                raise MalformedError
+            if expected is not None and header.accountant != expected.accountant:
+                problem = f"was opened with accountant {header.accountant!r}, not {expected.accountant!r}"
+            elif header.plan != plan.digest():
+                problem = f"belongs to another plan ({header.plan})"
+            elif expected is not None and header != expected:
+                problem = "was opened with other budgets"
+            elif header != cls.of(plan, header.budgets, accountant_named(header.accountant).name):
+                raise MalformedError
+        except (MalformedError, KeyError, PrivacyInputError):
+            raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}") from None
+        if problem is not None:
+            raise LedgerError(f"{path}: line 1: the ledger {problem}")
+        return header
 
 
 def _charges(path: Path, number: int, body: Mapping[str, object]) -> list[Charge]:

@@ -50,8 +50,8 @@ class RdpAccountant(Accountant):
 
     def _deltas(self, epsilons: Floats) -> Floats:
         exponents = self.divergences - epsilons[:, None] + np.log1p(-1.0 / ORDERS)
-        logs: Floats = (ORDERS - 1.0) * exponents - np.log(ORDERS)
-        return np.exp(np.minimum(np.min(logs, axis=1), 0.0))
+        logs: Floats = np.min((ORDERS - 1.0) * exponents - np.log(ORDERS), axis=1)
+        return np.exp(np.minimum(logs, 0.0))
 
 
 def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> list[float]:
