@@ -11,19 +11,16 @@ jointly quasi-convex: van Erven, Harremoes 2014, Thm 13) which (t, f) -> (1 - f,
 changing t - f. The largest t - f is therefore found at f = 1 - t.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 from coterie.privacy.divergences import Floats
 from coterie.privacy.errors import PlanError
 from coterie.privacy.plain import Key, Plain
-
-Bools = npt.NDArray[np.bool_]
+from coterie.privacy.units import decimals_up
 
 FALSE_POSITIVES = 0.01
 """Share of those who were not used that the attacker of the second figure accuses."""
@@ -89,31 +86,18 @@ def from_divergences(orders: Floats, divergences: Floats) -> Meaning:
     known = ~np.isnan(divergences)
     orders, bounds = orders[known], divergences[known] * (1.0 + 1e-9) + _SLACK / (orders[known] - 1.0)
 
-    def within(rate: Callable[[Floats], Floats]) -> Callable[[Floats], Bools]:
-        def check(share: Floats) -> Bools:
-            other = rate(share)
-            forth = _coins(orders, share, other)
-            back = _coins(orders, other, share)
-            result: Bools = np.maximum(forth, back) <= bounds
-            return result
+    def largest(least: float, other: Callable[[Floats], Floats]) -> float:
+        """The upper end of a bracket around the largest share that every order allows beside the other."""
+        low, high = np.full_like(orders, least), np.ones_like(orders)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            forth, back = _coins(orders, middle, other(middle)), _coins(orders, other(middle), middle)
+            fits = np.maximum(forth, back) <= bounds
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return float(np.min(high, initial=1.0))
 
-        return check
-
-    guess = _largest(within(lambda share: 1.0 - share), np.full_like(orders, 0.5))
-    found = _largest(
-        within(lambda share: np.full_like(share, FALSE_POSITIVES)), np.full_like(orders, FALSE_POSITIVES)
-    )
-    return Meaning(float(np.min(guess, initial=1.0)), float(np.min(found, initial=1.0)))
-
-
-def _largest(allowed: Callable[[Floats], Bools], least: Floats) -> Floats:
-    """The upper end of a bracket around the largest share that is allowed, order by order."""
-    low, high = least, np.ones_like(least)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        fits = allowed(middle)
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    return high
+    found = largest(FALSE_POSITIVES, lambda share: np.full_like(share, FALSE_POSITIVES))
+    return Meaning(largest(0.5, lambda share: 1.0 - share), found)
 
 
 def _coins(orders: Floats, one: Floats, other: Floats) -> Floats:
@@ -121,16 +105,10 @@ def _coins(orders: Floats, one: Floats, other: Floats) -> Floats:
     with np.errstate(divide="ignore"):
         heads = orders * np.log(one) + (1.0 - orders) * np.log(other)
         tails = orders * np.log1p(-one) + (1.0 - orders) * np.log1p(-other)
-    result: Floats = np.logaddexp(heads, tails) / (orders - 1.0)
-    return result
+    return np.logaddexp(heads, tails) / (orders - 1.0)
 
 
 def percent_up(share: float) -> str:
     """A share in percent, never less than it is: one decimal, two close to 100."""
-    if share >= 1.0:
-        return "100 %"
-    digits = 2 if share > 0.99 else 1
-    scale = 10.0**digits
-    text = f"{100.0 * share:.{digits}f}"
-    shown = float(text) if float(text) >= 100.0 * share else math.ceil(100.0 * share * scale) / scale
-    return f"{shown:.{digits}f} %" if shown < 100.0 else "100 %"
+    shown = decimals_up(100.0 * share, 2 if share > 0.99 else 1)
+    return f"{shown} %" if float(shown) < 100.0 else "100 %"

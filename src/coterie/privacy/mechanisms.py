@@ -63,8 +63,9 @@ class Mechanism(Plain, ABC):
 
     def __post_init__(self) -> None:
         for name, allowed in _ranges(type(self)):
-            if getattr(self, name) is not None:
-                allowed.check(name, getattr(self, name))
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, NoiseRule)):
+                allowed.check(name, value)
 
     @property
     def name(self) -> str:
@@ -161,12 +162,7 @@ class NoisySum(Mechanism):
     """Contributions clipped to `clip` are summed and Gaussian noise is added to the sum."""
 
     clip: Annotated[float, CLIP]
-    noise_multiplier: Multiplier
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.noise_multiplier, NoiseRule):
-            NOISE.check_or_zero("noise_multiplier", self.noise_multiplier)
-        super().__post_init__()
+    noise_multiplier: Annotated[Multiplier, dataclasses.replace(NOISE, besides=0)]
 
     @property
     def rule(self) -> NoiseRule | None:
@@ -176,9 +172,8 @@ class NoisySum(Mechanism):
     def multiplier(self) -> float:
         """The noise multiplier as a number; a plan that was not calibrated has none."""
         if isinstance(self.noise_multiplier, NoiseRule):
-            raise PlanError(
-                f"{self.name}: the noise is still to be calibrated ({self.noise_multiplier.value})"
-            )
+            rule = self.noise_multiplier.value
+            raise PlanError(f"{self.name}: the noise is still to be calibrated ({rule})")
         return self.noise_multiplier
 
     @property
@@ -192,7 +187,7 @@ class NoisySum(Mechanism):
 
     @property
     def event(self) -> DpEvent:
-        return events.gaussian(self.multiplier)
+        return events.repeated(events.gaussian(self.multiplier), self.steps)
 
     def with_noise(self, noise_multiplier: float) -> Self:
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)

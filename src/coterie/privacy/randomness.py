@@ -99,21 +99,16 @@ class SecretKey:
         self, purpose: str, *, subjects: Sequence[str], round: int, release: str, input_hash: str
     ) -> Floats:
         """The first uniform of the stream of every subject, for populations."""
-        words = [
-            self.stream(
-                purpose, subject=subject, round=round, release=release, input_hash=input_hash
-            ).integers(64)
+        streams = (
+            self.stream(purpose, subject=subject, round=round, release=release, input_hash=input_hash)
             for subject in subjects
-        ]
-        return open_uniforms(np.array(words, dtype="<u8"))
+        )
+        return open_uniforms(np.array([stream.integers(64) for stream in streams], dtype="<u8"))
 
 
 def encode_fields(*fields: bytes) -> bytes:
     """Join byte strings so that different tuples never meet: their number, then each with its length."""
-    parts = [struct.pack("<Q", len(fields))]
-    for field in fields:
-        parts += (struct.pack("<Q", len(field)), field)
-    return b"".join(parts)
+    return struct.pack("<Q", len(fields)) + b"".join(struct.pack("<Q", len(each)) + each for each in fields)
 
 
 class RandomStream:
@@ -141,12 +136,12 @@ class RandomStream:
             return np.zeros(shape)
         noise: Floats = np.empty(shape)
         flat = noise.reshape(-1)
-        filled = min(self._normals.size, flat.size)
-        flat[:filled], self._normals = self._normals[:filled], self._normals[filled:]
+        filled = 0
         while filled < flat.size:
-            made = self._more_normals(flat.size - filled)
-            used = min(made.size, flat.size - filled)
-            flat[filled : filled + used], self._normals = made[:used], made[used:]
+            if not self._normals.size:
+                self._normals = self._more_normals(flat.size - filled)
+            used = min(self._normals.size, flat.size - filled)
+            flat[filled : filled + used], self._normals = self._normals[:used], self._normals[used:]
             filled += used
         noise *= std
         return noise

@@ -19,32 +19,29 @@ from coterie.privacy.randomness import Floats, RandomStream, Shape
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, both included; counts where `whole`."""
+    """Numbers from `least` to `most`, both included, and one `besides`; counts where `whole`."""
 
     least: float
     most: float
     whole: bool = False
+    besides: float | None = None
 
     def __contains__(self, value: object) -> bool:
         kind = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        return bool(self.least <= cast(float, value) <= self.most)
+        return value == self.besides or bool(self.least <= cast(float, value) <= self.most)
 
     def __str__(self) -> str:
         if self.whole:
             return f"an integer from {self.least} to {self.most}"
-        return f"a number from {self.least:g} to {self.most:g}"
+        other = "" if self.besides is None else f"{self.besides:g} or "
+        return f"{other}a number from {self.least:g} to {self.most:g}"
 
     def check(self, key: str, value: float) -> None:
         """Refuse a value outside the range."""
         if value not in self:
             raise RangeError(f"{key}: {value} is not allowed, {self} is")
-
-    def check_or_zero(self, key: str, value: float) -> None:
-        """Refuse a value that is neither 0 nor in the range."""
-        if isinstance(value, bool) or (value != 0 and value not in self):
-            raise RangeError(f"{key}: {value} is not allowed, 0 or {self} is")
 
     def nearest(self, value: float) -> float:
         """The value, or the end of the range that it lies beyond."""

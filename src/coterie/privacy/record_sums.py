@@ -150,10 +150,6 @@ class FullBatchSteps(RecordSums):
     def steps(self) -> int:
         return self.epochs
 
-    @property
-    def event(self) -> DpEvent:
-        return events.repeated(events.gaussian(self.multiplier), self.steps)
-
 
 @mechanism("full-batch-sketch")
 @dataclass(frozen=True)

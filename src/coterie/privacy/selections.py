@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import dp_accounting as dp
 import numpy as np
@@ -29,26 +30,27 @@ class ModelSelection(Mechanism):
 class NoisySelection(ModelSelection):
     """A model chosen by the exponential mechanism; `epsilon` is the range of its log-probabilities."""
 
-    epsilon: float
+    monotone: ClassVar[bool] = True
+    epsilon: Annotated[float, replace(SELECTION_EPSILON, besides=math.inf)]  # no privacy is asked for
     adjacency: Adjacency
-
-    def __post_init__(self) -> None:
-        if not (math.isinf(self.epsilon) and self.epsilon > 0):  # an infinite one asks for no privacy
-            SELECTION_EPSILON.check("selection epsilon", self.epsilon)
 
     @property
     def noise_summary(self) -> str:
         return f"Gumbel, scale {self.gumbel_scale:.3g}"
 
     @property
-    @abstractmethod
     def reach(self) -> float:
         """How far apart neighbours can move two counts."""
+        return self.adjacency.reach
 
     @property
     def gumbel_scale(self) -> float:
         """Scale of the Gumbel noise on each count."""
         return self.reach / self.epsilon
+
+    @property
+    def event(self) -> DpEvent:
+        return events.selection(self.gumbel_scale, self.monotone)
 
     def choose(self, scores: Floats, losses: Floats, noise: RandomStream) -> int:
         """By counts over the full set of records, each in it exactly once.
@@ -70,16 +72,7 @@ class PrivateSelection(NoisySelection):
     """
 
     at_sites = True
-
-    @property
-    def reach(self) -> float:
-        return self.adjacency.reach
-
     words = "the model that fits best, by the exponential mechanism on counts of records it gets right"
-
-    @property
-    def event(self) -> DpEvent:
-        return events.selection(self.gumbel_scale)
 
 
 @mechanism("accuracy-selection")
@@ -91,12 +84,8 @@ class AccuracySelection(NoisySelection):
     the noise, on the scale of counts, is 2 / epsilon and the range is epsilon under every adjacency.
     """
 
-    reach = 2.0
+    monotone, reach = False, 2.0
     words = "the model that fits best, by the exponential mechanism on train accuracy, as published"
-
-    @property
-    def event(self) -> DpEvent:
-        return events.selection(self.gumbel_scale, monotone=False)
 
 
 @mechanism("lowest-loss")

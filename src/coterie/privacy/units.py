@@ -136,14 +136,15 @@ def short_number(value: float) -> str:
 
 def round_up(epsilon: float) -> str:
     """Two decimals, or three digits when it is small; never less than the value."""
-    if math.isinf(epsilon):
-        return "inf"
-    if epsilon == 0:
-        return "0"
-    digits = 2 if epsilon >= 1 else 2 - math.floor(math.log10(epsilon))
-    scale = 10.0**digits
-    text = f"{epsilon:.{digits}f}"
-    return text if float(text) >= epsilon else f"{math.ceil(epsilon * scale) / scale:.{digits}f}"
+    if epsilon == 0 or math.isinf(epsilon):
+        return f"{epsilon:g}"
+    return decimals_up(epsilon, 2 if epsilon >= 1 else 2 - math.floor(math.log10(epsilon)))
+
+
+def decimals_up(value: float, digits: int) -> str:
+    """So many decimals; never less than the value."""
+    text, scale = f"{value:.{digits}f}", 10.0**digits
+    return text if float(text) >= value else f"{math.ceil(value * scale) / scale:.{digits}f}"
 
 
 def number_to_json(value: float) -> float | str:
