@@ -164,7 +164,7 @@ class Cohorts:
             raise PlanError(f"release '{release}': nobody is called '{min(unknown)}'")
         if job.models.shape[1] != self._parameters:
             raise PlanError(f"release '{release}': models of {job.models.shape[1]} parameters")
-        mechanism = self._plan.cohort_sums(job.members, release)
+        mechanism = self._plan.planned(CohortSums, release, *job.members)
         if mechanism.drafted != (job.drafts is not None):
             planned = "plans drafts" if job.drafts is None else "plans no drafts without noise"
             raise PlanError(f"release '{release}' {planned}; the job is another")

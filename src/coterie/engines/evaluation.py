@@ -50,7 +50,9 @@ class PrivateScores:
         Args:
             count: reads the records; called once everything is charged.
         """
-        mechanisms = {client: self.plan.scores(held_out(client), EVALUATION) for client in models}
+        mechanisms = {
+            client: self.plan.planned(NoisyScores, EVALUATION, held_out(client)) for client in models
+        }
         hashes = {client: input_hash(self.context, model) for client, model in models.items()}
         self.ledger.charge(
             [Charge(held_out(client), round, EVALUATION, hashed) for client, hashed in hashes.items()]
@@ -72,7 +74,7 @@ class PrivateScores:
             models: those that clients use or choose from.
             shares: asks the clients; one that does not answer adds nothing, like one that is right by half.
         """
-        mechanism = self.plan.scores(POPULATION, EVALUATION)
+        mechanism = self.plan.planned(NoisyScores, EVALUATION, POPULATION)
         hashed = input_hash(self.context, models)
         self.ledger.charge([Charge(POPULATION, round, EVALUATION, hashed)])
         found = shares().values()

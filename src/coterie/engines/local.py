@@ -40,7 +40,7 @@ from coterie.engines.members import LocalMembers
 from coterie.engines.workers import WorkerPool, WorkerSetup
 from coterie.errors import PlanError
 from coterie.models.check import one_thread
-from coterie.privacy import Charge, Ledger, PrivacyPlan, RecordSums, SecretKey
+from coterie.privacy import Charge, Ledger, ModelSelection, PrivacyPlan, RecordSums, SecretKey
 from coterie.privacy.released import Released
 from coterie.privacy.wording import SIMULATION
 from coterie.training.augmentation import Augmentation
@@ -149,7 +149,8 @@ class LocalEngine:
     # --- training -----------------------------------------------------------------------------------
 
     def _train(self, request: Train, round: int) -> "Begun | Updates":
-        mechanisms = {job.client: self.plan.training(job.client, request.release) for job in request.jobs}
+        release = request.release
+        mechanisms = {job.client: self.plan.planned(RecordSums, release, job.client) for job in request.jobs}
         if len(mechanisms) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
         if any(job.anchor is not None and mechanisms[job.client].projected for job in request.jobs):
@@ -237,7 +238,10 @@ class LocalEngine:
     # --- selection ----------------------------------------------------------------------------------
 
     def _select(self, request: Select, round: int) -> Choices:
-        mechanisms = {client: self.plan.selection(client, request.release) for client in request.clients}
+        mechanisms = {
+            client: self.plan.planned(ModelSelection, request.release, client)  # type: ignore[type-abstract]
+            for client in request.clients
+        }
         hashed = input_hash(self.context, request.models)
         self._charge(request.release, round, dict.fromkeys(request.clients, hashed))
         sums = self._score(request)

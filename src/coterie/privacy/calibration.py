@@ -78,28 +78,20 @@ def _calibrate_unit(
         return _with_noise(unit, shared + auto, 0.0)
     method = accounting.accountant_named(accountant)
 
-    def proven(candidate: UnitPlan, name: str) -> float:
+    def cost(candidate: UnitPlan, name: str = accountant) -> float:
         if mode is Mode.PAPER:
             return paper.epsilon(candidate, budget.delta)
         return accounting.epsilon_of(candidate.event, budget.delta, name, adjacency)
 
-    def cost(candidate: UnitPlan) -> float:
-        return proven(candidate, accountant)
-
     def least(candidate: UnitPlan, free: list[str]) -> float:
-        if cost(_with_noise(candidate, free, _MOST_NOISE)) > budget.epsilon:
-            raise BudgetError(_explain(candidate, budget, free, cost, mode))
-
-        def noise_by(name: str, tolerance: float, start: float) -> float | None:
+        def noise_by(name: str, tolerance: float, start: float = 1.0) -> float | None:
             return smallest_noise(
-                lambda z: proven(_with_noise(candidate, free, z), name), budget.epsilon, tolerance, start
+                lambda z: cost(_with_noise(candidate, free, z), name), budget.epsilon, tolerance, start
             )
 
-        start = 1.0
-        if accountant != "rdp" and mode is Mode.SOUND:
-            # RDP is fast and never below: its answer, roughly, is where the slower search begins.
-            near = noise_by("rdp", 1e-2, 1.0)
-            start = 1.0 if near is None else near
+        # RDP is fast and never below: its answer, roughly, is where a slower search begins.
+        slower = accountant != "rdp" and mode is Mode.SOUND
+        start = (noise_by("rdp", 1e-2) if slower else None) or 1.0
         noise = noise_by(accountant, method.tolerance, start)
         if noise is None:
             raise BudgetError(_explain(candidate, budget, free, cost, mode))
@@ -179,9 +171,10 @@ def _explain(
     unit: UnitPlan, budget: Budget, free: list[str], cost: Callable[[UnitPlan], float], mode: Mode
 ) -> str:
     """Which part costs what, for a budget that cannot be met."""
-    known = [release for release in unit.releases if release.name not in free]
     parts = [
-        f"{release.name} alone {round_up(cost(replace(unit, releases=(release,))))}" for release in known
+        f"{release.name} alone {round_up(cost(replace(unit, releases=(release,))))}"
+        for release in unit.releases
+        if release.name not in free
     ]
     if free:
         limit = cost(_with_noise(unit, free, _MOST_NOISE))

@@ -7,6 +7,7 @@ release. `wording` writes the first two.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Self, cast
 
 from dp_accounting import DpEvent
@@ -16,17 +17,9 @@ from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.meaning import Meaning, from_bound, sharpest, weakest
 from coterie.privacy.plain import Json, Key, Plain, codec
-from coterie.privacy.plan import PrivacyPlan, UnitPlan
+from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.pld import GridError
-from coterie.privacy.units import (
-    Adjacency,
-    Budget,
-    Custody,
-    Mode,
-    ThreatModel,
-    Unit,
-    round_up,
-)
+from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit, round_up
 
 
 @dataclass(frozen=True)
@@ -162,32 +155,31 @@ def guarantee(
         caveats: what the run adds to the plan's own caveats.
         held_by: who holds the records and the noise key.
     """
-    if (delta is None) == (budget is None):
+    if delta is not None and budget is None:
+        budget = Budget(math.inf, delta)
+    elif budget is None or delta is not None:
         raise PrivacyInputError("guarantee: give either delta or budget")
     if not plan.units:
         raise PlanError("guarantee: the plan has no units")
     method = accounting.accountant_named(accountant)
-    known: dict[tuple[object, float], _Cost] = {}
 
-    def cost_of(unit: UnitPlan) -> _Cost:
-        own = budget_of(budget, unit.subject).delta if budget is not None else delta
-        assert own is not None
-        key = unit.releases, own
-        if key not in known:
-            event = unit.event
-            account = method(event, plan.adjacency)
-            spent = account.epsilon(own)
-            meaning = sharpest(account.meaning(), from_bound(spent, own))
-            try:
-                replaced = method(event, Adjacency.REPLACE_ONE).epsilon(own)
-            except GridError:
-                replaced = math.inf  # a second line that cannot be proven takes nothing from the first
-            known[key] = _Cost(spent, replaced, own, meaning)
-        return known[key]
+    @cache
+    def cost_of(releases: tuple[PlannedRelease, ...], delta: float) -> _Cost:
+        event = UnitPlan("alike", releases).event
+        account = method(event, plan.adjacency)
+        spent = account.epsilon(delta)
+        try:
+            replaced = method(event, Adjacency.REPLACE_ONE).epsilon(delta)
+        except GridError:
+            replaced = math.inf  # a second line that cannot be proven takes nothing from the first
+        return _Cost(spent, replaced, delta, sharpest(account.meaning(), from_bound(spent, delta)))
 
-    costs = [cost_of(unit) for unit in plan.units]
-    worst = max(range(len(costs)), key=lambda index: costs[index].epsilon)
-    unit, most = plan.units[worst], costs[worst]
+    costs = [cost_of(unit.releases, budget_of(budget, unit.subject).delta) for unit in plan.units]
+    owned: dict[str, list[tuple[UnitPlan, _Cost]]] = {}
+    for unit, cost in zip(plan.units, costs, strict=True):
+        owned.setdefault(unit.owner, []).append((unit, cost))
+    unit, most = max(zip(plan.units, costs, strict=True), key=lambda pair: pair[1].epsilon)
+    kinds = {frozenset((part.is_held_out, part.releases) for part, _ in own) for own in owned.values()}
     cross_check = ""
     if accountant != "rdp":
         by_rdp = accounting.epsilon_of(unit.event, most.delta, "rdp", plan.adjacency)
@@ -196,10 +188,10 @@ def guarantee(
     if mode is Mode.PAPER:
         published = paper.epsilon(unit, most.delta)
         caveats = (*caveats, paper.caveat(unit))
-    per_client = _per_client(plan, costs)
+    several = f"any of {len(owned)} {'workers' if plan.unit is Unit.WORKER else 'clients'}"
     return Guarantee(
         unit=plan.unit,
-        subject=_subject(plan, per_client),
+        subject=several if len(owned) > 1 else unit.owner,
         adjacency=plan.adjacency,
         threat=plan.threat,
         held_by=held_by,
@@ -210,45 +202,23 @@ def guarantee(
         mode=mode,
         event=unit.event,
         meaning=weakest(*(cost.meaning for cost in costs)),
-        releases=_releases(plan, unit.owner, costs),
-        per_client=per_client,
-        most_exposed=unit.owner if _differ(plan) else None,
+        releases=_releases(owned[unit.owner], plan.adjacency),
+        per_client=tuple(
+            ClientCost(
+                owner,
+                max(cost.epsilon for _, cost in own),
+                max(cost.delta for _, cost in own),
+                sum(part.records or 0 for part, _ in own) or None,
+            )
+            for owner, own in owned.items()
+        ),
+        most_exposed=unit.owner if len(kinds) > 1 else None,
         caveats=tuple(dict.fromkeys((*plan.caveats, *caveats))),
         published_epsilon=published,
     )
 
 
-def _per_client(plan: PrivacyPlan, costs: Sequence[_Cost]) -> tuple[ClientCost, ...]:
-    """Of each owner the larger of what its parts cost, and the records of both."""
-    parts: dict[str, list[tuple[UnitPlan, _Cost]]] = {}
-    for unit, cost in zip(plan.units, costs, strict=True):
-        parts.setdefault(unit.owner, []).append((unit, cost))
-    return tuple(
-        ClientCost(
-            owner,
-            max(cost.epsilon for _, cost in own),
-            max(cost.delta for _, cost in own),
-            sum(unit.records or 0 for unit, _ in own) or None,
-        )
-        for owner, own in parts.items()
-    )
-
-
-def _subject(plan: PrivacyPlan, per_client: Sequence[ClientCost]) -> str:
-    if len(per_client) == 1:
-        return per_client[0].name
-    return f"any of {len(per_client)} {'workers' if plan.unit is Unit.WORKER else 'clients'}"
-
-
-def _differ(plan: PrivacyPlan) -> bool:
-    """Whether some clients release something else than others."""
-    parts: dict[str, set[object]] = {}
-    for unit in plan.units:
-        parts.setdefault(unit.owner, set()).add((unit.is_held_out, unit.releases))
-    return len({frozenset(own) for own in parts.values()}) > 1
-
-
-def _releases(plan: PrivacyPlan, owner: str, costs: Sequence[_Cost]) -> tuple[ReleaseCost, ...]:
+def _releases(own: Sequence[tuple[UnitPlan, _Cost]], adjacency: Adjacency) -> tuple[ReleaseCost, ...]:
     """The rows of one client, each by RDP; what is composed never costs less than a part of it."""
     return tuple(
         ReleaseCost(
@@ -256,10 +226,9 @@ def _releases(plan: PrivacyPlan, owner: str, costs: Sequence[_Cost]) -> tuple[Re
             release.mechanism.summary,
             release.times,
             release.mechanism.noise_summary,
-            min(accounting.epsilon_of(release.event, cost.delta, "rdp", plan.adjacency), cost.epsilon),
+            min(accounting.epsilon_of(release.event, cost.delta, "rdp", adjacency), cost.epsilon),
             unit.is_held_out,
         )
-        for unit, cost in zip(plan.units, costs, strict=True)
-        if unit.owner == owner
+        for unit, cost in own
         for release in unit.releases
     )

@@ -10,13 +10,10 @@ from typing import Self, TypeVar, cast
 from dp_accounting import DpEvent
 
 from coterie.privacy import events
-from coterie.privacy.cohort_sums import CohortSums
 from coterie.privacy.errors import PlanError
 from coterie.privacy.mechanisms import Mechanism, NoisyScores
 from coterie.privacy.plain import Json, MalformedError, Plain, record
 from coterie.privacy.ranges import ROUNDS
-from coterie.privacy.record_sums import RecordSums
-from coterie.privacy.selections import ModelSelection
 from coterie.privacy.units import Adjacency, ThreatModel, Unit
 
 _M = TypeVar("_M", bound=Mechanism)
@@ -95,12 +92,8 @@ class UnitPlan:
 
     def executed(self, counts: Mapping[str, int]) -> DpEvent:
         """The cost of having run each named release so many times."""
-        parts = [
-            events.repeated(self.release(name).mechanism.event, times)
-            for name, times in counts.items()
-            if times
-        ]
-        return events.composed(parts)
+        ran = ((self.release(name), times) for name, times in counts.items() if times)
+        return events.composed([events.repeated(each.mechanism.event, times) for each, times in ran])
 
     def release(self, name: str) -> PlannedRelease:
         """The release of that name; a name that was not planned is an error."""
@@ -110,9 +103,12 @@ class UnitPlan:
         known = ", ".join(release.name for release in self.releases) or "nothing"
         raise PlanError(f"plan of {self.subject}: release {name!r} is not declared, declared are: {known}")
 
-    def planned(self, name: str, kind: type[_M]) -> _M:
-        """The mechanism of that name, if it is of this kind."""
-        return _of_kind(self.release(name).mechanism, name, kind)
+    def planned(self, kind: type[_M], name: str) -> _M:
+        """The mechanism of that name, if it is one of this kind that an engine can execute."""
+        found = self.release(name).mechanism
+        if not isinstance(found, kind) or found.kind != kind.kind:
+            raise PlanError(f"release '{name}' is planned as {found.name}: not {kind.kind}")
+        return found
 
     def without(self, *names: str) -> Self:
         """The plan less some of its releases."""
@@ -165,28 +161,12 @@ class PrivacyPlan(Plain):
         """
         return (POPULATION,) if POPULATION in self._by_subject else tuple(members)
 
-    def release_of(self, members: Sequence[str], name: str) -> Mechanism:
-        """The one mechanism that all of these members planned under this name."""
-        found = {self.for_subject(subject).release(name).mechanism for subject in self.subjects_of(members)}
+    def planned(self, kind: type[_M], name: str, *members: str) -> _M:
+        """The one mechanism that all of these members planned under this name, if it is of this kind."""
+        found = {self.for_subject(each).planned(kind, name) for each in self.subjects_of(members)}
         if len(found) != 1:
             raise PlanError(f"plan: release {name!r} is planned differently by members of one cohort")
         return found.pop()
-
-    def training(self, subject: str, name: str) -> RecordSums:
-        """What a subject planned under this name, if it is private training."""
-        return self.for_subject(subject).planned(name, RecordSums)
-
-    def selection(self, subject: str, name: str) -> ModelSelection:
-        """What a subject planned under this name, if it chooses between models."""
-        return self.for_subject(subject).planned(name, ModelSelection)  # type: ignore[type-abstract]
-
-    def scores(self, subject: str, name: str) -> NoisyScores:
-        """What a subject planned under this name, if it scores models."""
-        return self.for_subject(subject).planned(name, NoisyScores)
-
-    def cohort_sums(self, members: Sequence[str], name: str) -> CohortSums:
-        """What all of these members planned under this name, if it is one of a cohort."""
-        return _of_kind(self.release_of(members, name), name, CohortSums)
 
     def to_json(self) -> Json:
         """The plan as plain data; subjects with the same releases share one entry."""
@@ -230,13 +210,6 @@ class _WrittenPlan:
     subjects: tuple[str, ...]
     plans: tuple[_PlannedAlike, ...]
     caveats: tuple[str, ...]
-
-
-def _of_kind(found: Mechanism, name: str, kind: type[_M]) -> _M:
-    """A planned mechanism, if it is one of this kind that an engine can execute."""
-    if not isinstance(found, kind) or found.kind != kind.kind:
-        raise PlanError(f"release '{name}' is planned as {found.name}: not {kind.kind}")
-    return found
 
 
 def canonical_json(data: object) -> str:

@@ -64,6 +64,9 @@ class Sampling(StrEnum):
     SHUFFLE = "shuffle"
 
 
+_STEPS = {Sampling.POISSON: PoissonSteps, Sampling.SHUFFLE: ShuffledSteps}
+
+
 @dataclass(frozen=True)
 class RecordReleases:
     """What a client with so many records may release about them."""
@@ -83,12 +86,10 @@ class RecordReleases:
         sampling: Sampling = Sampling.POISSON,
     ) -> PlannedRelease:
         """DP-SGD, released once a round: over batches of this size, or over all records in each step."""
+        rest, steps = (self.epochs, self.adjacency), _STEPS[sampling]
         if batch is None:
-            whole = FullBatchSteps(self.clip, noise, self.records, self.epochs, self.adjacency)
-            return PlannedRelease(name, whole, times)
-        kind = PoissonSteps if sampling is Sampling.POISSON else ShuffledSteps
-        steps = kind(self.clip, noise, self.records, batch, self.epochs, self.adjacency)
-        return PlannedRelease(name, steps, times)
+            return PlannedRelease(name, FullBatchSteps(self.clip, noise, self.records, *rest), times)
+        return PlannedRelease(name, steps(self.clip, noise, self.records, batch, *rest), times)
 
     def sketch(self, dimensions: int, noise: Multiplier) -> PlannedRelease:
         """A first round of which a random projection is released."""
@@ -160,20 +161,19 @@ def parts_of(plan: PrivacyPlan, promise: Guarantee) -> list[Json]:
     """What each release of a plan's one unit is and costs: alone, and as a share of the divergence of all."""
     releases = plan.units[0].releases
     portions = shares([release.event for release in releases], delta=promise.delta, adjacency=plan.adjacency)
-    parts: list[Json] = []
-    for release, cost, portion in zip(releases, promise.releases, portions, strict=True):
-        part = {
+    noises = (release.mechanism.multiplier for release in releases)
+    return [
+        {
             "release": release.name.replace(" ", "-"),
             "what": cost.what,
             "times": release.times,
             "noise": cost.noise,
             "share": portion,
             "epsilon_alone": cost.epsilon,
+            **({} if noise is None else {"noise_multiplier": noise}),
         }
-        if release.mechanism.multiplier is not None:
-            part["noise_multiplier"] = release.mechanism.multiplier
-        parts.append(part)
-    return parts
+        for release, cost, portion, noise in zip(releases, promise.releases, portions, noises, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -280,16 +280,14 @@ class ClientRun:
         own = CohortReleases(self.rate)
         start: Multiplier = NoiseRule.SHARED if noise is None else self._scale * noise
         if self.is_published:
-            return client_plan(
-                own.rebalanced(self.clients, self.ratio or IDENTIFIER_RATIO, start), self.rounds
-            )
-        if self.rule == "route":
-            return client_plan(own.sums(start, self.ratio or HISTOGRAM_RATIO), self.rounds)
-        return client_plan(own.sums(start), self.rounds)
+            sums = own.rebalanced(self.clients, self.ratio or IDENTIFIER_RATIO, start)
+        else:
+            sums = own.sums(start, (self.ratio or HISTOGRAM_RATIO) if self.rule == "route" else None)
+        return client_plan(sums, self.rounds)
 
     def noises(self, plan: PrivacyPlan) -> dict[str, float]:
         """Every noise multiplier of such a plan, by the name under which it is printed."""
-        sums = plan.cohort_sums((POPULATION,), SUMS)
+        sums = plan.planned(CohortSums, SUMS, POPULATION)
         found = {"noise_multiplier": sums.multiplier / self._scale, "noise_on_sum": sums.multiplier}
         if sums.histogram_ratio is not None:
             found["histogram_noise_multiplier"] = sums.histogram_multiplier

@@ -70,9 +70,13 @@ class ThreatModel(Plain):
         if self.collusion < 1:
             raise PrivacyInputError(f"collusion: {self.collusion} is not allowed, at least 1 observer is")
 
+    @property
+    def watchers(self) -> str:
+        """Who watches, and how many of them together."""
+        return f"{self.observers} ({self.collusion} colluding)" if self.collusion > 1 else self.observers
+
     def __str__(self) -> str:
-        several = f" ({self.collusion} colluding)" if self.collusion > 1 else ""
-        return f"{self.observers}{several} seeing {self.sees}"
+        return f"{self.watchers} seeing {self.sees}"
 
 
 @dataclass(frozen=True)

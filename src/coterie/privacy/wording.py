@@ -42,26 +42,25 @@ def line(promise: "Guarantee") -> str:
         if promise.adjacency is not Adjacency.REPLACE_ONE:
             parts[0] += f" (replace-one {round_up(promise.epsilon_replace_one)})"
         trusting = "" if promise.threat.trusted == "nobody" else f", trusting {promise.threat.trusted}"
-        parts.append(f"against {_observers(promise)}{trusting}")
+        parts.append(f"against {promise.threat.watchers}{trusting}")
     parts += weaknesses(promise.caveats)
     if promise.held_by is Custody.ONE_PROCESS:
         parts.append("one process held all records")
-    counted = sum(weakness(caveat) is None for caveat in promise.caveats)
+    counted = _caveats(promise, weak=False)
     if counted:
-        parts.append(f"{counted} caveat{'s' if counted > 1 else ''}")
+        parts.append(f"{len(counted)} caveat{'s' if counted[1:] else ''}")
     return "; ".join(parts)
 
 
-def weakness(caveat: str) -> str | None:
-    """The label of a caveat that voids or weakens the promise."""
-    label = caveat.partition(":")[0]
-    return label if label in WEAKNESSES else None
-
-
 def weaknesses(caveats: Sequence[str]) -> list[str]:
-    """The labels among the caveats, each once."""
-    found = (weakness(caveat) for caveat in caveats)
-    return list(dict.fromkeys(label for label in found if label is not None))
+    """The labels of caveats that void or weaken the promise, each once."""
+    labels = (caveat.partition(":")[0] for caveat in caveats)
+    return list(dict.fromkeys(label for label in labels if label in WEAKNESSES))
+
+
+def _caveats(promise: "Guarantee", *, weak: bool) -> list[str]:
+    """As sentences: those with such a label, or all others."""
+    return [sentence(caveat) for caveat in promise.caveats if bool(weaknesses([caveat])) is weak]
 
 
 def _figures(promise: "Guarantee") -> str:
@@ -74,31 +73,25 @@ def _figures(promise: "Guarantee") -> str:
     return f"paper: published eps={round_up(promise.published_epsilon)} ({claimed} claimed), sound: {figures}"
 
 
-def _observers(promise: "Guarantee") -> str:
-    threat = promise.threat
-    several = f" ({threat.collusion} colluding)" if threat.collusion > 1 else ""
-    return f"{threat.observers}{several}"
-
-
 def paragraph(promise: "Guarantee") -> str:
     """Whole sentences: who is protected, from whom, trusting whom, what an attacker gains, what is not."""
     said = [*_weak(promise), _protected(promise)]
     if math.isfinite(promise.epsilon):
         threat = promise.threat
-        said += [f"This holds against {_observers(promise)}, seeing {threat.sees}.", _custody(promise)]
-        said.append(_gain(promise))
+        holds = f"This holds against {threat.watchers}, seeing {threat.sees}."
+        said += [holds, _custody(promise), _gain(promise)]
     elif promise.held_by is not Custody.PLAN:
         said.append(_custody(promise))
-    said += [_proof(promise), *_spread(promise)]
-    counted = [caveat for caveat in promise.caveats if weakness(caveat) is None]
+    releases = "all planned releases composed" if promise.releases else "no release at all"
+    said += [f"Computed by {promise.accountant}, {releases}.", *_spread(promise)]
+    counted = _caveats(promise, weak=False)
     if counted:
-        said.append("Beside the guarantee, or not covered by it:")
-        said += [sentence(caveat) for caveat in counted]
+        said += ["Beside the guarantee, or not covered by it:", *counted]
     return " ".join([*said, HISTORY])
 
 
 def _weak(promise: "Guarantee") -> list[str]:
-    found = [sentence(caveat) for caveat in promise.caveats if weakness(caveat) is not None]
+    found = _caveats(promise, weak=True)
     if promise.mode is Mode.PAPER:
         claim = ""
         if promise.published_epsilon is not None:
@@ -160,27 +153,20 @@ def _gain(promise: "Guarantee") -> str:
     )
 
 
-def _proof(promise: "Guarantee") -> str:
-    releases = "all planned releases composed" if promise.releases else "no release at all"
-    return f"Computed by {promise.accountant}, {releases}."
-
-
 def _spread(promise: "Guarantee") -> list[str]:
     """One epsilon and one delta stand for all; where clients differ, their own are in the table."""
-    rows = [row for row in promise.per_client if row.epsilon is not None]
+    rows = [(row.epsilon, row.delta) for row in promise.per_client if row.epsilon is not None]
     if len(rows) < 2:
         return []
-    least = min(row.epsilon for row in rows if row.epsilon is not None)
-    if round_up(least) == round_up(promise.epsilon) and len({row.delta for row in rows}) == 1:
-        return []
-    deltas = sorted({row.delta for row in rows})
+    least, most = (round_up(epsilon) for epsilon in (min(rows)[0], promise.epsilon))
+    deltas = sorted({delta for _, delta in rows})
     spans = []
-    if round_up(least) != round_up(promise.epsilon):
-        most = "" if promise.most_exposed is None else f", most for {promise.most_exposed}"
-        spans.append(f"epsilon {round_up(least)} to {round_up(promise.epsilon)}{most}")
+    if least != most:
+        whom = "" if promise.most_exposed is None else f", most for {promise.most_exposed}"
+        spans.append(f"epsilon {least} to {most}{whom}")
     if deltas[1:]:
         spans.append(f"delta {short_number(deltas[0])} to {short_number(deltas[-1])}")
-    return [f"Not all are alike: {', '.join(spans)}; each one's own stands in the table."]
+    return [f"Not all are alike: {', '.join(spans)}; each one's own stands in the table."] if spans else []
 
 
 def sentence(text: str) -> str:

@@ -163,7 +163,7 @@ class WorkerLevel(Algorithm[WorkerLevelState]):
         """Who sees what when; rates and noise are read back from the plan that is executed."""
         structure = self.structure(facts)
         sums = (
-            plan.cohort_sums([facts.clients[member] for member in members], group_release(group))
+            plan.planned(CohortSums, group_release(group), *(facts.clients[member] for member in members))
             for group, members in enumerate(structure.groups)
         )
         noises = tuple(Noise(own.rate, own.multiplier) for own in sums)

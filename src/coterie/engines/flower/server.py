@@ -41,6 +41,8 @@ from coterie.privacy import (
     EVALUATION,
     Charge,
     Ledger,
+    ModelSelection,
+    NoisyScores,
     PrivacyPlan,
     RecordSums,
     Released,
@@ -157,7 +159,7 @@ class FlowerEngine:
         jobs = {job.client: job for job in request.jobs}
         if len(jobs) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
-        mechanisms = {client: self.plan.training(client, request.release) for client in jobs}
+        mechanisms = {client: self.plan.planned(RecordSums, request.release, client) for client in jobs}
 
         def read(client: str, found: RecordDict, wanted: RequestId) -> Vector:
             mechanism = mechanisms[client]
@@ -194,7 +196,7 @@ class FlowerEngine:
 
     def _select(self, request: Select, round: int) -> Choices:
         for client in request.clients:
-            mechanism = self.plan.selection(client, request.release)
+            mechanism = self.plan.planned(ModelSelection, request.release, client)  # type: ignore[type-abstract]
             if not mechanism.at_sites:
                 raise PlanError(
                     f"release '{request.release}' is planned as {mechanism.name}: no private selection"
@@ -215,7 +217,9 @@ class FlowerEngine:
 
     def evaluate(self, models: Mapping[str, Vector], round: int) -> dict[str, Released[float]]:
         """Noisy number of held-out records that each client's model gets right; of those that answer."""
-        mechanisms = {client: self.plan.scores(held_out(client), EVALUATION) for client in models}
+        mechanisms = {
+            client: self.plan.planned(NoisyScores, EVALUATION, held_out(client)) for client in models
+        }
 
         def read(client: str, found: RecordDict, wanted: RequestId) -> NDArray[np.float64]:
             stray = NOISE_DEVIATIONS * mechanisms[client].noise_std

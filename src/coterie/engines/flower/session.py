@@ -197,7 +197,7 @@ class SiteSession:
         """What a site that trusts the server agreed to: how often it may see what."""
         own, unit = self.contract.own, self.contract.plan.unit
         sums = [release for release in own.releases if release.name != EVALUATION]
-        clips = sorted({own.planned(release.name, CohortSums).clip for release in sums})
+        clips = sorted({own.planned(CohortSums, release.name).clip for release in sums})
         times = sum(release.times for release in sums)
         scored = sum(release.times for release in own.releases) - times
         shares = f" and {scored} shares of held-out records that a model gets right" if scored else ""
@@ -246,7 +246,7 @@ class SiteSession:
         work, wanted = self.contract.trusted, request.id
         if work is None:
             raise RefusedError("not trusted")
-        mechanism = self.contract.own.planned(wanted.release, CohortSums)
+        mechanism = self.contract.own.planned(CohortSums, wanted.release)
         parts = work.parts(self.parameters)
         hashed = input_hash(f"{self._context} {request.order:x}", request.models)
 
@@ -282,7 +282,7 @@ class SiteSession:
         wanted, scored, models = request.id, self.contract.scored, request.models
         RefusedError.when(wanted.release != EVALUATION, "not planned")
         planned, sent = (self.contract.own, models) if scored is None else (scored, models[0])
-        planned.planned(EVALUATION, NoisyScores)
+        planned.planned(NoisyScores, EVALUATION)
         GarbageError.when(scored is not None and len(models) != 1, SEVERAL)
         hashed = input_hash(self._context, sent)
 
@@ -383,6 +383,6 @@ class SiteSession:
         else:
             told = (
                 f", {wanted.release}: learnt in {seconds:.1f} s, sent to the trusted server in the clear, "
-                f"clipped to {self.contract.own.planned(wanted.release, CohortSums).clip:g}"
+                f"clipped to {self.contract.own.planned(CohortSums, wanted.release).clip:g}"
             )
         log.info("round %d of %d%s", wanted.round, self.contract.rounds, told)
