@@ -7,25 +7,27 @@ import numpy as np
 import published_arithmetic
 import pytest
 
-from coterie.privacy import PoissonSteps, PrivacyInputError, SecretKey, lemmas
+from coterie.privacy import PoissonSteps, PrivacyInputError, SecretKey
 from coterie.privacy.units import Adjacency
 from slow_mechanisms import noisy_mean
 
-SETTING = {"records": 6600, "epochs": 1, "learning_rate": 5e-4, "parameters": 11_181_642, "clip": 3.0}
+
+def update_variance(batch: int, noise: float) -> float:
+    """Of all parameters together, in the publication's setting."""
+    steps = PoissonSteps(3.0, noise, 6600, batch, 1, Adjacency.ZERO_OUT)
+    return 11_181_642 * steps.noise_in_release(lr=5e-4, pull=0.0) ** 2
 
 
 def test_examples_in_the_documentation_hold():
-    for module in (lemmas, published_arithmetic):
-        assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(published_arithmetic).failed == 0
+    assert round(update_variance(32, 1.078), 2) == 5.91
+    assert round(update_variance(6600, 1.310), 8) == 9.9e-07
 
 
 def test_update_noise_falls_with_the_cube_of_the_batch():
-    small = lemmas.update_noise_variance(batch=33, noise_multiplier=1.0, **SETTING)
-    large = lemmas.update_noise_variance(batch=330, noise_multiplier=1.0, **SETTING)
+    small, large = update_variance(33, 1.0), update_variance(330, 1.0)
     assert small / large == pytest.approx(1000)
-    full = lemmas.update_noise_variance(batch=6600, noise_multiplier=1.310, **SETTING)
-    later = lemmas.update_noise_variance(batch=32, noise_multiplier=1.078, **SETTING)
-    assert later / full > 1e6
+    assert update_variance(32, 1.078) / update_variance(6600, 1.310) > 1e6
 
 
 def test_update_noise_is_what_the_mechanism_adds():
@@ -36,15 +38,7 @@ def test_update_noise_is_what_the_mechanism_adds():
     update = np.zeros(dimensions)
     for _ in range(mechanism.steps):
         update -= 0.1 * noisy_mean(mechanism, [], dimensions, mechanism.denominator, stream)
-    expected = lemmas.update_noise_variance(
-        records=100,
-        batch=10,
-        epochs=1,
-        learning_rate=0.1,
-        parameters=dimensions,
-        clip=2.0,
-        noise_multiplier=1.5,
-    )
+    expected = dimensions * mechanism.noise_in_release(lr=0.1, pull=0.0) ** 2
     # The sum of squares of 4000 normals is within 12 % in all but one of 10^6 cases.
     assert float((update**2).sum()) == pytest.approx(expected, rel=0.12)
 
@@ -70,6 +64,6 @@ def test_larger_first_batches_separate_unless_the_noise_grows_as_fast():
 
 def test_meaningless_parameters_are_refused():
     with pytest.raises(PrivacyInputError, match="batch"):
-        lemmas.update_noise_variance(batch=7000, noise_multiplier=1.0, **SETTING)
+        update_variance(7000, 1.0)
     with pytest.raises(PrivacyInputError, match="variance"):
         published_arithmetic.separation_score(1.0, 0.0, 5)

@@ -153,9 +153,8 @@ def log_normal(points: Floats) -> Floats:
 
 def _log_mixture(rate: float, exponent: Floats) -> Floats:
     """log(1 - q + q exp(exponent)), with all digits where the result is close to 0."""
-    close = np.minimum(exponent, 30.0)
-    near: Floats = np.log1p(rate * np.expm1(close))
-    far: Floats = np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
+    near = np.log1p(rate * np.expm1(np.minimum(exponent, 30.0)))
+    far = np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
     return np.where(exponent < 30.0, near, far)
 
 
@@ -191,5 +190,4 @@ def _log_excess(orders: Floats, log_ratio: Floats, log_weight: Floats) -> Floats
             power = power * small
         total += np.exp(-peak) * series
     with np.errstate(divide="ignore"):
-        result: Floats = peak + np.log(np.maximum(total, 0.0))
-    return result
+        return np.asarray(peak + np.log(np.maximum(total, 0.0)))

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Self, TypeVar, cast, get_type_hints
 from dp_accounting import DpEvent
 
 from coterie.privacy import events
-from coterie.privacy.errors import PlanError, RangeError
+from coterie.privacy.errors import PlanError
 from coterie.privacy.plain import Json, MalformedError, Plain, record
 from coterie.privacy.ranges import CLIP, NOISE, RECORDS, Range
 from coterie.privacy.units import Adjacency
@@ -204,12 +204,8 @@ class NoisyScores(NoisySum):
     """
 
     kind = "a score"
+    clip: Annotated[float, Range(HALF, HALF)]
     units: Annotated[int, RECORDS]
     adjacency: Adjacency
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip != HALF:
-            raise RangeError(f"clip: {self.clip} is not allowed for scores, {HALF} is")
 
     words = "how well the models do: the sum of {0.units:,} held-out scores between 0 and 1"

@@ -53,17 +53,17 @@ def caveat(unit: UnitPlan) -> str:
 
 def _split_epsilon(unit: UnitPlan, delta: float) -> float:
     """Selections and training converted apart and added, with one selection fewer than are made."""
-    total = 0.0
-    training = np.zeros_like(_ORDERS)
-    trains = False
-    for release in unit.releases:
-        if isinstance(release.mechanism, NoisySelection):
-            rho = (release.times - 1) * release.mechanism.epsilon**2 / 8
-            total += _classic(_ORDERS, rho * _ORDERS, delta) if rho else 0.0
-        elif not isinstance(release.mechanism, LowestLoss):  # which the preprint leaves out
-            trains = True
-            training += _training_rdp(release.mechanism, release.times)
-    return total + (_classic(_ORDERS, training, delta) if trains else 0.0)
+    releases = [(release.mechanism, release.times) for release in unit.releases]
+    rhos = [(times - 1) * each.epsilon**2 / 8 for each, times in releases if isinstance(each, NoisySelection)]
+    curves = [rho * _ORDERS for rho in rhos if rho]
+    training = [
+        _training_rdp(each, times)
+        for each, times in releases
+        if not isinstance(each, NoisySelection | LowestLoss)  # the preprint leaves choices by lowest loss out
+    ]
+    if training:
+        curves.append(np.sum(training, axis=0))
+    return sum(_classic(_ORDERS, curve, delta) for curve in curves)
 
 
 def _training_rdp(mechanism: Mechanism, times: int) -> Floats:

@@ -118,11 +118,10 @@ class RandomStream:
         key = hashlib.shake_256(material).digest(32)
         # A key serves one stream only, so its counter may begin at zero.
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        self._taken = 0
         self._normals: Floats = np.empty(0)
 
     def __repr__(self) -> str:
-        return f"RandomStream({self._taken} bytes taken)"
+        return "RandomStream(secret)"
 
     def uniform(self, shape: Shape) -> Floats:
         """Uniform values strictly between 0 and 1."""
@@ -177,7 +176,6 @@ class RandomStream:
         return values
 
     def _take(self, size: int) -> bytes:
-        self._taken += size
         return self._keystream.update(bytes(size))
 
 

@@ -18,11 +18,12 @@ LARGEST = float(np.finfo(np.float32).max)
 """Of what is released."""
 
 
+@dataclass(frozen=True)
 class RecordSums(NoisySum):
     """Noisy sums over the records of one client, each divided by a public number."""
 
     kind, at_sites = "trainable", True
-    records: int
+    records: Annotated[int, RECORDS]
 
     @property
     def taken(self) -> str:
@@ -53,6 +54,10 @@ class RecordSums(NoisySum):
     def noise_in_release(self, lr: float, pull: float) -> float:
         """Standard deviation of the noise in what is released, public like all it is computed from.
 
+        Every step adds noise of standard deviation lr clip z / batch to each parameter, and without a pull
+        the variances of epochs * ceil(records / batch) steps add up (R-DPCFL, Lemma 4.1): with records /
+        batch for the ceiling the variance falls with the cube of the batch.
+
         Args:
             lr: step size.
             pull: weight of a pull towards an anchor, which shrinks in each step the noise of those before.
@@ -82,7 +87,6 @@ class RecordSums(NoisySum):
 class BatchedSteps(RecordSums):
     """DP-SGD over batches; every step's sum is divided by the public batch size."""
 
-    records: Annotated[int, RECORDS]
     batch: int
     epochs: Annotated[int, EPOCHS]
     adjacency: Adjacency
@@ -142,7 +146,6 @@ class FullBatchSteps(RecordSums):
     """One step an epoch over all records, divided by their public number."""
 
     words = "{0.taken} on all {0.records:,} records"
-    records: Annotated[int, RECORDS]
     epochs: Annotated[int, EPOCHS]
     adjacency: Adjacency
 
@@ -160,7 +163,6 @@ class FullBatchSketch(RecordSums):
         "the sum of the gradients of all {0.records:,} records, each projected to {0.dimensions} numbers "
         "and clipped"
     )
-    records: Annotated[int, RECORDS]
     dimensions: Annotated[int, DIMENSIONS]
     adjacency: Adjacency
 

@@ -46,10 +46,8 @@ def shift_rdp(rate: float, noise: float, up: int, down: int) -> Floats:
         result = np.zeros_like(ORDERS)
     elif rate == 1.0:
         result = _certain(noise, up + down)
-    elif (up, down) == (1, 0):
-        result = poisson_rdp(rate, noise, ORDERS)
-    elif (up, down) == (1, 1):
-        result = replace_one_poisson_rdp(rate, noise, ORDERS)
+    elif up == 1:
+        result = (replace_one_poisson_rdp if down else poisson_rdp)(rate, noise, ORDERS)
     else:
         result = _mixtures(rate, noise, up, down)
     result.flags.writeable = False

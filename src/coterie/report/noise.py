@@ -1,10 +1,9 @@
 """How training noise depends on the budget, the batch and the first round (R-DPCFL, Figures 3, 4, 14)."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from coterie.privacy.lemmas import update_noise_variance
+from coterie.privacy import Adjacency, PoissonSteps
 from coterie.privacy.mechanisms import Multiplier, NoiseRule
 from coterie.privacy.units import Mode
 from coterie.report.charts import Scale, Series, line_figure
@@ -76,13 +75,4 @@ def _spread(records: int, batch: int, noise: float | None) -> float | None:
     """Standard deviation of the noise in one parameter of an update, per learning rate and clip."""
     if noise is None:
         return None
-    variance = update_noise_variance(
-        records=records,
-        batch=batch,
-        noise_multiplier=noise,
-        epochs=1,
-        learning_rate=1.0,
-        parameters=1,
-        clip=1.0,
-    )
-    return math.sqrt(variance)
+    return PoissonSteps(1.0, noise, records, batch, 1, Adjacency.ZERO_OUT).noise_in_release(lr=1.0, pull=0.0)

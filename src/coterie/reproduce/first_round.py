@@ -7,8 +7,7 @@ and Farnadi (TMLR 2025): batches of `first` records in round 1, of `later` recor
 from dataclasses import dataclass
 from functools import cache
 
-from coterie.privacy import Adjacency, Budget, Unit, calibrate
-from coterie.privacy.lemmas import update_noise_variance
+from coterie.privacy import Adjacency, Budget, PoissonSteps, Unit, calibrate
 from coterie.privacy.plans import FIRST_ROUND, TRAINING, RecordReleases, noise_of, plan_of
 
 
@@ -42,12 +41,6 @@ def noise_multiplier(client: NoiseExample, first: int, later: int) -> float:
 
 def update_variance(client: NoiseExample, first: int, later: int, *, in_round_1: bool) -> float:
     """Variance of the noise in a client's update of one round, summed over its coordinates."""
-    return update_noise_variance(
-        records=client.records,
-        batch=first if in_round_1 else later,
-        epochs=1,
-        learning_rate=client.lr,
-        parameters=client.parameters,
-        clip=client.clip,
-        noise_multiplier=noise_multiplier(client, first, later),
-    )
+    noise, batch = noise_multiplier(client, first, later), first if in_round_1 else later
+    steps = PoissonSteps(client.clip, noise, client.records, batch, 1, Adjacency.ZERO_OUT)
+    return client.parameters * steps.noise_in_release(client.lr, pull=0.0) ** 2
