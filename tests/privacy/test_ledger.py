@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coterie.privacy import FullBatchSteps, NoiseRule, PoissonSteps, PrivateSelection
 from coterie.privacy import ledger as ledger_module
 from coterie.privacy.accounting import ACCOUNTANTS, epsilon_of
-from coterie.privacy.chain import Chain, ChainHead
+from coterie.privacy.chain import ChainHead, HashChain
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.ledger import Charge, Ledger, LedgerView
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
@@ -551,7 +551,7 @@ def test_a_file_that_is_no_ledger_is_refused_with_its_name_and_line(path, data):
 
 def chained(*bodies: dict) -> bytes:
     """A file whose hash chain is in order, whatever it says."""
-    data, chain = b"", Chain(Path("a ledger"))
+    data, chain = b"", HashChain(Path("a ledger"))
     for body in bodies:
         line, digest = chain.link(body)
         chain.add(len(line), digest)

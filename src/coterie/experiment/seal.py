@@ -13,7 +13,7 @@ from typing import Any
 
 from coterie.errors import LedgerError
 from coterie.files import Json, digest_bytes, digest_file, finite, json_text, sync, write_text
-from coterie.privacy.chain import Chain, ChainHead
+from coterie.privacy.chain import ChainHead, HashChain
 
 NAME = "seal.jsonl"
 METRICS = "file of metrics"
@@ -29,7 +29,7 @@ Check = Callable[[], object]
 """Returns where something is as it was, raises an error that names the file where it is not."""
 
 
-class ChainedLines(Chain):
+class ChainedLines(HashChain):
     """A chain in a file of its own, and what its lines say."""
 
     def __init__(self, path: Path, what: str) -> None:

@@ -27,7 +27,7 @@ class ChainHead(Plain):
     hash: str
 
 
-class Chain:
+class HashChain:
     """A file of JSON lines, as far as it was read or written; keys are sorted where `sort` says so."""
 
     def __init__(self, path: Path, what: str = "ledger", *, sort: bool = True) -> None:

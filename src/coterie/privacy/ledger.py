@@ -10,16 +10,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from coterie.privacy.accounting import accountant_named, epsilon_of
-from coterie.privacy.chain import Chain, ChainHead
+from coterie.privacy.chain import ChainHead, HashChain
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
 from coterie.privacy.locked_file import append, contents, create, cut_torn_line, explained, open_locked
-from coterie.privacy.plain import Json, MalformedError, Plain
-from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
-from coterie.privacy.units import Budget
+from coterie.privacy.plain import Json, MalformedError, Plain, codec
+from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan, canonical_json
+from coterie.privacy.units import Budget, BySubject
 
 _FORMAT = 1
 
@@ -46,15 +46,13 @@ class Charge(Plain):
             raise PrivacyInputError(f"charge: round {self.round!r} is not allowed, an integer from 0 is")
 
 
-class LedgerView(Chain):
+class LedgerView(HashChain):
     """What the file of a ledger says: the charges in their order, held against the plan.
 
     By itself it is read without a lock and without a write; the ledger of a run goes on from it.
     """
 
-    def __init__(
-        self, path: Path, content: bytes, plan: PrivacyPlan, header: "_Header | None" = None
-    ) -> None:
+    def __init__(self, path: Path, content: bytes, plan: PrivacyPlan, header: Json | None = None) -> None:
         """Check the whole chain, that it was written for this plan, and what it says.
 
         Args:
@@ -72,8 +70,7 @@ class LedgerView(Chain):
         first = next(bodies, None)
         if first is None:
             raise LedgerError(f"{path}: line 1 is missing: the file is no ledger")
-        header = _Header.found(path, first, plan, header)
-        self.accountant, self.budgets = header.accountant, header.budgets
+        self.accountant, self.budgets = _terms(path, first, plan, header)
         for number, body in enumerate(bodies, start=2):
             charges = _charges(path, number, body)
             try:
@@ -179,7 +176,7 @@ class Ledger(LedgerView):
             anchor: A head that was kept apart; the file must contain it.
             seen_by: Who kept it.
         """
-        header = _Header.of(plan, _budget_of_each(plan, budget), accountant)
+        header = _header(plan, _budget_of_each(plan, budget), accountant)
         # An unknown accountant and a plan without all its noise are refused now, rather than after releases.
         accountant_named(accountant)
         for release in {release for unit in plan.units for release in unit.releases}:
@@ -187,7 +184,7 @@ class Ledger(LedgerView):
         if anchor is not None and not path.exists():
             raise LedgerError(f"{path}: the ledger is missing, {seen_by} has seen {anchor.count} lines of it")
         with explained(path):
-            file = create(path, Chain(path).link(header.to_json())[0]) or open_locked(path)
+            file = create(path, HashChain(path).link(header)[0]) or open_locked(path)
             try:
                 ledger = cls(path, contents(file), plan, header)
                 if anchor is not None:
@@ -254,70 +251,48 @@ def _budget_of_each(plan: PrivacyPlan, budget: Budget | Mapping[str, Budget]) ->
     return {subject: budget[subject] for subject in subjects}
 
 
-@dataclass(frozen=True)
-class _Times:
-    name: str
-    times: int
+def _header(plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -> Json:
+    """The first line: what the ledger is for. Subjects with the same releases and budget share one entry."""
+    alike: dict[tuple[tuple[tuple[str, int], ...], Budget], list[str]] = {}
+    for unit in plan.units:
+        times = tuple((release.name, release.times) for release in unit.releases)
+        alike.setdefault((times, budgets[unit.subject]), []).append(unit.subject)
+    units = [
+        {
+            "subjects": subjects,
+            "releases": [{"name": name, "times": most} for name, most in times],
+            **codec(Budget).write(budget),
+        }
+        for (times, budget), subjects in alike.items()
+    ]
+    return {"ledger": _FORMAT, "plan": plan.digest(), "accountant": accountant, "units": units}
 
 
-@dataclass(frozen=True)
-class _ChargedAlike:
-    """Subjects with the same releases and the same budget."""
-
-    subjects: tuple[str, ...]
-    releases: tuple[_Times, ...]
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class _Header(Plain):
-    """The first line: what the ledger is for."""
-
-    called = "header"
-    ledger: int
-    plan: str
-    accountant: str
-    units: tuple[_ChargedAlike, ...]
-
-    @classmethod
-    def of(cls, plan: PrivacyPlan, budgets: Mapping[str, Budget], accountant: str) -> Self:
-        alike: dict[tuple[tuple[_Times, ...], Budget], list[str]] = {}
-        for unit in plan.units:
-            times = tuple(_Times(release.name, release.times) for release in unit.releases)
-            alike.setdefault((times, budgets[unit.subject]), []).append(unit.subject)
-        units = (
-            _ChargedAlike(tuple(subjects), times, budget.epsilon, budget.delta)
-            for (times, budget), subjects in alike.items()
-        )
-        return cls(_FORMAT, plan.digest(), accountant, tuple(units))
-
-    @property
-    def budgets(self) -> dict[str, Budget]:
-        """Of every subject."""
-        return {name: Budget(unit.epsilon, unit.delta) for unit in self.units for name in unit.subjects}
-
-    @classmethod
-    def found(cls, path: Path, line: Json, plan: PrivacyPlan, expected: Self | None) -> Self:
-        """What a first line says, if it is what was expected; by default anything about all of this plan."""
-        problem = None
-        try:
-            header = cls.read(line)
-            if header.ledger != _FORMAT:
-                raise MalformedError
-            if expected is not None and header.accountant != expected.accountant:
-                problem = f"was opened with accountant {header.accountant!r}, not {expected.accountant!r}"
-            elif header.plan != plan.digest():
-                problem = f"belongs to another plan ({header.plan})"
-            elif expected is not None and header != expected:
+def _terms(
+    path: Path, line: Mapping[str, Any], plan: PrivacyPlan, expected: Json | None
+) -> tuple[str, dict[str, Budget]]:
+    """The accountant and all budgets by a first line: the one expected, by default any about this plan."""
+    problem = None
+    try:
+        if line.keys() != {"ledger", "plan", "accountant", "units"} or line["ledger"] != _FORMAT:
+            raise MalformedError
+        said = [{key: unit[key] for key in ("subjects", "epsilon", "delta")} for unit in line["units"]]
+        accountant, budgets = line["accountant"], codec(BySubject).read(said)
+        if expected is not None and accountant != expected["accountant"]:
+            problem = f"was opened with accountant {accountant!r}, not {expected['accountant']!r}"
+        elif line["plan"] != plan.digest():
+            problem = f"belongs to another plan ({line['plan']})"
+        else:
+            known = expected or _header(plan, budgets, accountant_named(accountant).name)
+            if canonical_json(line) != canonical_json(known):
+                if expected is None:
+                    raise MalformedError
                 problem = "was opened with other budgets"
-            elif header != cls.of(plan, header.budgets, accountant_named(header.accountant).name):
-                raise MalformedError
-        except (MalformedError, KeyError, PrivacyInputError):
-            raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}") from None
-        if problem is not None:
-            raise LedgerError(f"{path}: line 1: the ledger {problem}")
-        return header
+    except (MalformedError, KeyError, TypeError, PrivacyInputError):
+        raise LedgerError(f"{path}: line 1 is not the header of a ledger of format {_FORMAT}") from None
+    if problem is not None:
+        raise LedgerError(f"{path}: line 1: the ledger {problem}")
+    return accountant, budgets
 
 
 def _charges(path: Path, number: int, body: Mapping[str, object]) -> list[Charge]:
