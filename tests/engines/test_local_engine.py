@@ -277,7 +277,7 @@ def test_stacked_clients_are_charged_alike_and_release_alike(
             quiet = dataclasses.replace(
                 plan().for_subject("a").release("first").mechanism, noise_multiplier=1e-12, epochs=3
             )
-            monkeypatch.setattr(PrivacyPlan, "training", lambda self, client, release, quiet=quiet: quiet)
+            monkeypatch.setattr(PrivacyPlan, "planned", lambda self, kind, name, client, quiet=quiet: quiet)
             ways[way] = (updates(engine, training(release="first"), 1), path)
     for client in CLIENTS:
         np.testing.assert_allclose(*(ways[way][0][client] for way in ways), rtol=1e-4, atol=1e-7)

@@ -1,9 +1,11 @@
 """Values that left a mechanism: the only ones that clustering, routing and averaging may touch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -17,3 +19,7 @@ class Released(Generic[T]):
     value: T
     noise_std: float
     """Standard deviation of the Gaussian noise in each coordinate (0 where the noise is not Gaussian)."""
+
+    def map(self, function: Callable[[T], U]) -> "Released[U]":
+        """Post-process the value; the stated noise level is the caller's to keep meaningful."""
+        return Released(function(self.value), self.noise_std)
