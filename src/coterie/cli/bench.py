@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import err, print_json, print_table, say
+from coterie.cli.console import err, print_result, print_table, say
 from coterie.cli.options import Json
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def bench(
 
     with err.status("measuring") as status:
         result = run_bench(quick, watch=status.update)
-    if json:
-        print_json(result.to_json())
-    else:
-        show(result)
+    print_result(result.to_json(), json, lambda: show(result))
 
 
 def show(result: BenchResult) -> None:

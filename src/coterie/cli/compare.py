@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
+from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
 from coterie.cli.options import Json, Out, Resume, Workers
 from coterie.files import finite
 
@@ -42,10 +42,7 @@ def compare(
     total = sum(cell.experiment.schedule.rounds for cell in grid.cells())
     with ProgressBar("comparing", total) as bar:
         result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
-    if json:
-        print_json(finite(result.to_json()))
-    else:
-        show(result)
+    print_result(finite(result.to_json()), json, lambda: show(result))
     if result.failed:
         raise typer.Exit(1)
 

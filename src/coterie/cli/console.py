@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +24,14 @@ LINE_SECONDS = 10.0
 def print_json(content: Mapping[str, Any]) -> None:
     """One object on stdout and nothing else; JSON has no infinity, so the caller spells it out."""
     print(json.dumps(content, allow_nan=False))
+
+
+def print_result(content: Mapping[str, Any], as_json: bool, show: Callable[[], None]) -> None:
+    """A result for machines, or as a person wants to read it."""
+    if as_json:
+        print_json(content)
+    else:
+        show()
 
 
 def say(text: str) -> None:

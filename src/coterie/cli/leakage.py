@@ -1,13 +1,14 @@
 """`coterie leakage`: who can learn how much about whom in overlapping groups, before anyone trains."""
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from coterie.cli.console import complain, print_json, print_table, say
+from coterie.cli.console import complain, print_result, print_table, say
 from coterie.cli.options import Json, check_plot
 from coterie.errors import InputError
 from coterie.groups import (
@@ -25,7 +26,7 @@ from coterie.groups import (
 )
 from coterie.groups import leakage as leakage_of
 from coterie.groups.answers import coalition_facts, leakage_facts, pair_facts, requirement_facts
-from coterie.privacy import Guarantee, Mode
+from coterie.privacy import Mode
 from coterie.privacy.units import round_up
 
 _MOST_ROWS = 12
@@ -78,7 +79,6 @@ def leakage(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Who can learn how much about whom in overlapping groups, and what would make it less."""
     if epsilon is not None and target_pair is None:
         raise InputError(f"--epsilon: {epsilon:g} is only allowed with --target-pair")
     if threat_model not in (None, 1, 2):
@@ -96,9 +96,7 @@ def leakage(
     )
     threat = None if threat_model is None else Threat(threat_model)
     found = leakage_of(who, schedule, epoch=epochs, delta=delta, threat=threat)
-    worst = found.most_exposed()
-    promise = None if worst is None else found.guarantee(*worst)
-    content = leakage_facts(found, promise)
+    content = leakage_facts(found)
     if coalition is not None:
         content["coalition"] = coalition_facts(found, _workers("--coalition", coalition, who))
     if target_pair is not None:
@@ -111,11 +109,8 @@ def leakage(
     if requirements is not None:
         content |= requirement_facts(found, read_requirements(requirements, who))
     if plot is not None:
-        _draw(plot, found, promise)
-    if json:
-        print_json(content)
-    else:
-        _print(found, promise, content)
+        _draw(plot, found, content["guarantee"] or "")
+    print_result(content, json, lambda: _print(found, content))
 
 
 def _structure(
@@ -152,27 +147,21 @@ def _workers(key: str, text: str, structure: Structure) -> list[int]:
     return found
 
 
-def _draw(path: Path, found: Leakage, promise: Guarantee | None) -> None:
+def _draw(path: Path, found: Leakage, caption: str) -> None:
     from coterie.report.structures import draw
 
     epochs = np.unique(np.linspace(1, found.epoch, min(found.epoch, _MOST_EPOCHS_DRAWN)).astype(int)).tolist()
-    past = history(found, epochs)
-    draw(path, found, past, promise.line if promise is not None else "")
+    draw(path, found, history(found, epochs), caption)
     complain(f"plot: {path}", style="none")
 
 
-def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -> None:
+def _print(found: Leakage, content: dict[str, Any]) -> None:
     structure, schedule = found.structure, found.schedule
-    noises = sorted({(noise.rate, noise.multiplier) for noise in schedule.noises})
-    rate, multiplier = (
-        f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        for low, high in ((min(column), max(column)) for column in zip(*noises, strict=True))
-    )
     say(
         f"{structure.summary}; {schedule.algorithm}, a merge every {schedule.period} epochs, "
-        f"rate {rate}, noise {multiplier}; models up to index {found.epoch}"
+        f"rate {_span(content['rate'])}, noise {_span(content['noise'])}; models up to index {found.epoch}"
     )
-    if promise is None:
+    if content["guarantee"] is None:
         say("nobody observes anybody in this threat model: all workers share a group")
     else:
         _print_workers(found)
@@ -187,11 +176,10 @@ def _print(found: Leakage, promise: Guarantee | None, content: dict[str, Any]) -
             f"sees most: worker {structure.name(most['observer'])}, mean epsilon "
             f"{round_up(most['mean_epsilon'])} over the workers it may look at"
         )
-        say(promise.line)
-    if "coalition" in content:
-        _say_coalition(structure, content["coalition"])
-    if "target_pair" in content:
-        _say_pair(structure, content["target_pair"])
+        say(content["guarantee"])
+    for key, tell in (("coalition", _say_coalition), ("target_pair", _say_pair)):
+        if key in content:
+            tell(structure, content[key])
     if "requirements" in content:
         _print_requirements(structure, content)
 
@@ -207,10 +195,13 @@ def _print_workers(found: Leakage) -> None:
             continue
         groups = str(int(structure.membership[worker].sum()))
         kinds.setdefault((groups, *_most(found, (worker, observer))), []).append(int(worker))
-    rows = []
-    for kind, people in kinds.items():
-        more = f", ... ({len(people)})" if people[6:] else ""
-        rows.append([", ".join(map(structure.name, people[:6])) + more, *kind])
+    rows = [
+        [
+            ", ".join(map(structure.name, people[:6])) + (f", ... ({len(people)})" if people[6:] else ""),
+            *kind,
+        ]
+        for kind, people in kinds.items()
+    ]
     print_table(
         ["workers", "groups", "releases seen", "epsilon by counts", "epsilon"],
         rows[:_MOST_ROWS],
@@ -228,14 +219,13 @@ def _most(found: Leakage, where: Any) -> tuple[str, str, str]:
 
 def _print_distances(found: Leakage) -> None:
     first = np.where(found.defined, found.first_epoch, np.nan)
-    rows = []
-    for epoch in np.unique(first[~np.isnan(first)]):
-        where = first == epoch
-        when = f"{epoch:.0f}" if np.isfinite(epoch) else "never"
-        rows.append([when, str(int(where.sum())), *_most(found, where)])
+    cases = ((epoch, first == epoch) for epoch in np.unique(first[~np.isnan(first)])[:_MOST_ROWS])
     print_table(
         ["something arrives at index", "pairs", "releases seen", "epsilon by counts", "epsilon"],
-        rows[:_MOST_ROWS],
+        [
+            [f"{epoch:.0f}" if np.isfinite(epoch) else "never", str(int(where.sum())), *_most(found, where)]
+            for epoch, where in cases
+        ],
         title="Pairs by when the target first reaches the observer",
     )
 
@@ -263,8 +253,9 @@ def _say_pair(structure: Structure, facts: dict[str, Any]) -> None:
     if "wanted" not in facts:
         return
     noise = facts["noise"]
-    noises = [noise] if isinstance(noise, float) else noise
-    louder = "no noise does" if noise is None else "noise " + ", ".join(map(at_least, noises))
+    louder = "no noise does"
+    if noise is not None:
+        louder = "noise " + ", ".join(map(at_least, [noise] if isinstance(noise, float) else noise))
     if facts["epsilon"] == 0:
         louder = "any noise does"
     longer = "no period does" if facts["period"] is None else f"a merge every {facts['period']} epochs"
@@ -272,29 +263,39 @@ def _say_pair(structure: Structure, facts: dict[str, Any]) -> None:
 
 
 def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:
-    rows = []
-    for verdict in content["requirements"]:
-        pair = verdict["pair"]
-        rows.append(
+    verdicts, designs = content["requirements"], content["designs"][:_MOST_ROWS]
+    print_table(
+        ["requirement", "met", "epsilon", "worst pair"],
+        [
             [
                 verdict["requirement"],
                 "yes" if verdict["met"] else "no",
                 round_up(verdict["epsilon"]),
-                "no such pair" if pair is None else " against ".join(structure.name(w) for w in pair),
+                " against ".join(map(structure.name, verdict["pair"] or ())) or "no such pair",
             ]
-        )
-    print_table(["requirement", "met", "epsilon", "worst pair"], rows, title="Requirements")
-    trusted = max(verdict["trusted_pairs"] for verdict in content["requirements"])
+            for verdict in verdicts
+        ],
+        title="Requirements",
+    )
+    trusted = max(verdict["trusted_pairs"] for verdict in verdicts)
     if trusted:
         say(
             f"threat model 2 trusts members of a common group: up to {trusted} pairs that a requirement "
             "speaks of were not looked at"
         )
-    rows = []
-    for design in content["designs"][:_MOST_ROWS]:
-        ends = dict.fromkeys(at_least(end(design["noise"])) for end in (min, max))
-        rows.append([str(design["period"]), "any" if design["any_noise"] else " to ".join(ends)])
-    print_table(["period", "least noise"], rows, title="What meets them all, least noisy first")
+    print_table(
+        ["period", "least noise"],
+        [
+            [str(design["period"]), "any" if design["any_noise"] else _span(design["noise"], at_least)]
+            for design in designs
+        ],
+        title="What meets them all, least noisy first",
+    )
+
+
+def _span(values: Sequence[float], spelled: Callable[[float], str] = "{:g}".format) -> str:
+    """The least and the largest, or the one value that all have."""
+    return " to ".join(dict.fromkeys(map(spelled, (min(values), max(values)))))
 
 
 def at_least(noise: float) -> str:

@@ -1,7 +1,7 @@
 """`coterie plan`: what a budget needs in noise, what noise costs, and what an experiment will cost."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from json import dumps, loads
 from pathlib import Path
@@ -84,19 +84,16 @@ def experiment(
     content: dict[str, Any] = {"noise_multiplier": training_noise(calibrated.plan)}
     if first is not None:
         content["first_round_noise_multiplier"] = first
-    content |= _facts(promise, chosen.privacy.accountant)
-    content["releases"] = [release.to_json() for release in promise.releases]
-    content["per_client"] = promise.per_client_json()
-    if json:
-        print_json(_spelled_out(content))
-        return
+    content |= _facts(promise, chosen.privacy.accountant) | {
+        "releases": [release.to_json() for release in promise.releases],
+        "per_client": promise.per_client_json(),
+    }
     rows = [
         [f"{release.name}: {release.what}", str(release.times), release.noise, round_up(release.epsilon)]
         for release in promise.releases
     ]
-    print_table(["release", "times", "noise", "epsilon alone"], rows, title=chosen.algorithm.name)
-    say(promise.line)
-    say(promise.text)
+    headings = ["release", "times", "noise", "epsilon alone"]
+    _print(content, promise, json, lambda: print_table(headings, rows, title=chosen.algorithm.name))
 
 
 @plan_app.command()
@@ -171,7 +168,7 @@ def sample(
         content["published_epsilon"] = paper.epsilon(plan.units[0], delta)
     if plot is not None:
         _draw(plot, run, promise)
-    _print(content, promise, json)
+    _print(content, promise, json, lambda: _print_parts(content, promise))
 
 
 @plan_app.command()
@@ -215,7 +212,8 @@ def client(
         plan = calibrate(plan, Budget(epsilon, delta), accountant=accountant, mode=run.mode)
     caveats = _delta_caveats(delta, clients, "clients")
     promise = guarantee(plan, delta=delta, accountant=accountant, mode=run.mode, caveats=caveats)
-    _print(run.noises(plan) | _facts(promise, accountant, parts=parts_of(plan, promise)), promise, json)
+    content = run.noises(plan) | _facts(promise, accountant, parts=parts_of(plan, promise))
+    _print(content, promise, json, lambda: _print_parts(content, promise))
 
 
 def _check_either(epsilon: float | None, noise: float | None) -> None:
@@ -256,7 +254,8 @@ def _delta_caveats(delta: float, units: int, name: str) -> tuple[str, ...]:
 
 
 def _facts(promise: Guarantee, accountant: str, **more: object) -> dict[str, Any]:
-    facts = {
+    published = promise.published_epsilon
+    return {
         "epsilon": promise.epsilon,
         "delta": promise.delta,
         "epsilon_replace_one": promise.epsilon_replace_one,
@@ -267,10 +266,8 @@ def _facts(promise: Guarantee, accountant: str, **more: object) -> dict[str, Any
         "guarantee_text": promise.text,
         "meaning": promise.meaning.to_json(),
         **more,
+        **({} if published is None else {"published_epsilon": published}),
     }
-    return facts | (
-        {} if promise.published_epsilon is None else {"published_epsilon": promise.published_epsilon}
-    )
 
 
 def _draw(path: Path, run: RecordRun, promise: Guarantee) -> None:
@@ -307,16 +304,17 @@ _WORDS = {
 }
 
 
-def _spelled_out(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with infinities as words."""
-    found: dict[str, Any] = loads(dumps(content), parse_constant=lambda _: "inf")
-    return found
-
-
-def _print(content: Mapping[str, Any], promise: Guarantee, json: bool) -> None:
+def _print(content: Mapping[str, Any], promise: Guarantee, json: bool, show: Callable[[], None]) -> None:
+    """The content with infinities as words, or what there is to show of it and the guarantee."""
     if json:
-        print_json(_spelled_out(content))
+        print_json(loads(dumps(content), parse_constant=lambda _: "inf"))
         return
+    show()
+    say(promise.line)
+    say(promise.text)
+
+
+def _print_parts(content: Mapping[str, Any], promise: Guarantee) -> None:
     rows = [
         [
             part["release"],
@@ -332,10 +330,5 @@ def _print(content: Mapping[str, Any], promise: Guarantee, json: bool) -> None:
     print_table(["release", "times", "noise", "epsilon alone", "share of divergence"], rows)
     for key, words in _WORDS.items():
         if key in content:
-            value = content[key]
-            shown = "no noise would do" if value is None else f"{value:.4f}"
-            if value is not None and "epsilon" in key:
-                shown = round_up(value)
-            say(f"{words}: {shown}")
-    say(promise.line)
-    say(promise.text)
+            spelled = round_up if "epsilon" in key else "{:.4f}".format
+            say(f"{words}: {'no noise would do' if content[key] is None else spelled(content[key])}")

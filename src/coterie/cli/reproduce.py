@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
+from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.files import finite
@@ -79,10 +79,7 @@ def reproduce(
             )
     if docs is not None:
         write_into(docs, result)
-    if json:
-        print_json(finite(result.to_json()))
-    else:
-        show(result)
+    print_result(finite(result.to_json()), json, lambda: show(result))
     if not result.is_sound or result.missing:
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import ProgressBar, complain, print_json, print_table, say
+from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.errors import InputError
 from coterie.files import finite
@@ -51,10 +51,7 @@ def run(
             progress.update(report.round, status)
 
         result = api.run(chosen, out, resume=resume, callbacks=Callbacks(round=show_round))
-    if json:
-        print_json(finite(result.to_json()))
-    else:
-        show(result)
+    print_result(finite(result.to_json()), json, lambda: show(result))
 
 
 def private_figures(reached: Spread) -> list[tuple[str, str]]:

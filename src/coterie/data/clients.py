@@ -103,10 +103,8 @@ def _check_records(records: Records, task: Task, where: str) -> None:
             f"allowed: {needed[0]}, {needed[1]}"
         )
     _check_values(features, "feature" if task.vocabulary is None else "token", task.vocabulary, where)
-    if task.kind == "classification":
-        _check_values(targets, "label", task.classes, where)
-    else:
-        _check_values(targets, "target", None, where)
+    labels = task.kind == "classification"
+    _check_values(targets, "label" if labels else "target", task.classes if labels else None, where)
 
 
 def _check_values(values: Array, what: str, limit: int | None, where: str) -> None:

@@ -12,9 +12,9 @@ def read_digits() -> Dataset:
     images, targets = load_digits(return_X_y=True)
     features = (images.astype(np.float32) / 16.0).reshape(-1, 1, 8, 8)
     return Dataset(
-        name="digits",
-        train=Records(features, targets.astype(np.int64)),
-        test=None,
-        task=Task("classification", (1, 8, 8), 10),
-        note="UCI optical recognition of handwritten digits, as shipped with scikit-learn; pixels / 16",
+        "digits",
+        Records(features, targets.astype(np.int64)),
+        None,
+        Task("classification", (1, 8, 8), 10),
+        "UCI optical recognition of handwritten digits, as shipped with scikit-learn; pixels / 16",
     )

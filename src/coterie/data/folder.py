@@ -115,15 +115,14 @@ class Declaration(PublicSettings):
 
     def as_task(self) -> Task:
         """The task it poses."""
-        if isinstance(self.features, ArrayFeatures):
-            shape = self.features.shape
-        else:
-            shape = (sum(column.width for column in self.features),)
+        features, classes = self.features, self.label.classes
+        shape = (
+            features.shape
+            if isinstance(features, ArrayFeatures)
+            else (sum(column.width for column in features),)
+        )
         if self.task == "regression":
-            return Task(
-                "regression", shape, 0, error_cap=_ERROR_CAP if self.error_cap is None else self.error_cap
-            )
-        classes = self.label.classes
+            return Task("regression", shape, 0, error_cap=self.error_cap or _ERROR_CAP)
         return Task("classification", shape, len(classes) if isinstance(classes, tuple) else classes or 0)
 
 

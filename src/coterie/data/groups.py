@@ -1,6 +1,7 @@
 """Workers in overlapping groups: Dirichlet shares of the records, and who works with whom."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from coterie.data.clients import Federation, client_name
 from coterie.data.dirichlet import DirichletFederation
 from coterie.data.records import Dataset
 from coterie.errors import InputError
-from coterie.groups import Structure, is_file, named_structure
+from coterie.groups import is_file, named_structure
 from coterie.settings import Settings
 
 
@@ -33,9 +34,8 @@ class GroupsFederation(Settings):
 
     def build(self, dataset: Dataset, seed: int) -> Federation:
         """Deal the records, then say who is in which group; by labels, only after they are dealt."""
-        known = None
-        if is_file(self.structure):
-            known = named_structure(self.structure, self.workers, self.groups, prefix="federation.")
+        named = partial(named_structure, self.structure, groups=self.groups, prefix="federation.")
+        known = named(self.workers) if is_file(self.structure) else None
         workers = known.workers if known else self.workers
         if workers is None:
             raise InputError(
@@ -47,14 +47,8 @@ class GroupsFederation(Settings):
             records_per_client=self.records_per_client,
             test_share=self.test_share,
         ).build(dataset, seed)
-        structure = known or _built(dealt, self)
+        held = [frozenset(np.unique(client.train.targets).tolist()) for client in dealt.clients]
+        structure = known or named(workers, labels=lambda: held)
         names = structure.names or tuple(client_name(index, workers, "worker") for index in range(workers))
         clients = tuple(replace(client, name=name) for client, name in zip(dealt.clients, names, strict=True))
         return replace(dealt, clients=clients, structure=replace(structure, names=names))
-
-
-def _built(dealt: Federation, settings: GroupsFederation) -> Structure:
-    held = [frozenset(np.unique(client.train.targets).tolist()) for client in dealt.clients]
-    return named_structure(
-        settings.structure, len(dealt.clients), settings.groups, lambda: held, prefix="federation."
-    )

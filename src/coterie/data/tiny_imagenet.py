@@ -53,8 +53,7 @@ def _validation(folder: Path, classes: dict[str, int]) -> list[tuple[Path, int]]
     """Images of the validation folder, labelled by the second column of its annotations."""
     found = []
     for number, line in _lines(folder / "val_annotations.txt"):
-        file, _, rest = line.partition("\t")
-        label = rest.partition("\t")[0]
+        file, label, *_ = f"{line}\t".split("\t")
         if label not in classes:
             raise DataError(
                 f"{folder / 'val_annotations.txt'}: line {number}: class {label!r} is not in wnids.txt"

@@ -20,9 +20,10 @@ def cells(table: npt.NDArray[Any]) -> list[Any]:
     return list(found.tolist())
 
 
-def leakage_facts(found: Leakage, promise: Guarantee | None) -> Facts:
+def leakage_facts(found: Leakage) -> Facts:
     """Everything about every pair of workers."""
     structure, schedule = found.structure, found.schedule
+    worst, observer = found.most_exposed(), found.sees_most()
     facts: Facts = {
         "counts": cells(found.counts),
         "epsilon_counts": cells(found.epsilon_counts),
@@ -43,12 +44,11 @@ def leakage_facts(found: Leakage, promise: Guarantee | None) -> Facts:
         "accountant": "rdp",
         "mode": schedule.mode.value,
         "threat_model": int(found.threat),
-        **_said(promise),
+        **_said(None if worst is None else found.guarantee(*worst)),
     }
     if found.published_counts is not None and found.published_epsilon is not None:
         facts["published_counts"] = cells(found.published_counts)
         facts["published_epsilon"] = cells(found.published_epsilon)
-    worst, observer = found.most_exposed(), found.sees_most()
     if worst is not None and observer is not None:
         facts["most_exposed"] = {
             "target": worst[0],
