@@ -115,3 +115,19 @@ def hidden_bound(
         noise = schedule.noises[m]
         total += shift_rdp(noise.rate, noise.multiplier, turning + (target in members[m]), turning)
     return epsilon_from_rdp(ORDERS, total, delta) if total.any() else 0.0
+
+
+def contained(overlap: NDArray[np.bool_], schedule: GroupSchedule, epoch: int) -> NDArray[np.int64]:
+    """[holder, source]: how many releases of `source` the model of `holder` contains, merge by merge.
+
+    For the published DP-OGL+ a holder inside a block has merged its neighbours' block ends already.
+    """
+    known = np.zeros(overlap.shape, dtype=np.int64)
+    released = schedule.releases(epoch)
+    for release in range(1, released + 1, schedule.merge_period):
+        np.fill_diagonal(known, release - 1)
+        known = np.stack([known[neighbours].max(axis=0) for neighbours in overlap])
+    np.fill_diagonal(known, released)
+    if schedule.shows_draft(epoch):
+        known = np.stack([known[neighbours].max(axis=0) for neighbours in overlap])
+    return known

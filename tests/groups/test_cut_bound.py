@@ -81,7 +81,7 @@ def hockey_stick(p, q, cell, epsilon):
 
 def charged(structure, schedule, target, observer, epoch):
     """What each cut charges for one pair."""
-    watching = Observers(structure, [np.array(sorted(structure.groups_of(observer)))])
+    watching = Observers(structure, structure.membership[[observer]])
     views = ObserverViews(watching, np.array([0]), np.array([epoch]))
     offers = cheaper(structure.groups_of(target), views, schedule, 1e-5, np.array([1e9]))
     return {

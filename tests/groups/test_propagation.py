@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from group_oracles import random_structure, tainted_counts
+from group_oracles import contained, random_structure, tainted_counts
 
 from coterie.groups import (
     GroupAlgorithm,
@@ -16,7 +16,7 @@ from coterie.groups import (
     ring,
     string,
 )
-from coterie.groups.propagation import contained, contained_at, published_contained_at
+from coterie.groups.propagation import contained_at, published_contained_at
 from coterie.privacy import Mode
 
 PLUS = GroupAlgorithm.DP_OGL_PLUS
@@ -113,7 +113,7 @@ def test_counts_grow_with_epochs_and_shrink_with_distance():
     schedule = schedule_for(structure, 3)
     before = np.zeros((5, 5))
     for epoch in range(1, 40):
-        known = contained(structure.overlap, schedule, epoch)
+        known = contained_at(structure.distances, schedule, epoch)
         assert np.all(known >= before)
         for row, hops in zip(known, structure.distances, strict=True):
             assert np.all(np.diff(row[np.argsort(hops)]) <= 0)

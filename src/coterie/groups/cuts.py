@@ -12,7 +12,7 @@ contains. docs/leakage.md derives it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,14 +116,12 @@ class Cut:
 
 
 class Observers:
-    """Who watches: the groups of each, and how far these are from every group."""
+    """Who watches: the groups of each ([observer, group]), and how far these are from every group."""
 
-    def __init__(self, structure: Structure, groups: Sequence[Ints]) -> None:
-        self.structure = structure
-        self._flat = np.concatenate(groups)
-        self._starts = np.concatenate([[0], np.cumsum([len(some) for some in groups])[:-1]]).astype(np.int64)
-        self.member: Bools = np.zeros((len(groups), len(structure.groups)), dtype=np.bool_)
-        self.member[np.repeat(np.arange(len(groups)), [len(some) for some in groups]), self._flat] = True
+    def __init__(self, structure: Structure, member: Bools) -> None:
+        self.structure, self.member = structure, member
+        observer, self._flat = np.nonzero(member)
+        self._starts = np.searchsorted(observer, np.arange(len(member)))
         self._around: dict[frozenset[int], tuple[Ints, Floats]] = {}
 
     def distance(self, cut: Cut) -> Floats:

@@ -43,13 +43,10 @@ class Requirement:
 
     def pairs(self, structure: Structure) -> Bools:
         """[target, observer]: whom it is about."""
-        member = structure.membership.astype(np.float64)
-        chosen: Bools = ~np.eye(structure.workers, dtype=np.bool_)
+        apart = structure.class_hops[1][np.ix_(structure.class_of, structure.class_of)]
+        chosen: Bools = ~np.eye(structure.workers, dtype=np.bool_) & (apart >= self.distance)
         if self.relation is not Relation.ANY:
-            chosen &= (member @ member.T > 0) == (self.relation is Relation.IN_GROUP)
-        if self.distance:
-            classes = structure.class_of
-            chosen &= structure.class_hops[1][np.ix_(classes, classes)] >= self.distance
+            chosen &= (apart == 0) == (self.relation is Relation.IN_GROUP)
         if self.target is not None:
             chosen &= (np.arange(structure.workers) == self.target)[:, None]
         if self.observer is not None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from coterie.errors import InputError
 from coterie.groups.cuts import Charges, Observers, ObserverViews, Shift, cheaper, epsilons
 from coterie.groups.pairs import MOST_WORKERS, Exposure
-from coterie.groups.propagation import contained, first_epoch_at, published_contained_at
+from coterie.groups.propagation import contained_at, first_epoch_at, published_contained_at
 from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Bools, Floats, Ints, Structure
 from coterie.privacy import Adjacency, Mode
@@ -52,9 +52,7 @@ class Leakage(Exposure):
 
     @cached_property
     def _class_defined(self) -> Bools:
-        table = self.structure.classes.astype(np.float32)
-        apart: Bools = table @ table.T == 0
-        return apart | (self.threat is Threat.ANYONE)
+        return (self.structure.class_hops[1] > 0) | (self.threat is Threat.ANYONE)
 
     @cached_property
     def defined(self) -> Bools:
@@ -167,16 +165,14 @@ def history(found: Leakage, epochs: Iterable[int]) -> list[Leakage]:
 def _worked_out(found: Leakage, epochs: Sequence[int]) -> list[_Tables]:
     """The tables at each epoch."""
     structure, schedule = found.structure, found.schedule
-    known = np.stack([contained(structure.overlap, schedule, epoch) for epoch in epochs])
-    starts = np.concatenate([[0], np.cumsum([len(groups) for groups in structure.class_groups])[:-1]])
-    # [..., class, group]: the most that any group of the class holds.
-    seen = np.maximum.reduceat(known[..., np.concatenate(structure.class_groups), :], starts, axis=-2)
+    # [class, group]: the nearest group of the class holds the most.
+    nearest = structure.class_hops[0]
+    seen = np.stack([contained_at(nearest, schedule, epoch) for epoch in epochs])
     counts, from_counts = _counted(found, schedule.accounted(structure.groups), seen, found.adjacency)
     best = from_counts if schedule.publishes_drafts else _with_cuts(found, epochs, from_counts)
     claims: Sequence[Ints | None] = [None] * len(epochs)
     priced: Sequence[Floats | None] = [None] * len(epochs)
     if schedule.mode is Mode.PAPER:
-        nearest = structure.class_hops[0]
         claimed = np.stack([published_contained_at(nearest, schedule, epoch) for epoch in epochs])
         claims, priced = map(list, _counted(found, schedule, claimed, Adjacency.ZERO_OUT))
     return [_Tables(*own) for own in zip(counts, from_counts, best, claims, priced, strict=True)]
@@ -202,7 +198,7 @@ def _counted(
 def _with_cuts(found: Leakage, epochs: Sequence[int], epsilon: Floats) -> Floats:
     """The least of the count bound and of every promising cut, for all epochs and classes."""
     best, structure, indices = epsilon.copy(), found.structure, np.array(epochs, dtype=np.int64)
-    observers = Observers(structure, structure.class_groups)
+    observers = Observers(structure, structure.classes)
     # Equal kinds of charges from all targets are converted together.
     pending: dict[frozenset[Shift], list[tuple[tuple[Ints, int, Ints], Charges]]] = {}
     for number, groups in enumerate(structure.class_groups):

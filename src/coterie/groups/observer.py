@@ -126,15 +126,11 @@ class Observer(Plain):
 
     def pooled(self, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
         """The largest epsilon of a worker whose observers all tell each other what they have seen."""
-        structure, asked, worst = self.structure, self.leakage(delta=delta, adjacency=adjacency), 0.0
-        for number in range(len(structure.classes)):
-            target = int(np.argmax(structure.class_of == number))
-            seen = structure.membership[:, structure.classes[number]].any(axis=1)
-            feared = ~seen if self.threat is Threat.OUTSIDERS else np.arange(structure.workers) != target
-            observers = np.flatnonzero(feared).tolist()
-            if observers:
-                worst = max(worst, asked.pair_epsilon(target, *observers))
-        return worst
+        asked = self.leakage(delta=delta, adjacency=adjacency)
+        of_each_class = np.unique(self.structure.class_of, return_index=True)[1].tolist()
+        feared = {target: np.flatnonzero(asked.defined[target]).tolist() for target in of_each_class}
+        found = (asked.pair_epsilon(target, *others) for target, others in feared.items() if others)
+        return max(found, default=0.0)
 
 
 @dataclass(frozen=True)

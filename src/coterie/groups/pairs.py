@@ -7,7 +7,7 @@ import numpy as np
 
 from coterie.errors import InputError
 from coterie.groups.cuts import Charges, Cut, Observers, ObserverViews, cheaper, cut_at, epsilons
-from coterie.groups.propagation import contained, published_contained_at
+from coterie.groups.propagation import contained_at, published_contained_at
 from coterie.groups.schedule import GroupSchedule, Threat
 from coterie.groups.structures import Floats, Ints, Structure
 from coterie.privacy import Adjacency, ClientCost, Guarantee, Mode, ReleaseCost, ThreatModel, Unit
@@ -135,14 +135,14 @@ class Exposure:
         everything they see; -1, nan for these themselves and for whom the threat model leaves out.
         """
         structure, seen = self.structure, self._groups(members)
-        known = contained(structure.overlap, self.schedule, self.epoch)
+        nearest = structure.distances[sorted(seen)].min(axis=0)
         counts = np.full(structure.workers, -1, dtype=np.int64)
         from_counts, best = np.full((2, structure.workers), np.nan)
         for number, groups in enumerate(structure.class_groups):
             workers = np.setdiff1d(np.flatnonzero(structure.class_of == number), list(members))
             trusted = self.threat is Threat.OUTSIDERS and seen & set(groups.tolist())
             if len(workers) and not trusted:
-                counts[workers] = known[sorted(seen)][:, groups].max(axis=0).sum()
+                counts[workers] = contained_at(nearest[groups], self.schedule, self.epoch).sum()
                 from_counts[workers], best[workers], _, _ = self._best(int(workers[0]), members)
         return counts, from_counts, best
 
@@ -158,8 +158,8 @@ class Exposure:
 
     def _views(self, coalition: Collection[int]) -> ObserverViews:
         """A coalition as one observer."""
-        observing = Observers(self.structure, [np.array(sorted(self._groups(coalition)))])
-        return ObserverViews(observing, np.array([0]), np.array([self.epoch]))
+        seen = np.isin(np.arange(len(self.structure.groups)), sorted(self._groups(coalition)))
+        return ObserverViews(Observers(self.structure, seen[None]), np.array([0]), np.array([self.epoch]))
 
     def _best(self, target: int, observers: Collection[int]) -> tuple[float, float, Cut, Charges]:
         """Epsilon from counts, the best epsilon, and the cut and charges that prove it."""

@@ -1,42 +1,18 @@
-"""Which noisy releases are inside which model: followed through the schedule, and by formula.
+"""Which noisy releases are inside which model, for groups so many hops apart.
 
 A group's model contains what its predecessor contained and the release that made it; where workers start
 from merged models it also contains what the models of all overlapping groups contained. Seen from any model,
 the releases of one group are therefore always the first so many of that group (a union of beginnings is a
 beginning), so one number per pair of groups says everything.
 
-The formulas, for groups so many hops apart, equal that propagation. The published one, kept to compare with,
-counts finished blocks where every block that has begun must count (DP-OGL, Theorem 1; its own examples
-disagree).
+The published formula, kept to compare with, counts finished blocks where every block that has begun must
+count (DP-OGL, Theorem 1; its own examples disagree).
 """
 
 import numpy as np
 
 from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Index
-from coterie.groups.structures import Bools, Floats, Ints
-
-
-def contained(overlap: Bools, schedule: GroupSchedule, epoch: int) -> Ints:
-    """[holder, source]: how many releases of group `source` the model of group `holder` contains.
-
-    For the published DP-OGL+ a holder inside a block has merged its neighbours' block ends already.
-    """
-    groups = len(overlap)
-    neighbours = np.flatnonzero(overlap) % groups
-    starts = np.concatenate([[0], np.cumsum(overlap.sum(axis=1))[:-1]])
-    own = np.arange(groups)
-    released = schedule.releases(epoch)
-    known: Ints = np.zeros((groups, groups), dtype=np.int64)
-
-    def merged(before: Ints) -> Ints:
-        result: Ints = np.maximum.reduceat(before[neighbours], starts, axis=0)
-        return result
-
-    for release in range(1, released + 1, schedule.merge_period):
-        known[own, own] = release - 1
-        known = merged(known)
-    known[own, own] = released
-    return merged(known) if schedule.shows_draft(epoch) else known
+from coterie.groups.structures import Floats, Ints
 
 
 def contained_at(distance: Floats, schedule: GroupSchedule, epoch: Index) -> Ints:
