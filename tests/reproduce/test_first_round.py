@@ -5,7 +5,7 @@ import math
 import pytest
 
 from coterie.reproduce.declared import EVERYTHING, ScaleName, find, sweep_of
-from coterie.reproduce.first_round import NoiseExample, noise_multiplier, update_variance
+from coterie.reproduce.illustrations import NoiseExample, noise_multiplier, update_variance
 
 
 def test_the_multiplier_without_a_full_batch_is_that_of_plain_dpsgd() -> None:

@@ -27,9 +27,8 @@ from coterie.reproduce.declared import (
     sweep_of,
 )
 from coterie.reproduce.printed import Printed, read_publication
-from coterie.reproduce.quantities import QUANTITIES
 from coterie.reproduce.running import render, reproduce
-from coterie.reproduce.runs import Charged
+from coterie.reproduce.runs import QUANTITIES, Charged
 from coterie.reproduce.table import Entry, Line, Reproduction, best_lines
 from tiny_reproduction import tiny_text
 

@@ -3,13 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from coterie.report.drawing import Figure, colour, key, look, tips
+import numpy as np
+
+from coterie.report.drawing import Axes, Figure, colour, key, look, tips
 from coterie.report.record import Measure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Ticks = Callable[[Sequence[float]], Sequence[float]]
 
@@ -33,6 +31,13 @@ class Series:
     spread: Sequence[float] = ()
     tips: Sequence[str] = ()
 
+    @property
+    def reach(self) -> list[float]:
+        """Every height that the axis must hold."""
+        heights = [y for _, y in self.points]
+        spread = self.spread or [0.0] * len(heights)
+        return [*np.subtract(heights, spread).tolist(), *np.add(heights, spread).tolist()]
+
 
 @dataclass(frozen=True)
 class Band:
@@ -40,6 +45,10 @@ class Band:
 
     name: str
     points: Sequence[tuple[float, float, float]]
+
+    @property
+    def reach(self) -> list[float]:
+        return [end for _, *ends in self.points for end in ends]
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,11 @@ class Scale:
     def ticks(self, values: Sequence[float]) -> list[float]:
         if callable(self.places):
             return list(self.places(values))
-        low, high = min([*values, *([] if self.floor is None else [self.floor])]), max(values)
+        low, high = min(values), max(values)
         if self.places or not self.logarithmic:
-            return list(self.places) or ticks_around(low, high)
+            return list(self.places) or ticks_around(
+                low if self.floor is None else min(low, self.floor), high
+            )
         first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
         step = max(1, math.ceil((last - first) / 6))
         return [10.0**power for power in range(first, max(last, first + 1) + 1, step)]
@@ -72,7 +83,7 @@ class Scale:
     def text(self, value: float) -> str:
         return self.label(value).replace("-", "−")
 
-    def apply(self, axes: "Axes", which: str, values: Sequence[float]) -> None:
+    def apply(self, axes: Axes, which: str, values: Sequence[float]) -> None:
         """Set the axis, "x" or "y", such that it begins and ends on its ticks and holds all values."""
         ticks = self.ticks(values)
         low, high = min(*values, *ticks), max(*values, *ticks)
@@ -80,11 +91,13 @@ class Scale:
             low, high = low - 0.5, high + 0.5
         if self.logarithmic:
             axes.set(**{f"{which}scale": "log"})
-            low, high = low / (high / low) ** self.margin, high * (high / low) ** self.margin
+            beyond = (high / low) ** self.margin
+            ends = low / beyond, high * beyond
         else:
-            low, high = low - self.margin * (high - low), high + self.margin * (high - low)
+            beyond = (high - low) * self.margin
+            ends = low - beyond, high + beyond
         labels = list(map(self.text, ticks))
-        axes.set(**{f"{which}ticks": ticks, f"{which}ticklabels": labels, f"{which}lim": (low, high)})
+        axes.set(**{f"{which}ticks": ticks, f"{which}ticklabels": labels, f"{which}lim": ends})
         axes.minorticks_off()
 
 
@@ -129,18 +142,15 @@ def line_figure(
     x: Scale,
     y: Scale,
     caption: str,
-    told: str = "",
     *,
     milestone: tuple[float, str] | None = None,
     outside: bool = False,
 ) -> Figure:
     """One chart of several series; a milestone is a named vertical line."""
 
-    def paint(axes: "Axes") -> None:
-        across = [point[0] for each in series for point in each.points]
-        up = [value for each in series for point in each.points for value in point[1:]]
-        x.apply(axes, "x", [*across, *(milestone or ())[:1]])
-        y.apply(axes, "y", up + [end for each in series if isinstance(each, Series) for end in _ends(each)])
+    def paint(axes: Axes) -> None:
+        x.apply(axes, "x", [point[0] for each in series for point in each.points] + [*(milestone or ())[:1]])
+        y.apply(axes, "y", [value for each in series for value in each.reach])
         axes.set(xlabel=x.title)
         if milestone is not None:
             _milestone(axes, *milestone)
@@ -152,35 +162,27 @@ def line_figure(
             else:
                 _line(axes, each, index, x, y)
 
-    return Figure(name, heading, caption, paint, told, outside)
+    return Figure(name, heading, caption, paint, outside)
 
 
-def _ends(series: Series) -> list[float]:
-    reach = zip(series.points, series.spread, strict=False)
-    return [y + way * spread for (_, y), spread in reach for way in (-1, 1)]
-
-
-def _line(axes: "Axes", each: Series, index: int, x: Scale, y: Scale) -> None:
+def _line(axes: Axes, each: Series, index: int, x: Scale, y: Scale) -> None:
     style = look(each.colour if isinstance(each.colour, int) else index, each.name)
     if isinstance(each.colour, str):
-        style |= {
-            "color": colour(each.colour),
-            "linestyle": "-",
-            "linewidth": 2.8,
-            "marker": "o",
-            "zorder": 3,
-        }
+        style |= {"color": colour(each.colour), "linestyle": "-", "linewidth": 2.8, "marker": "o"}
+        style["zorder"] = 3
     if not each.joined:
         style["linestyle"] = "none"
     style |= {"markevery": each.marks} if each.marks != [] else {"marker": None}
-    for (place, _), low, high in zip(each.points, _ends(each)[::2], _ends(each)[1::2], strict=False):
-        axes.vlines(place, low, high, color=style["color"], linewidth=1.6, clip_on=False)
-    (line,) = axes.plot(*zip(*each.points, strict=True), clip_on=False, **style)
+    xs, ys = zip(*each.points, strict=True)
+    if each.spread:
+        ends = np.subtract(ys, each.spread), np.add(ys, each.spread)
+        axes.vlines(xs, *ends, color=style["color"], linewidth=1.6, clip_on=False)
+    (line,) = axes.plot(xs, ys, clip_on=False, **style)
     if each.marks is None:
         tips(line, each.tips or [f"{each.name}: {x.text(px)}, {y.text(py)}" for px, py in each.points])
 
 
-def _milestone(axes: "Axes", x: float, text: str) -> None:
+def _milestone(axes: Axes, x: float, text: str) -> None:
     """A vertical line with its name above the plot."""
     low, high = axes.get_xlim()
     axes.axvline(x, ymax=1.03, color=colour("soft"), linewidth=1, linestyle=(0, (2, 3)), clip_on=False)
@@ -198,7 +200,6 @@ def bar_figure(
     series: Sequence[tuple[str, Sequence[float | None]]],
     caption: str,
     x_title: str,
-    told: str = "",
     *,
     label: Callable[[float], str] = "{:.0f}".format,
     chosen: str | None = None,
@@ -211,7 +212,7 @@ def bar_figure(
         chosen: the group to show before all others.
     """
 
-    def paint(axes: "Axes") -> None:
+    def paint(axes: Axes) -> None:
         given = [value for _, values in series for value in values if value is not None]
         whole = all(isinstance(value, int) for value in given)
         ticks = ticks_around(0.0, 1.08 * max(1, *given), 5)
@@ -231,4 +232,4 @@ def bar_figure(
                 if chosen not in (None, groups[place]):
                     bar.set(facecolor=colour("soft"), alpha=0.42)
 
-    return Figure(name, heading, caption, paint, told, outside)
+    return Figure(name, heading, caption, paint, outside)

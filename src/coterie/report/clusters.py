@@ -1,16 +1,14 @@
 """Found clusters beside the true ones: names, matching colours, who was placed where."""
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from coterie.data import ClustersFederation
 from coterie.privacy import Unit
+from coterie.report.drawing import chip
 from coterie.report.record import RunRecord
 
 
@@ -54,32 +52,25 @@ class Clusters:
             return [Group(self.true_name(k), self.true_series(k), _members(truth, k)) for k in self.true]
         if self.looked_for:
             clusters = self.run.clusters
-            return [Group(f"cluster {k}", self.found_series(k), _members(clusters, k)) for k in self.found]
+            return [Group(f"cluster {k}", self.found_series[k], _members(clusters, k)) for k in self.found]
         return [Group("all clients", 0, tuple(client.name for client in self.run.clients))]
 
     def true_name(self, cluster: int) -> str:
-        federation = self.run.experiment.federation
-        if isinstance(federation, ClustersFederation) and federation.shift == "rotation":
-            return f"{cluster}, turned {90 * cluster}°"
-        if isinstance(federation, ClustersFederation) and federation.shift == "label":
-            return f"{cluster}, labels +{cluster}"
-        return str(cluster)
+        told = {"rotation": f"{cluster}, turned {90 * cluster}°", "label": f"{cluster}, labels +{cluster}"}
+        return told.get(getattr(self.run.experiment.federation, "shift", ""), str(cluster))
+
+    def true_chip(self, cluster: int) -> str:
+        return chip(self.true_name(cluster), self.true_series(cluster))
 
     def true_series(self, cluster: int) -> int:
         return self.true.index(cluster)
 
-    def found_series(self, cluster: int) -> int:
-        """Colour of the true cluster that a found one stands for; a further one gets a further colour."""
-        return self._series_of_found[cluster]
-
     @cached_property
-    def _series_of_found(self) -> dict[int, int]:
+    def found_series(self) -> dict[int, int]:
+        """Colour of the true cluster that a found one stands for; a further one gets a further colour."""
         stands_for = {found: self.true_series(true) for found, true in self.matching.items()}
-        further = itertools.count(len(self.true))
-        for cluster in self._drawn:
-            if cluster not in stands_for:
-                stands_for[cluster] = next(further)
-        return stands_for
+        further = (cluster for cluster in self._drawn if cluster not in stands_for)
+        return stands_for | {cluster: place for place, cluster in enumerate(further, len(self.true))}
 
     @cached_property
     def _drawn(self) -> list[int]:
@@ -91,9 +82,7 @@ class Clusters:
     def counts(self) -> Counter[tuple[int, int]]:
         """Clients by true and found cluster."""
         truth = self.run.truth or {}
-        return Counter(
-            (truth[client], found) for client, found in self.run.clusters.items() if client in truth
-        )
+        return Counter((truth[name], found) for name, found in self.run.clusters.items() if name in truth)
 
     @cached_property
     def matching(self) -> dict[int, int]:
@@ -101,26 +90,18 @@ class Clusters:
 
         Between equals, and for clusters that were left, round 1 decides.
         """
-        if not self.true or not self._drawn:
+        truth, findings, first = self.run.truth, self.run.findings, Counter[tuple[int, int]]()
+        if truth is None or not self._drawn:
             return {}
-        first = self._first_counts
-        weights = np.array(
-            [
-                [self.counts[true, found] + first[true, found] / 1000 for true in self.true]
-                for found in self._drawn
-            ]
-        )
-        rows, columns = linear_sum_assignment(-weights)
-        return {self._drawn[row]: self.true[column] for row, column in zip(rows, columns, strict=True)}
-
-    @property
-    def _first_counts(self) -> Counter[tuple[int, int]]:
-        """Clients by true cluster and component of round 1."""
-        truth, findings = self.run.truth, self.run.findings
-        if truth is None or findings is None:
-            return Counter()
-        labels = first_round_labels(findings.responsibilities)
-        return Counter((truth[client], own) for client, own in zip(findings.clients, labels, strict=True))
+        if findings is not None:
+            labels = first_round_labels(findings.responsibilities)
+            first.update((truth[name], own) for name, own in zip(findings.clients, labels, strict=True))
+        weights = [
+            [self.counts[true, found] + first[true, found] / 1000 for true in self.true]
+            for found in self._drawn
+        ]
+        pairs = zip(*linear_sum_assignment(weights, maximize=True), strict=True)
+        return {self._drawn[row]: self.true[column] for row, column in pairs}
 
     @property
     def placed(self) -> int:

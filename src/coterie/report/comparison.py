@@ -12,8 +12,8 @@ from coterie.files import write_text
 from coterie.report import grid_figures, words
 from coterie.report.clusters import Clusters
 from coterie.report.drawing import Figure, chip
-from coterie.report.grid import Comparison, Failure, Setting, read_comparison
-from coterie.report.numbers import count, epsilon, fixed, seconds
+from coterie.report.grid import Comparison, Setting, read_comparison
+from coterie.report.numbers import epsilon, fixed, listed, seconds
 from coterie.report.outside import (
     LEFT_OUT,
     MUST_NOT,
@@ -74,19 +74,18 @@ def comparison_report(comparison: Comparison) -> str:
         runs=_runs(comparison),
         warned=[(run.name, warning) for run in runs for warning in run.warnings],
         warned_runs=sum(bool(run.warnings) for run in runs),
-        failed=list(map(_failed, comparison.failures)),
+        failed=[(failure.cell.name, str(failure)) for failure in comparison.failures],
     )
 
 
 def _title(comparison: Comparison) -> str:
-    keys = [key for key, values in comparison.sweep.grid.items() if len(values) > 1]
-    if not keys:
+    choices = {key: values for key, values in comparison.sweep.grid.items() if len(values) > 1}
+    if not choices:
         return "One setting"
-    shown = comparison.sweep.grid[keys[0]]
-    names = [str(value) for value in shown]
-    if keys[0] == "algorithm.name" and len(names) <= 5:
-        return f"{', '.join(names[:-1])} and {names[-1]}, side by side"
-    return f"Runs by {words.key_name(keys[0])}"
+    key, names = next(iter(choices.items()))
+    if key == "algorithm.name" and len(names) <= 5:
+        return f"{listed(list(map(str, names)))}, side by side"
+    return f"Runs by {words.key_name(key)}"
 
 
 def _releases(comparison: Comparison) -> Table:
@@ -111,15 +110,13 @@ def _results(comparison: Comparison) -> Table:
     for setting in settings:
         row = setting.row
         spread = "" if row.accuracy_std is None else f" ± {measure.bare(row.accuracy_std)}"
-        mean = f"{measure.text(row.accuracy)}{spread}"
+        strong = Markup("<strong>{}</strong>").format(f"{measure.text(row.accuracy)}{spread}")
         rows.append(
             {
                 named[first]: _chip(comparison, setting),
                 **{named[key]: str(setting.values[key]) for key in others},
                 **({"Runs": str(row.runs)} if several else {}),
-                f"Mean {measure.name}": NONE
-                if math.isnan(row.accuracy)
-                else Markup("<strong>{}</strong>").format(mean),
+                f"Mean {measure.name}": NONE if math.isnan(row.accuracy) else strong,
                 "Worst client": measure.text(row.worst_client),
                 "Best client": measure.text(row.best_client),
                 "Worst cluster": measure.text(row.worst_cluster),
@@ -135,8 +132,7 @@ def _results(comparison: Comparison) -> Table:
     over = (
         "Means over seeds; after ± the standard deviation between seeds" if several else "One run per setting"
     )
-    caption = over if comparison.public else f"{over}; all on held-out records"
-    return Table.of(rows, caption).without_empty()
+    return Table.of(rows, over + ("" if comparison.public else "; all on held-out records")).without_empty()
 
 
 def _time(comparison: Comparison) -> str:
@@ -187,8 +183,3 @@ def _link(run: RunRecord) -> str:
     if not RunFolder(run.outcome.folder).report.exists():
         return run.name
     return Markup('<a href="cells/{}/report.html">{}</a>').format(quote(run.name), run.name)
-
-
-def _failed(failure: Failure) -> tuple[str, str]:
-    rounds = failure.cell.experiment.schedule.rounds
-    return failure.cell.name, f"{failure.reason} ({failure.rounds} of {count(rounds, 'round')} done)"

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -22,8 +22,10 @@ from coterie.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Canvas
+else:
+    Axes = Any  # matplotlib is imported when something is drawn
 
 FORMATS = ("svg", "pdf", "png")
 COLOURS = 8
@@ -31,11 +33,17 @@ MARKERS = "os^DvPX*"
 GLYPHS = "●■▲◆▼✚✖★"
 """The markers as characters, for tables."""
 WIDTH = 500.0
-HEAD, ROW = 40.0, 21.0
-HANDLE = 32.0
-"""Room for the sample before an entry of the legend."""
+ROW = 21.0
+LONGEST = 46
+"""Letters in a line of the legend, also where a narrow page enlarges them."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "5 5", "6 2 1 2 1 2")
 _TIPS = "tips:"
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"CreationDate": None},
+    "png": {"Software": None},
+}
+"""Left out, so that the same figure gives the same bytes."""
 _COLOURED = {
     "text.color": "ink",
     "axes.edgecolor": "soft",
@@ -46,25 +54,18 @@ _COLOURED = {
     "lines.markeredgecolor": "card",
 }
 HERE = Path(__file__).parent
+STYLE_SHEET = (HERE / "style.css").read_text(encoding="utf-8")
+_LIGHT: dict[str, str] = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE_SHEET.partition("@media")[0]))
+"""The style sheet's colours by name, as they are in the light."""
+_NAMES = {value: name for name, value in _LIGHT.items()}
 
 
 # --- style ------------------------------------------------------------------------------------------
 
 
-@cache
-def style_sheet() -> str:
-    return (HERE / "style.css").read_text(encoding="utf-8")
-
-
-@cache
-def _light() -> dict[str, str]:
-    """The style sheet's colours by name, as they are in the light."""
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", style_sheet().partition("@media")[0]))
-
-
 def colour(name: str | int) -> str:
     """A colour of the style sheet: by its name, or of a series."""
-    return _light()[f"c{name % COLOURS}" if isinstance(name, int) else name]
+    return _LIGHT[f"c{name % COLOURS}" if isinstance(name, int) else name]
 
 
 def look(series: int, name: str = "") -> dict[str, Any]:
@@ -96,10 +97,10 @@ def key(name: str) -> str:
 
 def chip(text: str, series: int) -> Markup:
     """The name of a series beside its mark, for tables."""
-    mark = Markup('<span class="s{}" aria-hidden="true">{}</span>').format(
-        series % COLOURS, GLYPHS[shape_of(series)]
+    mark = '<span style="color: var(--c{})" aria-hidden="true">{}</span>'
+    return Markup(f'<span class="chip">{mark} {{}}</span>').format(
+        series % COLOURS, GLYPHS[shape_of(series)], text
     )
-    return Markup('<span class="chip">{} {}</span>').format(mark, text)
 
 
 def tips(artist: "Artist", texts: Sequence[str]) -> None:
@@ -111,10 +112,8 @@ def tips(artist: "Artist", texts: Sequence[str]) -> None:
 def _style(salt: str) -> Iterator[None]:
     import matplotlib
 
-    sheet = matplotlib.rc_params_from_file(HERE / "style.mplstyle", use_default_template=False)
-    style: dict[Any, Any] = dict(sheet)
-    style |= {name: colour(of) for name, of in _COLOURED.items()}
-    with matplotlib.rc_context({**style, "svg.hashsalt": salt}):
+    style: dict[Any, Any] = {name: colour(of) for name, of in _COLOURED.items()}
+    with matplotlib.rc_context({**style, "svg.hashsalt": salt}, fname=HERE / "style.mplstyle"):
         yield
 
 
@@ -123,12 +122,11 @@ def _style(salt: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Figure:
-    """What is drawn, its heading, and what to see in it.
+    """What is drawn, its heading, and what to see in it, also for those who cannot see the drawing.
 
     Args:
         name: letters, digits and hyphens; unlike that of any other figure on the page.
         paint: draws on the axes; artists with a label stand in the legend.
-        description: what a reader is told who cannot see the drawing; by default the caption.
         outside: whether no guarantee covers what it shows.
         margins: left, right, top and bottom of the axes, in pixels.
     """
@@ -136,8 +134,7 @@ class Figure:
     name: str
     heading: str
     caption: str
-    paint: Callable[["Axes"], None]
-    description: str = ""
+    paint: Callable[[Axes], None]
     outside: bool = False
     height: float = 300
     margins: tuple[float, float, float, float] = (52, 16, 30, 48)
@@ -150,18 +147,18 @@ class Figure:
     @cached_property
     def svg(self) -> Markup:
         """The drawing inside a page: it scales with its box and has the page's colours and letters."""
-        text, height = self._drawn("svg", head=0.0)
+        text, height = self._drawn("svg")
         return self._element(text, f'viewBox="0 0 {WIDTH:g} {height:g}"')
 
     def write(self, folder: Path, kind: str = "svg") -> Path:
         """A file of its own, heading and legend included; an SVG follows light and dark by itself."""
         path = folder / f"{self.slug}.{kind}"
-        content, height = self._drawn(kind, head=HEAD)
+        content, height = self._drawn(kind, textwrap.wrap(self.heading, LONGEST))
         if kind != "svg":
             path.write_bytes(content)
             return path
         size = f'width="{WIDTH:g}" height="{height:g}" viewBox="0 0 {WIDTH:g} {height:g}"'
-        sheet = style_sheet().partition("* {")[0]
+        sheet = STYLE_SHEET.partition("* {")[0]
         letters = "svg { font-family: -apple-system, 'Segoe UI', Roboto, Arial, sans-serif; }\n"
         paper = '<rect width="100%" height="100%" rx="10" fill="var(--card)"/>'
         inside = Markup(f"<style>\n{sheet}{letters}</style>{paper}")
@@ -171,42 +168,31 @@ class Figure:
 
     def _element(self, content: bytes, attributes: str, inside: str = "") -> Markup:
         body = Markup(_for_pages(content.decode()))
-        told = self.description or self.caption
         return Markup(
             '<svg {} role="img" aria-labelledby="{name}-title {name}-desc">'
             '<title id="{name}-title">{}</title><desc id="{name}-desc">{}</desc>{}{}</svg>'
-        ).format(Markup(attributes), self.heading, told, inside, body, name=self.name)
+        ).format(Markup(attributes), self.heading, self.caption, inside, body, name=self.name)
 
-    def _drawn(self, kind: str, head: float) -> tuple[bytes, float]:
-        """The file's bytes, and its height: legends need room."""
+    def _drawn(self, kind: str, heading: Sequence[str] = ()) -> tuple[bytes, float]:
+        """The file's bytes, and its height: headings and legends need room."""
         from matplotlib.figure import Figure as Canvas
 
         with _style(self.name):
             canvas = Canvas(dpi=72)
             axes = canvas.add_axes((0, 0, 1, 1))
             self.paint(axes)
-            rows = _rows(*axes.get_legend_handles_labels())
+            handles, labels = axes.get_legend_handles_labels()
+            entries, legend = _arranged(labels)
             left, right, top, bottom = self.margins
-            height = head + self.height + ROW * len(rows) + (8 if rows else 0)
+            height = (20 + ROW * len(heading) if heading else 0) + self.height + legend
             canvas.set_size_inches(WIDTH / 72, height / 72)
-            floor = height - head - self.height + bottom
-            axes.set_position(
-                (
-                    left / WIDTH,
-                    floor / height,
-                    1 - (left + right) / WIDTH,
-                    (self.height - top - bottom) / height,
-                )
-            )
-            if head:
-                canvas.text(22 / WIDTH, 1 - 28 / height, self.heading, fontsize=16, weight="bold")
-            for place, row in enumerate(rows):
-                canvas.legend(
-                    handles=[handle for handle, _ in row], labels=[text for _, text in row],
-                    loc="upper left", ncols=len(row), handlelength=1.9,
-                    columnspacing=_gap(*(text for _, text in row)),
-                    bbox_to_anchor=(10 / WIDTH, (ROW * (len(rows) - place)) / height),
-                )  # fmt: skip
+            inner = WIDTH - left - right, self.height - top - bottom
+            axes.set_position((left / WIDTH, (legend + bottom) / height, inner[0] / WIDTH, inner[1] / height))
+            top_left = 22 / WIDTH, 1 - 14 / height
+            canvas.text(*top_left, "\n".join(heading), fontsize=16, weight="bold", va="top")
+            for handle, (text, x, y) in zip(handles, entries, strict=True):
+                place = (10 + x) / WIDTH, (legend - y - 8) / height
+                canvas.legend([handle], [text], loc="upper left", handlelength=1.9, bbox_to_anchor=place)
             return _saved(canvas, kind, "" if kind == "svg" else "card"), height
 
 
@@ -217,33 +203,26 @@ def write_figures(figures: Sequence[Figure], folder: Path, kind: str = "svg") ->
     return [figure.write(folder, kind) for figure in figures]
 
 
-def _rows(handles: Sequence["Artist"], labels: Sequence[str]) -> list[list[tuple["Artist", str]]]:
-    """The entries of a legend, as many to a row as fit, also where a narrow page enlarges the letters."""
-    rows: list[list[tuple[Artist, str]]] = []
-    room = 0.0
-    for handle, text in zip(handles, labels, strict=True):
-        needed = HANDLE + sum(8.4 if letter.isupper() or letter.isdigit() else 7.0 for letter in text)
-        if not rows or needed > room:
-            rows.append([])
-            room = WIDTH - 16
-        rows[-1].append((handle, text))
-        room -= needed + 13 * _gap(text)
-    return rows
-
-
-def _gap(*texts: str) -> float:
-    """What stays free after an entry, in letters."""
-    return 0.9 + 0.05 * max(map(len, texts))
+def _arranged(labels: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
+    """The entries of a legend, each in lines and at its place, as many to a row as fit; and its height."""
+    entries, x, y, bottom = [], 0.0, 0.0, 0.0
+    for label in labels:
+        lines = textwrap.wrap(label, LONGEST) or [""]
+        letters = max(
+            sum(9.1 if each.isupper() or each.isdigit() else 7.7 for each in line) for line in lines
+        )
+        if x and x + 32 + letters > WIDTH - 16:
+            x, y = 0.0, bottom
+        entries.append(("\n".join(lines), x, y))
+        bottom = max(bottom, y + ROW * len(lines))
+        x += 44 + letters
+    return entries, bottom + (8 if entries else 0)
 
 
 def _saved(canvas: "Canvas", kind: str, ground: str) -> bytes:
-    """The bytes of a file; the same figure gives the same bytes."""
-    dates = {"svg": "Date", "pdf": "CreationDate", "png": "Software"}
-    kept = {"Creator": None, "Format": None, "Type": None} if kind == "svg" else {}
-    content = io.BytesIO()
-    face = colour(ground) if ground else "none"
-    metadata = {dates[kind]: None, **kept}
-    canvas.savefig(content, format=kind, dpi=144 if kind == "png" else 72, facecolor=face, metadata=metadata)
+    content, face = io.BytesIO(), colour(ground) if ground else "none"
+    dpi = 144 if kind == "png" else 72
+    canvas.savefig(content, format=kind, dpi=dpi, facecolor=face, metadata=_METADATA[kind])
     return content.getvalue()
 
 
@@ -267,16 +246,11 @@ def _with_titles(group: re.Match[str]) -> str:
 
 
 def _tag(match: re.Match[str]) -> str:
-    names = {value: name for name, value in _light().items()}
     tag = re.sub(r' (?:clip-path|type)="[^"]*"| transform="rotate\(-0 [^"]*"', "", match[0])
-    tag = re.sub(r'^<g id="[^"]*"', "<g", tag).replace("xlink:href", "href")
+    tag = re.sub(r'^<g id="[^"]*"', "<g", tag).replace("xlink:href", "href").replace("\n", " ")
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
-    tag = re.sub(
-        r"#[0-9a-f]{6}\b", lambda found: f"var(--{names[found[0]]})" if found[0] in names else found[0], tag
-    )
-    return re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag).replace(
-        "\n", " "
-    )
+    tag = re.sub(r"#[0-9a-f]{6}\b", lambda it: f"var(--{_NAMES[it[0]]})" if it[0] in _NAMES else it[0], tag)
+    return re.sub(r"-?\d+\.\d+", lambda it: f"{float(it[0]):.2f}".rstrip("0").rstrip("."), tag)
 
 
 def panels(path: Path, figures: Sequence[Figure], caption: str, columns: int = 3) -> None:

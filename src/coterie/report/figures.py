@@ -3,9 +3,9 @@
 A new figure is a function from a run to figures, and a line in `FIGURES`.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from coterie.algorithms.protocol import Findings
 from coterie.report import leakage
@@ -20,13 +20,10 @@ from coterie.report.charts import (
     shares,
     ticks_around,
 )
-from coterie.report.clusters import Clusters, Group, first_round_labels
-from coterie.report.drawing import MARKERS, WIDTH, Figure, colour, hollow, look, shape_of, tips
+from coterie.report.clusters import Clusters, first_round_labels
+from coterie.report.drawing import MARKERS, WIDTH, Axes, Figure, colour, hollow, look, shape_of, tips
 from coterie.report.numbers import epsilon, fixed
 from coterie.report.record import RunRecord, mean_over
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_LINES = 12
 """More lines than this in one chart say nothing."""
@@ -76,7 +73,6 @@ def accuracy_against_round(run: RunRecord) -> Iterator[Figure]:
         rounds(run.planned_rounds),
         shares(measure),
         f"On each client's held-out records, with the model it would use after the round. {told}",
-        told,
         milestone=_switch(run),
         outside=run.is_exact,
     )
@@ -103,7 +99,6 @@ def epsilon_against_round(run: RunRecord) -> Iterator[Figure]:
         rounds(run.planned_rounds),
         Scale(places=lambda values: ticks_around(0.0, 1.02 * max(values))),
         f"Everything charged in the ledger so far, composed. {told}",
-        told,
         milestone=_switch(run),
     )
 
@@ -130,67 +125,56 @@ def first_round_releases(
     if not present:
         return
 
-    def said(index: int) -> str:
-        client, component = findings.clients[index], labels[index]
-        sure = _probability(findings.responsibilities[index][component])
-        own = f", true cluster {clusters.true_name(truth[client])}" if truth else ""
-        return f"{client}: component {component} with probability {sure}{own}"
-
-    def paint(axes: "Axes") -> None:
+    def paint(axes: Axes) -> None:
         from matplotlib.patches import Circle
 
         axes.set_aspect("equal", adjustable="datalim")
         axes.set(xlabel="first principal component; upwards the second")
-        reach = SPREADS * findings.spread
-        for component, (x, y) in enumerate(findings.centres):
-            face = colour(clusters.found_series(component))
-            for alpha, fill in ((0.08, True), (1.0, False)):
-                axes.add_patch(
-                    Circle((x, y), reach, facecolor=face if fill else "none", alpha=alpha, clip_on=False,
-                           edgecolor="none" if fill else face, linewidth=1.2, linestyle=(0, (4, 3)))
-                )  # fmt: skip
+        reach, soft, ink = SPREADS * findings.spread, colour("soft"), colour("ink")
+        faces = [colour(clusters.found_series[component]) for component in range(len(findings.centres))]
+        for component, (centre, face) in enumerate(zip(findings.centres, faces, strict=True)):
+            axes.add_patch(
+                Circle(centre, reach, facecolor=(face, 0.08), edgecolor=face, linewidth=1.2,
+                       linestyle=(0, (4, 3)), clip_on=False)
+            )  # fmt: skip
             axes.plot([], [], "o", color=face, label=f"component {component}")
-        looks: dict[tuple[int, int], list[int]] = {}
         for index in present:
-            own = truth[findings.clients[index]] if truth else None
-            shape = 0 if own is None else shape_of(clusters.true_series(own))
-            looks.setdefault((clusters.found_series(labels[index]), shape), []).append(index)
-        for (series, shape), members in looks.items():
-            xs, ys = zip(*(findings.points[index] for index in members), strict=True)
-            (marks,) = axes.plot(xs, ys, MARKERS[shape], color=colour(series), markersize=9, clip_on=False)
-            tips(marks, [said(index) for index in members])
-        for true in clusters.true if truth else ():
-            mark = MARKERS[shape_of(clusters.true_series(true))]
-            axes.plot([], [], mark, color=colour("soft"), label=f"true {clusters.true_name(true)}")
-        for component, (x, y) in enumerate(findings.centres):
-            face = colour(clusters.found_series(component))
-            tips(
-                axes.plot(x, y, marker=CENTRE, **hollow(face, 14, 2))[0], [f"centre of component {component}"]
-            )
+            client, component = findings.clients[index], labels[index]
+            sure = _probability(findings.responsibilities[index][component])
+            own = f", true cluster {clusters.true_name(truth[client])}" if truth else ""
+            shape = MARKERS[shape_of(clusters.true_series(truth[client]) if truth else 0)]
+            face, point = faces[component], findings.points[index]
+            (mark,) = axes.plot(*point, shape, color=face, markersize=9, clip_on=False)
+            tips(mark, [f"{client}: component {component} with probability {sure}{own}"])
+        for true in clusters.true:
+            shape = MARKERS[shape_of(clusters.true_series(true))]
+            axes.plot([], [], shape, color=soft, label=f"true {clusters.true_name(true)}")
+        for component, ((x, y), face) in enumerate(zip(findings.centres, faces, strict=True)):
+            (mark,) = axes.plot(x, y, marker=CENTRE, **hollow(face, 14, 2))
+            tips(mark, [f"centre of component {component}"])
             # The number says without colour which circle is whose.
             axes.annotate(
                 str(component), (x, y + reach), (0, 6), textcoords="offset points", ha="center", color=face,
                 weight="bold",
             )  # fmt: skip
-        ink, around = colour("ink"), f"{SPREADS} standard deviations"
         axes.plot([], [], marker=CENTRE, label="centre", **hollow(ink, 9, 2))
-        axes.plot([], [], marker="o", label=around, **hollow(ink, 9, 1))
+        axes.plot([], [], marker="o", label=f"{SPREADS} standard deviations", **hollow(ink, 9, 1))
         axes.margins(0.04)
         axes.locator_params(nbins=5)
 
-    told = (
-        f"{len(present)} releases and the {len(findings.centres)} components of the mixture; "
-        f"separation score {fixed(findings.separation, 2)}, overlap {_probability(findings.overlap)}."
-    )
     shown = "Colour is the component a release most likely came from, numbered above its circle"
     shown += ", shape the true cluster." if truth else "."
     dimensions = len(findings.centres) - 1
     if dimensions > 2:
         shown += f" The mixture was fitted in {dimensions} dimensions, of which these are the first two."
-    caption = f"What the server saw of each client, noise included. {shown}{_moved(run, findings, labels)}"
+    score = f"separation score {fixed(findings.separation, 2)}, overlap {_probability(findings.overlap)}"
+    caption = (
+        f"What the server saw of each client, noise included: {len(present)} releases and the "
+        f"{len(findings.centres)} components of the mixture; {score}. {shown}{_moved(run, findings, labels)}"
+    )
     # Coloured by the true clusters, or released without noise.
     outside = truth is not None or not run.has_privacy
-    yield Figure(name, heading, caption, paint, told, outside, height=400)
+    yield Figure(name, heading, caption, paint, outside, height=400)
 
 
 def _answered(findings: Findings, index: int) -> bool:
@@ -234,7 +218,6 @@ def separation_scores(run: RunRecord) -> Iterator[Figure]:
         "Half the distance of the two closest centres, in units of what blurs the line between them, once "
         f"noise and the search are taken off: 0 where noise alone would look the same. {told}",
         "number of clusters",
-        told,
         label="{:.1f}".format,
         chosen=str(chosen),
         outside=not run.has_privacy,
@@ -249,25 +232,27 @@ def clients_by_group(run: RunRecord) -> Iterator[Figure]:
     reached, measure, clusters = run.accuracy, run.measure, Clusters(run)
     if reached is None or run.loss is None or reached.is_private:
         return
-    told = [
-        Group(group.name, group.series, tuple(name for name in group.clients if name in reached.per_client))
+    scores = {
+        group: {name: reached.per_client[name] for name in group.clients if name in reached.per_client}
         for group in clusters.groups
-    ]
-    groups = [group for group in told if group.clients]
-    if not groups or len(groups) > 2 * MOST_LINES:
-        return
+    }
     ticks, (left, right, top, bottom) = share_ticks([reached.least, reached.most]), (24.0, 30.0, 8.0, 44.0)
     scale = (WIDTH - left - right) / (ticks[-1] - ticks[0])
-    swarms = [_swarm([scale * reached.per_client[name] for name in group.clients]) for group in groups]
-    heights = [34 + SWARM_STEP * (1 + max(levels) - min(levels)) for levels in swarms]
+    swarms = {
+        group: _swarm([scale * own for own in known.values()]) for group, known in scores.items() if known
+    }
+    if not 0 < len(swarms) <= 2 * MOST_LINES:
+        return
+    heights = [34 + SWARM_STEP * (1 + max(levels) - min(levels)) for levels in swarms.values()]
 
-    def paint(axes: "Axes") -> None:
+    def paint(axes: Axes) -> None:
         shares(measure).apply(axes, "x", [reached.least, reached.most])
         axes.set(ylim=(sum(heights), 0), yticks=[], xlabel=measure.name)
         axes.grid(axis="x")
-        above = 0.0
-        for group, levels, row in zip(groups, swarms, heights, strict=True):
-            values = [reached.per_client[name] for name in group.clients]
+        for above, (group, levels) in zip(
+            itertools.accumulate([0.0, *heights]), swarms.items(), strict=False
+        ):
+            values = list(scores[group].values())
             middle = above + 28 + SWARM_STEP * (0.5 + max(levels))
             kind = "true cluster " if run.truth else ""
             axes.text(ticks[0], above + 17, f"{kind}{group.name} ({len(levels)})", weight="bold")
@@ -276,11 +261,7 @@ def clients_by_group(run: RunRecord) -> Iterator[Figure]:
             axes.vlines(math.fsum(values) / len(values), *ends, color=colour("ink"), linewidth=2.4)
             style = {**look(group.series), "linestyle": "none", "clip_on": False}
             (marks,) = axes.plot(values, [middle - SWARM_STEP * level for level in levels], **style)
-            tips(
-                marks,
-                [f"{name}: {measure.text(value)}" for name, value in zip(group.clients, values, strict=True)],
-            )
-            above += row
+            tips(marks, [f"{name}: {measure.text(value)}" for name, value in scores[group].items()])
 
     spread = f"from {measure.text(reached.min)} to {measure.text(reached.max)}"
     yield Figure(
@@ -288,7 +269,6 @@ def clients_by_group(run: RunRecord) -> Iterator[Figure]:
         f"{measure.name.capitalize()} of every client",
         f"One mark per client, {spread}; the upright bar is the mean of the group.",
         paint,
-        f"{len(reached.per_client)} clients, {spread}.",
         height=top + sum(heights) + bottom,
         margins=(left, right, top, bottom),
     )

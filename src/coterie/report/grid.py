@@ -10,6 +10,7 @@ from coterie.experiment.comparison import Row, SweepResult
 from coterie.experiment.composition import Total
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.sweep import Cell, Sweep
+from coterie.report.numbers import count
 from coterie.report.record import ACCURACY, SCORE, Measure, RunRecord, read_rounds, read_run
 
 LEADING = ("label", "algorithm.name")
@@ -42,6 +43,10 @@ class Failure:
     cell: Cell
     rounds: int
     reason: str
+
+    def __str__(self) -> str:
+        planned = count(self.cell.experiment.schedule.rounds, "round")
+        return f"{self.reason} ({self.rounds} of {planned} done)"
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,9 @@ def read_comparison(path: Path) -> Comparison:
         colour = list(sweep.grid[leading]).index(row.values[leading]) if leading else 0
         runs = tuple(read_run(loaded.cells[cell.name]) for cell in members)
         settings.append(Setting(row.values, row, runs, colour))
-    failures = [
-        Failure(
-            cell, len(read_rounds(RunFolder(path / "cells" / cell.name).metrics)), loaded.failed[cell.name]
-        )
+    failures = tuple(
+        Failure(cell, len(read_rounds(RunFolder(cell.folder(path)).metrics)), loaded.failed[cell.name])
         for cell in cells
         if cell.name in loaded.failed
-    ]
-    return Comparison(path.resolve().name, sweep, tuple(settings), tuple(failures), loaded.total)
+    )
+    return Comparison(path.resolve().name, sweep, tuple(settings), failures, loaded.total)

@@ -1,27 +1,23 @@
-"""The figures of a comparison, by name.
-
-A new figure is a function from a comparison to figures, and a line in `FIGURES`.
-"""
+"""The figures of a comparison: each a function from it to figures, named in `figures_of`."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from coterie.experiment.sweep import LABEL
 from coterie.report import words
 from coterie.report.charts import Scale, Series, line_figure, rounds, share_ticks, shares
-from coterie.report.drawing import COLOURS, Figure, colour, hollow, look, tips
+from coterie.report.drawing import COLOURS, Axes, Figure, colour, hollow, look, tips
 from coterie.report.grid import Comparison, Setting
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_ROWS = 30
 MOST_PANELS = 6
+MOST_LETTERS = 42
 EPSILON = "privacy.epsilon"
 ALGORITHM = "algorithm.name"
 
@@ -35,11 +31,11 @@ def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
     measure, step, margins = comparison.measure, 46.0, (24.0, 30.0, 10.0, 44.0)
     reached = [each.row.accuracy for each in shown]
     ends = [
-        min(np.fmin(reached, [each.row.worst_client for each in shown]).tolist()),
-        max(np.fmax(reached, [each.row.best_client for each in shown]).tolist()),
+        float(np.fmin(reached, [each.row.worst_client for each in shown]).min()),
+        float(np.fmax(reached, [each.row.best_client for each in shown]).max()),
     ]
 
-    def paint(axes: "Axes") -> None:
+    def paint(axes: Axes) -> None:
         shares(measure).apply(axes, "x", ends)
         axes.set(ylim=(step * len(shown), 0), yticks=[], xlabel=measure.name)
         axes.grid(axis="x")
@@ -60,18 +56,17 @@ def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
         f"{measure.name.capitalize()} by setting",
         f"Mean over clients on held-out records. {told}{more}",
         paint,
-        told,
         comparison.is_exact,
         height=margins[2] + step * len(shown) + margins[3],
         margins=margins,
     )
 
 
-def _dots(axes: "Axes", setting: Setting, comparison: Comparison, y: float) -> None:
+def _dots(axes: Axes, setting: Setting, comparison: Comparison, y: float) -> None:
     measure, row, style = comparison.measure, setting.row, {**look(setting.colour), "clip_on": False}
     name, face = words.setting(setting.values), style["color"]
     low, high = axes.get_xlim()
-    axes.text(low, y - 13, name, weight="bold")
+    axes.text(low, y - 13, textwrap.shorten(name, MOST_LETTERS, placeholder="…"), weight="bold")
     axes.text(high, y - 13, measure.text(row.accuracy), weight="bold", ha="right")
     if not math.isnan(row.worst_client + row.best_client):  # else nothing is known of single clients
         axes.hlines(y, row.worst_client, row.best_client, color=colour("soft"), linewidth=1.4)
@@ -110,68 +105,60 @@ def curves(comparison: Comparison) -> Iterator[Figure]:
             rounds(max(run.planned_rounds for each in members for run in each.runs)),
             replace(shares(measure), places=share_ticks(values)),
             f"Mean over clients and seeds. At the end: {ends}.",
-            f"At the end: {ends}.",
             outside=comparison.is_exact,
         )
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A figure of a setting: its mean over runs and its standard deviation, None where there is none."""
-
-    name: str
-    of: Callable[[Setting], tuple[float, float | None] | None]
-
-
-def _accuracy(setting: Setting) -> tuple[float, float | None] | None:
-    if math.isnan(setting.row.accuracy):
-        return None
-    return setting.row.accuracy, setting.row.accuracy_std
-
-
-def _minority(setting: Setting) -> tuple[float, float | None] | None:
-    found = [run.outcome.groups.minority if run.outcome.groups else None for run in setting.runs]
-    known = [value for value in found if value is not None]
-    if not known or len(known) < len(found):
-        return None
-    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
+Reading = tuple[float, float]
+"""A figure of a setting: its mean over runs, and its standard deviation."""
 
 
 def accuracy_against_epsilon(comparison: Comparison) -> Iterator[Figure]:
     """What privacy costs: one line per value of the leading key, where the grid varies epsilon."""
-    return _against_epsilon(comparison, Reading(comparison.measure.name, _accuracy), "against-epsilon")
+    rows = [each.row for each in comparison.settings]
+    found = [None if math.isnan(row.accuracy) else (row.accuracy, row.accuracy_std or 0.0) for row in rows]
+    return _against_epsilon(comparison, found, comparison.measure.name, "against-epsilon")
 
 
 def minority_against_epsilon(comparison: Comparison) -> Iterator[Figure]:
     """What privacy costs the clients of the smallest true cluster."""
-    reading = Reading(f"{comparison.measure.name} of the minority", _minority)
-    return _against_epsilon(comparison, reading, "minority-epsilon")
+    found: list[Reading | None] = []
+    for each in comparison.settings:
+        groups = [run.outcome.groups for run in each.runs]
+        known = [own.minority for own in groups if own is not None and own.minority is not None]
+        spread = statistics.stdev(known) if len(known) > 1 else 0.0
+        found.append((statistics.fmean(known), spread) if known and len(known) == len(groups) else None)
+    named = f"{comparison.measure.name} of the minority"
+    return _against_epsilon(comparison, found, named, "minority-epsilon")
 
 
-def _against_epsilon(comparison: Comparison, reading: Reading, slug: str) -> Iterator[Figure]:
-    known = [(each, value) for each in comparison.settings if (value := reading.of(each)) is not None]
+def _against_epsilon(
+    comparison: Comparison, found: Sequence[Reading | None], named: str, slug: str
+) -> Iterator[Figure]:
+    figures = {id(each): one for each, one in zip(comparison.settings, found, strict=True) if one}
+    known = [each for each in comparison.settings if id(each) in figures]
     budgets = sorted({float(value) for value in comparison.sweep.grid.get(EPSILON, ())})
     if len(budgets) < 2 or not known:
         return
-    measure, figures = comparison.measure, {id(each): value for each, value in known}
+    measure = comparison.measure
     leading = comparison.leading if comparison.leading != EPSILON else None
-    edges = [mean + way * (spread or 0.0) for mean, spread in figures.values() for way in (-1, 1)]
+    edges = [mean + way * spread for mean, spread in figures.values() for way in (-1, 1)]
     across = Scale(
         "epsilon",
         lambda place: _budget_label(budgets[int(place)]),
         range(len(budgets)),
         margin=0.4 / (len(budgets) - 1),
     )
-    for index, (name, members) in enumerate(panels([e for e, _ in known], leading, EPSILON)[:MOST_PANELS]):
-        lines: dict[int, list[Setting]] = {}
+    for index, (name, members) in enumerate(panels(known, leading, EPSILON)[:MOST_PANELS]):
+        lines: dict[int, list[Setting]] = defaultdict(list)
         for each in sorted(members, key=lambda each: float(each.values[EPSILON])):
-            lines.setdefault(each.colour if leading else 0, []).append(each)
+            lines[each.colour if leading else 0].append(each)
         series = [
             Series(
-                _lead(mine[0], comparison) if leading else reading.name,
+                _lead(mine[0], comparison) if leading else named,
                 [(budgets.index(float(each.values[EPSILON])), figures[id(each)][0]) for each in mine],
                 colour=lead,
-                spread=[figures[id(each)][1] or 0.0 for each in mine],
+                spread=[figures[id(each)][1] for each in mine],
                 tips=[f"{words.setting(each.values)}: {measure.text(figures[id(each)][0])}" for each in mine],
             )
             for lead, mine in sorted(lines.items())
@@ -179,14 +166,12 @@ def _against_epsilon(comparison: Comparison, reading: Reading, slug: str) -> Ite
         means = [figures[id(each)][0] for each in members]
         yield line_figure(
             f"{slug}-{index}",
-            f"{reading.name.capitalize()} against epsilon" + (f": {name}" if name else ""),
+            f"{named.capitalize()} against epsilon" + (f": {name}" if name else ""),
             series,
             across,
             replace(shares(measure), places=share_ticks(edges)),
-            "Mean over clients and seeds, upright lines one standard deviation over seeds; "
-            "budgets are spaced evenly.",
-            f"Budgets from {_budget_label(budgets[0])} to {_budget_label(budgets[-1])}; "
-            f"mean {reading.name} from {measure.text(min(means))} to {measure.text(max(means))}.",
+            f"Mean over clients and seeds, from {measure.text(min(means))} to {measure.text(max(means))}; "
+            "upright lines one standard deviation over seeds; budgets are spaced evenly.",
             outside=comparison.is_exact,
         )
 
@@ -197,11 +182,11 @@ def _budget_label(value: float) -> str:
 
 def panels(settings: Sequence[Setting], *inside: str | None) -> list[tuple[str, list[Setting]]]:
     """Settings by the values of every key with a choice that is not shown inside a panel."""
-    panels: dict[str, list[Setting]] = {}
+    found: dict[str, list[Setting]] = defaultdict(list)
     for setting in settings:
         rest = {key: value for key, value in setting.values.items() if key not in inside}
-        panels.setdefault(words.setting(rest) if rest else "", []).append(setting)
-    return list(panels.items())
+        found[words.setting(rest) if rest else ""].append(setting)
+    return list(found.items())
 
 
 def _lead(setting: Setting, comparison: Comparison) -> str:
@@ -210,13 +195,7 @@ def _lead(setting: Setting, comparison: Comparison) -> str:
     return words.setting({key: setting.values[key]}) if key else "all runs"
 
 
-FIGURES: Mapping[str, Callable[[Comparison], Iterator[Figure]]] = {
-    "settings": accuracy_by_setting,
-    "epsilon": accuracy_against_epsilon,
-    "curves": curves,
-}
-
-
 def figures_of(comparison: Comparison) -> list[Figure]:
     """Everything there is to draw of a comparison."""
-    return [figure for draw in FIGURES.values() for figure in draw(comparison)]
+    drawn = accuracy_by_setting, accuracy_against_epsilon, curves
+    return [figure for draw in drawn for figure in draw(comparison)]

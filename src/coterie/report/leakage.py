@@ -1,16 +1,13 @@
 """Who learns how much about whom, drawn: the matrix of a run, and how each worker's epsilon grows."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from coterie.report.charts import Band, Scale, Series, line_figure, rounds, ticks_around
-from coterie.report.drawing import WIDTH, Figure, colour
+from coterie.report.drawing import WIDTH, Axes, Figure, colour
 from coterie.report.numbers import delta, epsilon
 from coterie.report.record import LeakageRecord
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LEVELS = 24
 """Shades of the matrix."""
@@ -27,26 +24,6 @@ def matrix(found: LeakageRecord | None, *, name: str = "", top: float | None = N
     if found is None:
         return
     count, largest = len(found.workers), found.largest if top is None else top
-
-    def paint(axes: "Axes") -> None:
-        axes.grid(visible=False)
-        axes.spines["bottom"].set_visible(False)
-        axes.axvspan(0, count, color=colour("soft"), alpha=0.3, linewidth=0)
-        for shade, boxes in sorted(_boxes(found, largest).items()):
-            _shaded(axes, boxes, shade)
-        scale = 1.07 * count, count / LEVELS
-        for shade in range(1, LEVELS + 1):
-            _shaded(axes, [(scale[0], count - scale[1] * shade, 0.045 * count, 1.03 * scale[1])], shade)
-        for tick in ticks_around(0.0, largest, 5) if largest else (0.0,):
-            if tick <= largest:
-                at = count * (1 - (tick / largest if largest else 0))
-                axes.text(1.135 * count, at, f"{tick:g}", va="center", color=colour("soft"))
-        ends, names = [0.5, count - 0.5], [found.workers[0], found.workers[-1]]
-        axes.set(
-            xlim=(0, count), ylim=(count, 0), xlabel="observer; downwards the target",
-            xticks=ends, yticks=ends, xticklabels=names, yticklabels=names,
-        )  # fmt: skip
-
     pairs = [
         (value, target, observer)
         for target, row in enumerate(found.epsilon)
@@ -55,11 +32,29 @@ def matrix(found: LeakageRecord | None, *, name: str = "", top: float | None = N
     ]
     if not pairs:
         return
+
+    def paint(axes: Axes) -> None:
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+        axes.axvspan(0, count, color=colour("soft"), alpha=0.3, linewidth=0)
+        for shade, boxes in sorted(_boxes(found, largest).items()):
+            _shaded(axes, boxes, shade)
+        step = count / LEVELS
+        for shade in range(1, LEVELS + 1):
+            _shaded(axes, [(1.07 * count, count - step * shade, 0.045 * count, 1.03 * step)], shade)
+        for tick in ticks_around(0.0, largest, 5) if largest else (0.0,):
+            if tick <= largest:
+                at = count * (1 - tick / (largest or 1.0))
+                axes.text(1.135 * count, at, f"{tick:g}", va="center", color=colour("soft"))
+        ends, names = [0.5, count - 0.5], [found.workers[0], found.workers[-1]]
+        axes.set(
+            xlim=(0, count), ylim=(count, 0), xlabel="observer; downwards the target",
+            xticks=ends, yticks=ends, xticklabels=names, yticklabels=names,
+        )  # fmt: skip
+
     worst, target, observer = max(pairs)
-    told = (
-        f"{found.workers[target]} leaks most: {epsilon(worst)} to {found.workers[observer]}, "
-        f"delta {delta(found.delta)}."
-    )
+    most = f"{found.workers[target]} leaks most: {epsilon(worst)} to {found.workers[observer]}"
+    told = f"{most}, delta {delta(found.delta)}."
     beside = ", and workers that share a group." if found.threat_model == 2 else "."
     yield Figure(
         "leakage" + "".join(letter if letter.isalnum() else "-" for letter in f"-{name}" if name),
@@ -67,7 +62,6 @@ def matrix(found: LeakageRecord | None, *, name: str = "", top: float | None = N
         f"{found.structure[:1].upper()}{found.structure[1:]}. {told} Grey cells are no concern of the threat "
         f"model: a worker itself{beside}",
         paint,
-        told,
         height=SIDE + 60,
         margins=(92, WIDTH - SIDE - 92, 8, 52),
     )
@@ -77,33 +71,29 @@ Box = tuple[float, float, float, float]
 """Left, top, width, height."""
 
 
-def _shaded(axes: "Axes", boxes: Sequence[Box], shade: int) -> None:
+def _shaded(axes: Axes, boxes: Sequence[Box], shade: int) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
-    outline = Outline.make_compound_path(
-        *(
-            Outline([(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)], closed=True)
-            for x, y, w, h in boxes
-        )
-    )
+    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
+    outline = Outline.make_compound_path(*(Outline(box, closed=True) for box in corners))
     style = {"linewidth": 0, "clip_on": False}
     axes.add_patch(PathPatch(outline, facecolor=colour("card"), **style))
     if shade:
-        axes.add_patch(
-            PathPatch(outline, facecolor=colour(1), alpha=shade / LEVELS, gid=f"shade-{shade}", **style)
-        )
+        shown = {"facecolor": colour(1), "alpha": shade / LEVELS, "gid": f"shade-{shade}"}
+        axes.add_patch(PathPatch(outline, **shown, **style))
 
 
 def _boxes(found: LeakageRecord, top: float) -> dict[int, list[Box]]:
     """Stretches of equal shade in every row, by shade."""
-    boxes: dict[int, list[Box]] = {}
+    boxes: dict[int, list[Box]] = defaultdict(list)
     for row, cells in enumerate(found.epsilon):
-        places = range(len(cells))
-        for shade, run in itertools.groupby(places, key=lambda place: _shade(cells[place], top)):
+        left = 0
+        for shade, run in itertools.groupby(_shade(cell, top) for cell in cells):
+            width = len(list(run))
             if shade is not None:
-                members = list(run)
-                boxes.setdefault(shade, []).append((members[0], row, len(members), 1))
+                boxes[shade].append((left, row, width, 1))
+            left += width
     return boxes
 
 
@@ -136,7 +126,6 @@ def growth(found: LeakageRecord | None, *beside: Series) -> Iterator[Figure]:
         rounds(last.epoch, "epoch"),
         Scale(floor=0.0),
         f"Each worker against the one that learns most about it. {told}",
-        told,
     )
 
 
@@ -156,5 +145,4 @@ def growths(found: Sequence[tuple[str, LeakageRecord]]) -> Figure:
         Scale(floor=0.0),
         "Each worker against the one that learns most about it; upright lines are one standard deviation "
         f"over workers. {told}",
-        told,
     )

@@ -16,7 +16,7 @@ from coterie.errors import InputError
 from coterie.experiment.metrics import Spread
 from coterie.privacy import Unit
 from coterie.report.grid import Comparison, Setting
-from coterie.report.record import RoundLine, RunRecord
+from coterie.report.record import RunRecord
 
 MUST_NOT = (
     "This page must not be published: figures that are marked “outside the guarantee” tell of private "
@@ -67,10 +67,7 @@ def public_run(run: RunRecord, *, timed: bool = True) -> RunRecord:
     _check_has_privacy(run.has_privacy, run.name)
     shown = tells_choices(run)
 
-    def told(line: RoundLine) -> RoundLine:
-        clusters = line.clusters if shown else {}
-        return replace(line, accuracy=_inside(line.accuracy), loss=None, clusters=clusters)
-
+    rounds = [replace(line, accuracy=_inside(line.accuracy), loss=None) for line in run.rounds]
     result = run.result
     if result is not None:
         result = replace(
@@ -91,7 +88,7 @@ def public_run(run: RunRecord, *, timed: bool = True) -> RunRecord:
     return replace(
         run,
         clients=tuple(replace(client, true_cluster=None) for client in run.clients),
-        rounds=tuple(map(told, run.rounds)),
+        rounds=tuple(line if shown else replace(line, clusters={}) for line in rounds),
         result=result,
         public=True,
     )

@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from coterie import __version__
-from coterie.report.drawing import style_sheet
+from coterie.report.drawing import STYLE_SHEET
 from coterie.report.numbers import count, delta, epsilon, fixed, seconds
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -46,7 +46,7 @@ def _environment(folder: Path) -> Environment:
         undefined=StrictUndefined,
     )
     environment.globals.update({each.__name__: each for each in (count, delta, epsilon, fixed, seconds)})
-    environment.globals.update(glossary=_glossary, style=Markup(style_sheet()), version=__version__)
+    environment.globals.update(glossary=_glossary, style=Markup(STYLE_SHEET), version=__version__)
     return environment
 
 

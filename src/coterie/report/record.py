@@ -200,19 +200,18 @@ def read_run(path: Path) -> RunRecord:
         raise InputError(f"{path}: not a run folder, experiment.yaml is missing")
     federation = read_json(files.federation)
     with _written_by_this_version(files.federation):
-        clients = tuple(ClientLine(**client) for client in federation["clients"])
-        measure = SCORE if federation["task"] == "regression" else ACCURACY
-        version, parameters = str(federation["coterie"]), int(federation["parameters"])
-        classes = int(federation["classes"])
+        told: dict[str, Any] = {
+            "clients": tuple(ClientLine(**client) for client in federation["clients"]),
+            "measure": SCORE if federation["task"] == "regression" else ACCURACY,
+            "version": str(federation["coterie"]),
+            "parameters": int(federation["parameters"]),
+            "classes": int(federation["classes"]),
+        }
     return RunRecord(
+        **told,
         name=path.resolve().name,
         experiment=read_experiment(files.experiment),
         experiment_text=files.experiment.read_text(encoding="utf-8"),
-        version=version,
-        parameters=parameters,
-        measure=measure,
-        classes=classes,
-        clients=clients,
         plan=PrivacyPlan.from_json(read_json(files.plan)),
         guarantee=Guarantee.from_json(read_json(files.guarantee)),
         rounds=read_rounds(files.metrics),
@@ -228,17 +227,13 @@ def read_rounds(path: Path) -> tuple[RoundLine, ...]:
         return tuple(
             RoundLine(
                 round=line["round"],
-                accuracy=_spread(line["accuracy"]),
-                loss=_spread(line["loss"]),
+                accuracy=line["accuracy"] and Spread.from_json(line["accuracy"]),
+                loss=line["loss"] and Spread.from_json(line["loss"]),
                 clusters=line["clusters"],
                 epsilon=float(line["epsilon"]),
             )
             for line in read_lines(path)
         )
-
-
-def _spread(content: Mapping[str, Any] | None) -> Spread | None:
-    return None if content is None else Spread.from_json(content)
 
 
 def read_findings(path: Path) -> Findings | None:

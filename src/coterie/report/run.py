@@ -114,11 +114,11 @@ def _costs(run: RunRecord, noun: str) -> Table:
 def _training_noise(run: RunRecord) -> str:
     """The noise multiplier of training, or the range of them; empty where none is planned."""
     releases = [release for unit in run.plan.units for release in unit.releases if release.name == "training"]
-    noises = [m for release in releases if (m := release.mechanism.multiplier) is not None]
-    low, high = min(noises, default=0.0), max(noises, default=0.0)
+    noises = sorted(m for release in releases if (m := release.mechanism.multiplier) is not None)
     if not noises:
         return ""
-    return f"{low:.3f}" if f"{low:.3f}" == f"{high:.3f}" else f"{low:.2f}–{high:.2f}"
+    low, high = fixed(noises[0]), fixed(noises[-1])
+    return low if low == high else f"{noises[0]:.2f}–{noises[-1]:.2f}"
 
 
 def _name_of(spread: Spread, value: float) -> str:
@@ -133,51 +133,39 @@ def _matrix(run: RunRecord, clusters: Clusters) -> dict[str, Any] | None:
     """Clients by true and found cluster, found ones in the order of the true ones they stand for."""
     if not clusters.looked_for or run.truth is None:
         return None
-    order = sorted(clusters.found, key=lambda found: (clusters.found_series(found), found))
+    order = sorted(clusters.found, key=lambda found: (clusters.found_series[found], found))
 
-    def kind(true: int, found: int) -> str:
-        if not clusters.counts[true, found]:
-            return "none"
-        return "hit" if clusters.matching.get(found) == true else "miss"
+    def cell(true: int, found: int) -> tuple[str, int]:
+        here = clusters.counts[true, found]
+        return ("none" if not here else "hit" if clusters.matching.get(found) == true else "miss"), here
 
-    rows = [
-        (clusters.true_name(true), [(kind(true, found), clusters.counts[true, found]) for found in order])
-        for true in clusters.true
-    ]
-    return {
-        "found": order,
-        "rows": rows,
-        "placed": f"{clusters.placed} of {count(len(run.clients), 'client')}",
-    }
+    rows = [(clusters.true_name(true), [cell(true, found) for found in order]) for true in clusters.true]
+    return {"found": order, "rows": rows}
 
 
 def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread) -> Table:
-    measure, findings = run.measure, run.findings
-    truth = None if accuracy.is_private else run.truth
+    measure, findings, private = run.measure, run.findings, accuracy.is_private
+    truth = None if private else run.truth
     sure: dict[str, float] = {}
     if findings is not None:
         sure = {name: max(row) for name, row in zip(findings.clients, findings.responsibilities, strict=True)}
     rows = []
     for client in run.clients:
-        name = client.name
-        interval = accuracy.intervals.get(name)
-        row = {"Client": name}
-        if truth is not None:
-            true = truth[name]
-            row["True cluster"] = chip(clusters.true_name(true), clusters.true_series(true))
-        if run.clusters:
-            row["Model"] = str(run.clusters[name])
-        if sure:
-            row["Certain in round 1"] = percent(sure.get(name))
-        row["Training records"] = f"{client.records:,}"
-        row["Held-out records"] = NONE if client.test_records is None else f"{client.test_records:,}"
-        row[measure.name.capitalize()] = measure.text(accuracy.per_client.get(name))
-        if run.loss is not None:
-            row["Loss"] = fixed(run.loss.per_client.get(name))
-        if accuracy.is_private:
-            row["In 95 of 100 cases"] = " to ".join(map(measure.text, interval)) if interval else NONE
-        rows.append(row)
-    told = "by client, measured with noise" if accuracy.is_private else "and loss by client"
+        name, held_out = client.name, client.test_records
+        interval = map(measure.text, accuracy.intervals.get(name, ()))
+        row = {
+            "Client": name,
+            "True cluster": clusters.true_chip(truth[name]) if truth else None,
+            "Model": str(run.clusters[name]) if run.clusters else None,
+            "Certain in round 1": percent(sure.get(name)) if sure else None,
+            "Training records": f"{client.records:,}",
+            "Held-out records": NONE if held_out is None else f"{held_out:,}",
+            measure.name.capitalize(): measure.text(accuracy.per_client.get(name)),
+            "Loss": fixed(run.loss.per_client.get(name)) if run.loss else None,
+            "In 95 of 100 cases": (" to ".join(interval) or NONE) if private else None,
+        }
+        rows.append({heading: cell for heading, cell in row.items() if cell is not None})
+    told = "by client, measured with noise" if private else "and loss by client"
     return Table.of(rows, f"{measure.name.capitalize()} {told}", words=["True cluster"])
 
 
@@ -210,11 +198,14 @@ def _cluster_table(run: RunRecord, clusters: Clusters) -> Table | None:
 def _sites(run: RunRecord) -> Table:
     """Who answered how often, and what each was asked to spend: all that a server knows of its sites."""
     answered, asked = run.outcome.participation, run.outcome.asked
-    rows = []
-    for client in run.clients:
-        row = {"Site": client.name, "Training records": f"{client.records:,}"}
-        if answered:
-            tally = answered.get(client.name, {})
-            row |= {kind.capitalize(): f"{tally.get(kind, 0):,}" for kind in ("answered", "missed")}
-        rows.append({**row, "Epsilon asked for": epsilon(asked[client.name])})
+    tallies = ("answered", "missed") if answered else ()
+    rows = [
+        {
+            "Site": client.name,
+            "Training records": f"{client.records:,}",
+            **{kind.capitalize(): f"{answered.get(client.name, {}).get(kind, 0):,}" for kind in tallies},
+            "Epsilon asked for": epsilon(asked[client.name]),
+        }
+        for client in run.clients
+    ]
     return Table.of(rows, "What each site was asked for")

@@ -3,20 +3,16 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coterie.groups.leakage import Leakage
 from coterie.groups.structures import Floats, Structure
 from coterie.report.charts import Series
-from coterie.report.drawing import Figure, colour, panels
+from coterie.report.drawing import Axes, Figure, colour, panels
 from coterie.report.leakage import growth, matrix
 from coterie.report.numbers import span
 from coterie.report.record import LeakageRecord, Moment
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MOST_GROUP_NAMES = 40
 _MOST_WORKERS = 400
@@ -28,19 +24,15 @@ def draw(path: Path, found: Leakage, history: Sequence[Leakage], caption: str) -
     sizes = [len(members) for members in structure.groups]
     heading = f"{structure.kind}: {structure.workers} workers, {len(sizes)} groups of {span(sizes)}"
     drawn = Figure("structure", heading, "", lambda axes: draw_structure(axes, structure))
-    counted = {"most exposed, by counts alone": [each.epsilon_counts for each in history]}
-    if history[0].published_epsilon is not None:
-        counted["most exposed, as published"] = [
-            each.published_epsilon for each in history if each.published_epsilon is not None
-        ]
+    counted = [(each.epoch, each.epsilon_counts, each.published_epsilon) for each in history]
+    most = {
+        "most exposed, by counts alone": [(epoch, table) for epoch, table, _ in counted],
+        "most exposed, as published": [(epoch, table) for epoch, _, table in counted if table is not None],
+    }
     beside = [
-        Series(
-            name,
-            [(each.epoch, float(np.nanmax(table))) for each, table in zip(history, tables, strict=True)],
-            marks=[],
-        )
-        for name, tables in counted.items()
-        if record.history
+        Series(name, [(epoch, float(np.nanmax(table))) for epoch, table in tables], marks=[])
+        for name, tables in most.items()
+        if record.history and tables
     ]
     if not record.history:
         caption = f"No observer in this threat model. {caption}"
@@ -63,7 +55,7 @@ def _record(found: Leakage, history: Sequence[Leakage]) -> LeakageRecord:
     )
 
 
-def draw_structure(axes: "Axes", structure: Structure) -> None:
+def draw_structure(axes: Axes, structure: Structure) -> None:
     """Groups on a circle, joined where they share workers; workers beside or between their groups."""
     axes.grid(visible=False)
     centres = _centres(len(structure.groups))

@@ -56,20 +56,20 @@ def _data(run: RunRecord) -> str:
 
 def _federation(run: RunRecord) -> str:
     settings, clients = run.experiment.federation, count(len(run.clients), "client")
-    if run.served and not isinstance(settings, GroupsFederation):
-        return count(len(run.clients), "site")
-    if isinstance(settings, ClustersFederation):
-        sizes = listed([str(size) for size in settings.sizes])
-        return f"{clients} in clusters of {sizes}; {_SHIFTS[settings.shift]}"
-    if isinstance(settings, DirichletFederation):
-        return f"{clients}, labels by a Dirichlet distribution with alpha {settings.alpha:g}"
-    if isinstance(settings, NaturalFederation):
-        return f"{clients}, as the data come"
-    if isinstance(settings, GroupsFederation):
-        workers, groups = count(len(run.clients), "worker"), settings.groups
-        shape = settings.structure if groups is None else f"{settings.structure} of {groups} groups"
-        dealt = "" if run.served else f", labels by a Dirichlet distribution, alpha {settings.alpha:g}"
-        return f"{workers} in groups ({shape}){dealt}"
+    match settings:
+        case GroupsFederation(structure=shape, groups=groups):
+            shape = shape if groups is None else f"{shape} of {groups} groups"
+            dealt = "" if run.served else f", labels by a Dirichlet distribution, alpha {settings.alpha:g}"
+            return f"{count(len(run.clients), 'worker')} in groups ({shape}){dealt}"
+        case _ if run.served:
+            return count(len(run.clients), "site")
+        case ClustersFederation():
+            sizes = listed(list(map(str, settings.sizes)))
+            return f"{clients} in clusters of {sizes}; {_SHIFTS[settings.shift]}"
+        case DirichletFederation():
+            return f"{clients}, labels by a Dirichlet distribution with alpha {settings.alpha:g}"
+        case NaturalFederation():
+            return f"{clients}, as the data come"
     return clients
 
 
@@ -132,8 +132,5 @@ def key_name(key: str) -> str:
     if key == "algorithm.name":
         return "Algorithm"
     section, _, option = key.partition(".")
-    return (
-        f"{section} {option}".capitalize()
-        if option == "name"
-        else (option or section).replace("_", " ").capitalize()
-    )
+    text = key.replace(".", " ") if option == "name" else (option or section).replace("_", " ")
+    return text.capitalize()

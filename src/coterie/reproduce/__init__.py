@@ -1,7 +1,7 @@
 """Published experiments as data, how they are run, and the printed tables beside ours.
 
 Here belong the declarations (`declared`, the YAML files), the printed numbers (`printed`, `published/`), the
-folder that a reproduction fills (`running`, `runs`), its table (`table`, `quantities`, `markdown`), figures
+folder that a reproduction fills (`running`, `runs`), its table (`table`, `markdown`), figures
 and page, and the computations behind figures that need no run. What an experiment is and how a grid of them
 runs belongs to `coterie.experiment`; how pages and figures look belongs to `coterie.report`.
 

@@ -1,14 +1,21 @@
-"""Figures that need no runs: an example on a line, and what batches do to the noise of round 1."""
+"""Figures that need no runs: an example on a line, and what batches do to the noise of round 1.
+
+The second is from the accountant alone. One noise multiplier z hides every step of a run, as in Figures 3, 4
+and 14 (right) of Malekmohammadi, Taik and Farnadi (TMLR 2025): batches of `first` records in round 1, of
+`later` records in the rounds after it.
+"""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
+from coterie.privacy import Adjacency, Budget, PoissonSteps, Unit, calibrate
+from coterie.privacy.plans import FIRST_ROUND, TRAINING, RecordReleases, noise_of, plan_of
 from coterie.report.charts import Scale, Series, line_figure
 from coterie.report.drawing import Figure
-from coterie.reproduce import first_round, two_clusters
-from coterie.reproduce.first_round import noise_multiplier, update_variance
+from coterie.reproduce import two_clusters
 
 
 def two_clusters_on_a_line() -> Iterator[Figure]:
@@ -46,9 +53,44 @@ def two_clusters_on_a_line() -> Iterator[Figure]:
     )
 
 
+@dataclass(frozen=True)
+class NoiseExample:
+    """A client and its budget; the defaults are the setting of the publication's Figures 3 and 4."""
+
+    records: int = 6600
+    epsilon: float = 5.0
+    delta: float = 1e-4
+    rounds: int = 200
+    clip: float = 3.0
+    parameters: int = 11_181_642
+    lr: float = 5e-4
+
+
+@cache
+def noise_multiplier(client: NoiseExample, first: int, later: int) -> float:
+    """The z that fits the budget with these batches in round 1 and afterwards."""
+    own = RecordReleases(client.records, clip=client.clip)
+    batches = {FIRST_ROUND: (first, 1), TRAINING: (later, client.rounds - 1)}
+    releases = [
+        own.steps(name, times, None if batch == client.records else batch)
+        for name, (batch, times) in batches.items()
+    ]
+    plan = plan_of(Unit.RECORD, Adjacency.ZERO_OUT, {"client": releases})
+    noise = noise_of(calibrate(plan, Budget(client.epsilon, client.delta)), FIRST_ROUND)
+    assert noise is not None
+    return noise
+
+
+def update_variance(client: NoiseExample, first: int, later: int, *, in_round_1: bool) -> float:
+    """Variance of the noise in a client's update of one round, summed over its coordinates."""
+    noise, batch = noise_multiplier(client, first, later), first if in_round_1 else later
+    steps = PoissonSteps(client.clip, noise, client.records, batch, 1, Adjacency.ZERO_OUT)
+    return client.parameters * steps.noise_in_release(client.lr, pull=0.0) ** 2
+
+
 def noise_by_batches() -> Iterator[Figure]:
     """The noise multiplier and the noise of an update against the batches of round 1 and of later rounds."""
-    client = first_round.NoiseExample()
+    client = NoiseExample()
     firsts = (16, 64, 256, 1024, client.records)
     batch = Scale("batch of round 1, in records", places=firsts, logarithmic=True, margin=0.03)
     where = f"{client.records:,} records, epsilon {client.epsilon:g}, delta {client.delta:g}, 200 rounds"
@@ -77,7 +119,7 @@ def noise_by_batches() -> Iterator[Figure]:
             f"{summed}; {where}.",
         )
     budgets = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
-    large = {epsilon: first_round.NoiseExample(records=50_000, epsilon=epsilon) for epsilon in budgets}
+    large = {epsilon: NoiseExample(records=50_000, epsilon=epsilon) for epsilon in budgets}
 
     def ratio(epsilon: float, later: int) -> float:
         return noise_multiplier(large[epsilon], 50_000, later) / noise_multiplier(

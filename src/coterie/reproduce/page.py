@@ -11,7 +11,7 @@ from coterie.report import words
 from coterie.report.drawing import Figure, write_figures
 from coterie.report.page import page
 from coterie.reproduce.figures import figures_of
-from coterie.reproduce.quantities import Quantity
+from coterie.reproduce.runs import Quantity
 from coterie.reproduce.table import Entry, Line, Reproduction, setting_text
 from coterie.table import Table
 

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +26,7 @@ from coterie.reproduce.declared import (
     find,
 )
 from coterie.reproduce.printed import Printed, Publication, read_publication
-from coterie.reproduce.quantities import QUANTITIES, Quantity
-from coterie.reproduce.runs import FinishedRun
+from coterie.reproduce.runs import QUANTITIES, FinishedRun, Quantity
 from coterie.table import NONE
 
 RECORD = "reproduction.yaml"
@@ -236,21 +237,14 @@ class Reproduction:
 
     def by_setting(self) -> list[tuple[dict[str, Any], list[Line]]]:
         """Every setting, in order, with its lines."""
-        found: dict[str, tuple[dict[str, Any], list[Line]]] = {}
-        for line in self.lines:
-            setting = dict(line.setting)
-            found.setdefault(repr(setting), (setting, []))[1].append(line)
-        return list(found.values())
+        groups = itertools.groupby(self.lines, key=lambda line: line.setting)
+        return [(dict(setting), list(lines)) for setting, lines in groups]
 
     @property
     def quantities(self) -> list[Quantity]:
         """Those that any run has, or the publication."""
-        shown = {
-            entry.quantity.key
-            for line in self.lines
-            for entry in line.entries
-            if entry.ours is not None or entry.printed is not None
-        }
+        entries = [entry for line in self.lines for entry in line.entries]
+        shown = {each.quantity.key for each in entries if (each.ours, each.printed) != (None, None)}
         return [quantity for quantity in QUANTITIES if quantity.key in shown]
 
     def tables(self, quantity: Quantity | None = None) -> str:
@@ -301,14 +295,12 @@ class Reproduction:
 
 def best_lines(lines: Sequence[Line], key: str) -> list[Line]:
     """Of the lines that differ in this key alone, the one with the best average over clients."""
-    best: dict[str, Line] = {}
+    alike: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         rest = {name: value for name, value in line.setting.items() if name != key}
         named = replace(line, setting=rest, best=f"{key.rpartition('.')[2]} {line.setting[key]}")
-        known = best.setdefault(repr((line.row, rest)), named)
-        if (line.entries[0].ours or 0.0) > (known.entries[0].ours or 0.0):
-            best[repr((line.row, rest))] = named
-    return list(best.values())
+        alike[repr((line.row, rest))].append(named)
+    return [max(group, key=lambda line: line.entries[0].ours or 0.0) for group in alike.values()]
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:
