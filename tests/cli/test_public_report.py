@@ -63,3 +63,18 @@ def test_a_format_that_is_none_is_one_line(
     assert refused.code == 2
     assert "--format: 'gif' is not allowed, svg, pdf, png are" in refused.err
     assert not (tmp_path / "x").exists()
+
+
+def test_figures_that_cannot_be_files_are_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    for options, said in (
+        (["--figures", str(taken)], "is a file"),
+        (["--format", "pdf"], "--format: is that of figures that are files; allowed: with --figures FOLDER"),
+    ):
+        refused = coterie(capsys, monkeypatch, "report", str(tmp_path), *options)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+        assert said in refused.err
+    assert taken.read_text() == "mine"

@@ -14,7 +14,9 @@ from coterie.report.charts import round_ticks, share_ticks, ticks_around
 from coterie.report.drawing import (
     COLOURS,
     GLYPHS,
+    LONGEST,
     MARKERS,
+    ROW,
     STYLE_SHEET,
     Figure,
     chip,
@@ -132,3 +134,13 @@ def test_an_svg_file_brings_its_heading_its_legend_and_its_colours(tmp_path: Pat
 def test_nothing_to_draw_makes_no_folder(tmp_path: Path) -> None:
     assert write_figures([], tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
+
+
+def test_a_long_name_is_broken_into_lines_that_fit_and_the_drawing_grows(tmp_path: Path) -> None:
+    long = " ".join(["eleven-more"] * 9)
+    files = [figure(["a", "b"]).write(tmp_path), figure(["a", long], heading=long).write(tmp_path)]
+    short, tall = (ElementTree.parse(file).getroot() for file in files)
+    texts = [element.text or "" for element in tall.iter("{http://www.w3.org/2000/svg}text")]
+    assert " ".join(texts).count("eleven-more") == 2 * 9
+    assert max(map(len, texts)) <= LONGEST
+    assert float(tall.attrib["height"]) >= float(short.attrib["height"]) + 4 * ROW

@@ -209,13 +209,13 @@ def _arranged(labels: Sequence[str]) -> tuple[list[tuple[str, float, float]], fl
     for label in labels:
         lines = textwrap.wrap(label, LONGEST) or [""]
         letters = max(
-            sum(9.1 if each.isupper() or each.isdigit() else 7.7 for each in line) for line in lines
+            sum(8.4 if each.isupper() or each.isdigit() else 7.0 for each in line) for line in lines
         )
         if x and x + 32 + letters > WIDTH - 16:
             x, y = 0.0, bottom
         entries.append(("\n".join(lines), x, y))
         bottom = max(bottom, y + ROW * len(lines))
-        x += 44 + letters
+        x += 52 + 1.09 * letters  # a narrow page enlarges its letters
     return entries, bottom + (8 if entries else 0)
 
 
