@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -36,6 +36,7 @@ WIDTH = 500.0
 ROW = 21.0
 LONGEST = 46
 """Letters in a line of the legend, also where a narrow page enlarges them."""
+_wrapped = partial(textwrap.wrap, width=LONGEST, break_on_hyphens=False)
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "12 4", "5 5", "6 2 1 2 1 2")
 _TIPS = "tips:"
 _METADATA: dict[str, dict[str, Any]] = {
@@ -153,7 +154,7 @@ class Figure:
     def write(self, folder: Path, kind: str = "svg") -> Path:
         """A file of its own, heading and legend included; an SVG follows light and dark by itself."""
         path = folder / f"{self.slug}.{kind}"
-        content, height = self._drawn(kind, textwrap.wrap(self.heading, LONGEST))
+        content, height = self._drawn(kind, _wrapped(self.heading))
         if kind != "svg":
             path.write_bytes(content)
             return path
@@ -207,7 +208,7 @@ def _arranged(labels: Sequence[str]) -> tuple[list[tuple[str, float, float]], fl
     """The entries of a legend, each in lines and at its place, as many to a row as fit; and its height."""
     entries, x, y, bottom = [], 0.0, 0.0, 0.0
     for label in labels:
-        lines = textwrap.wrap(label, LONGEST) or [""]
+        lines = _wrapped(label) or [""]
         letters = max(
             sum(8.4 if each.isupper() or each.isdigit() else 7.0 for each in line) for line in lines
         )
