@@ -221,14 +221,10 @@ class CohortSums(NoisySum):
     def named(cls, name: str, fields: Json) -> Self:
         parts, sample = next((parts, kind) for parts, (tag, kind, _) in _PARTS.items() if tag == name)
         of_sample = {each.name for each in dataclasses.fields(sample)}
-        unsaid = {"sampling", "drafted", *_OPTIONAL} - set(parts)  # what the name says is said once
-        expected = ({each.name for each in dataclasses.fields(cls)} - unsaid - {"drafted"}) | of_sample
-        if fields.keys() != expected:
-            odd = ", ".join(sorted(map(str, fields.keys() ^ expected)))
-            raise MalformedError(f"{name}: missing or unknown fields: {odd}")
+        expected = {"clip", "noise_multiplier", "adjacency", *parts, *of_sample} - {"drafted"}
+        odd = {*(fields.keys() ^ expected), *(part for part in parts if fields.get(part, "") is None)}
+        if odd:
+            raise MalformedError(f"{name}: missing or unknown fields: {', '.join(sorted(map(str, odd)))}")
         rest: Json = dict.fromkeys(_OPTIONAL) | fields | {"drafted": "drafted" in parts}
         rest["sampling"] = {key: rest.pop(key) for key in sorted(of_sample)}
-        found = cast(Self, record(cls).read(rest))
-        if found.name != name:
-            raise MalformedError(f"{name}: {' and '.join(parts)} may not be null")
-        return found
+        return cast(Self, record(cls).read(rest))

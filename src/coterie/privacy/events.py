@@ -126,11 +126,13 @@ def _collect(event: DpEvent, times: int, found: Counter[DpEvent]) -> None:
             found[gaussian(noise)] += times
         case SelectionDpEvent(gumbel_scale=scale, monotone=monotone):
             found[selection(scale, monotone)] += times
-        case BridgedSumDpEvent():
-            _check_bridged(event)
-            if not event.noise_multiplier > 0:
+        case BridgedSumDpEvent(rate=rate, noise_multiplier=noise, up=up, down=down):
+            _check_rate(rate)
+            if not 0 <= down <= up:
+                raise PlanError(f"bridged sum: {up} against {down} is not allowed, at least as many are")
+            if not noise > 0:
                 found[dp.NonPrivateDpEvent()] += times
-            elif event.up > 0 and event.rate > 0:
+            elif up > 0 and rate > 0:
                 found[event] += times
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=part):
             joint = joint_multiplier(part)
@@ -160,12 +162,6 @@ def _check_count(count: int) -> None:
 def _check_rate(rate: float) -> None:
     if not 0 <= rate <= 1:
         raise PlanError(f"sampling probability: {rate} is not allowed, a number from 0 to 1 is")
-
-
-def _check_bridged(event: BridgedSumDpEvent) -> None:
-    _check_rate(event.rate)
-    if not 0 <= event.down <= event.up:
-        raise PlanError(f"bridged sum: {event.up} against {event.down} is not allowed, at least as many are")
 
 
 def joint_multiplier(event: DpEvent) -> float:

@@ -38,9 +38,8 @@ class Charge(Plain):
     input_hash: str
 
     def __post_init__(self) -> None:
-        texts = {"subject": self.subject, "release": self.release, "input_hash": self.input_hash}
-        for key, value in texts.items():
-            if not isinstance(value, str) or not value:
+        for key in ("subject", "release", "input_hash"):
+            if not isinstance(value := getattr(self, key), str) or not value:
                 raise PrivacyInputError(f"charge: {key} {value!r} is not allowed, a text is")
         if type(self.round) is not int or self.round < 0:
             raise PrivacyInputError(f"charge: round {self.round!r} is not allowed, an integer from 0 is")

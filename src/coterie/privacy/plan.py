@@ -149,10 +149,9 @@ class PrivacyPlan(Plain):
 
     def for_subject(self, subject: str) -> UnitPlan:
         """The plan of one subject."""
-        try:
-            return self._by_subject[subject]
-        except KeyError:
-            raise PlanError(f"plan: no unit is called {subject!r}") from None
+        if subject not in self._by_subject:
+            raise PlanError(f"plan: no unit is called {subject!r}")
+        return self._by_subject[subject]
 
     def subjects_of(self, members: Sequence[str]) -> tuple[str, ...]:
         """Whom a release on these members is charged to: each of them, or the population.

@@ -118,10 +118,11 @@ class RandomStream:
         key = hashlib.shake_256(material).digest(32)
         # A key serves one stream only, so its counter may begin at zero.
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._taken = 0
         self._normals: Floats = np.empty(0)
 
     def __repr__(self) -> str:
-        return "RandomStream(secret)"
+        return f"RandomStream({self._taken} bytes taken)"
 
     def uniform(self, shape: Shape) -> Floats:
         """Uniform values strictly between 0 and 1."""
@@ -176,6 +177,7 @@ class RandomStream:
         return values
 
     def _take(self, size: int) -> bytes:
+        self._taken += size
         return self._keystream.update(bytes(size))
 
 

@@ -92,7 +92,8 @@ def check_noise(std: float, multiplier: float, clip: float = 1.0) -> None:
         clip: how far one unit moves what the noise is added to.
     """
     for name, value in (("clip", clip), ("standard deviation", std)):
-        if not (_normal(value) or (value == 0 == multiplier and name != "clip")):
+        normal = sys.float_info.min <= value < math.inf
+        if not (normal or (value == 0 == multiplier and name != "clip")):
             raise NoiseError(f"noise: a {name} of {value} is not allowed, a normal finite number above 0 is")
     planned = multiplier * clip
     if not abs(std - planned) <= EQUAL * planned:
@@ -111,7 +112,3 @@ def gumbel(stream: RandomStream, shape: Shape, scale: float, *, epsilon: float, 
     """Gumbel noise of this scale, if it is `reach` over the selection's epsilon (infinite: none)."""
     check_noise(scale, 0.0 if math.isinf(epsilon) else 1.0 / epsilon, reach)
     return scale * stream.gumbel(shape)
-
-
-def _normal(value: float) -> bool:
-    return sys.float_info.min <= value < math.inf
