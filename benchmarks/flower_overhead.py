@@ -23,17 +23,16 @@ import numpy as np
 import yaml
 
 from coterie.data import DataSettings, Task, load_dataset
-from coterie.engines.flower import messages
-from coterie.engines.flower.keys import KeyFolder, make_keys, public_key_bytes
+from coterie.engines.flower import messages, runtime
+from coterie.engines.flower.keys import KeyFolder, make_keys
 from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import (
     RequestId,
     SiteFacts,
     SiteRequest,
 )
-from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
-from coterie.engines.flower.proxy import AllowlistProxy, RunningProxy, Upstream
-from coterie.engines.flower.runtime import Control
+from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
+from coterie.engines.flower.proxy import AllowlistProxy, listening
 from coterie.engines.flower.transport import Timeouts
 from coterie.experiment.deployment import APP, Serving, on_grid
 from coterie.experiment.experiment_file import read_experiment
@@ -61,10 +60,6 @@ def write_sites(folder: Path) -> dict[str, Path]:
     return found
 
 
-def passed(door: AllowlistProxy) -> int:
-    return sum(door.bytes_in.values()) + sum(door.bytes_out.values())
-
-
 # --- the two contestants ----------------------------------------------------------------------------
 
 
@@ -78,7 +73,7 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
     with ExitStack() as stack:
         link = stack.enter_context(open_link(folder / "link", keys, "127.0.0.1", 0, APP))
         for name, data in sites.items():
-            join = ["join", "--data", str(data), "--server", f"127.0.0.1:{link.proxy.port}", "--epsilon", "8"]
+            join = ["join", "--data", str(data), "--server", f"127.0.0.1:{link.port}", "--epsilon", "8"]
             secure = ["--ca", str(keys.authority), "--key", str(keys.sites / f"{name}.key")]
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
             process = subprocess.Popen(
@@ -90,16 +85,16 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
         last = [0]
 
         def note(report: RoundReport) -> None:
-            now = passed(link.proxy.application)
+            now = link.proxy.passed
             found.append((report.seconds, now - last[0]))
             last[0] = now
 
         def start(guarantee: str) -> None:
-            last[0] = passed(link.proxy.application)
+            last[0] = link.proxy.passed
 
         serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
         callbacks = Callbacks(agreed=start, round=note)
-        expect = link.proxy.application.expect
+        expect = link.proxy.expect
         on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, sent=expect)
     return found
 
@@ -121,26 +116,24 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
             home,
             folder / "link.log",
         )
-        stack.callback(link.stop)
-        wait_until_healthy(link, f"https://{address}", keys.authority)
-        control = Control(address, keys.authority.read_bytes())
-        for name in sites:
-            control.register(name, public_key_bytes(keys.sites / f"{name}.pub"))
-        control.close()
+        stack.callback(link.close)
+        wait_until_healthy(link, Upstream(address, keys.authority))
+        with runtime.control(address, keys.authority.read_bytes()) as control:
+            runtime.register(control, keys.public_keys())
         door = AllowlistProxy(Upstream(address, keys.authority))
-        opened = stack.enter_context(RunningProxy(door, "127.0.0.1", 0, keys.certificate, keys.key))
+        port = stack.enter_context(listening(door, "127.0.0.1", 0, keys.certificate, keys.key))
         for name, data in sites.items():
             node = Child(
                 "flower-supernode",
                 [
-                    *("--superlink", f"127.0.0.1:{opened.port}", "--root-certificates", str(keys.authority)),
+                    *("--superlink", f"127.0.0.1:{port}", "--root-certificates", str(keys.authority)),
                     *("--auth-supernode-private-key", str(keys.sites / f"{name}.key")),
                     *("--port", str(free_port()), "--node-config", f'file="{data / f"{name}.npz"}"'),
                 ],
                 folder / name,
                 folder / f"{name}.log",
             )
-            stack.callback(node.stop)
+            stack.callback(node.close)
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\n'
@@ -160,7 +153,7 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
         while len(marks) < rounds + 1:
             lines = times.read_text().split() if times.exists() else []
             if len(lines) > len(marks):
-                marks.append((float(lines[len(marks)]), passed(door)))
+                marks.append((float(lines[len(marks)]), door.passed))
             if time.monotonic() > until:
                 raise SystemExit(f"plain FedAvg did not finish; see {folder}")
             time.sleep(0.05)

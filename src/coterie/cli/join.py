@@ -83,7 +83,6 @@ def join(
         None if adjacency is None else Adjacency(adjacency),
     )
     connection = Connection(server, ca, key)
-    connection.check()
     site = open_site(joining)
     if site.finished:
         raise InputError(

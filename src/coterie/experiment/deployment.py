@@ -62,10 +62,10 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
         raise InputError("--sites: how many to wait for is needed where no keys name them")
     folder = serving.out.with_name(f"{serving.out.name}.link")
     with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
-        serving.opened(link.proxy.port, list(link.nodes))
+        serving.opened(link.port, list(link.nodes))
         with link.grid() as grid:
             nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
-            result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.proxy.application.expect)
+            result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.proxy.expect)
     if trusts_server(experiment):
         shutil.rmtree(folder)  # what the link remembers of messages tells who was sampled
     return result

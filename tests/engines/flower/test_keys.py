@@ -89,15 +89,15 @@ def test_plaintext_is_for_loopback_only(tmp_path: Path, host: str, loopback: boo
         ):
             pass
         with pytest.raises(InputError, match="only on loopback"):
-            Connection(f"{host}:9443", None, None).check()
+            Connection(f"{host}:9443", None, None)
 
 
 def test_half_a_proof_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.key"
     path.write_text("x")
     with pytest.raises(InputError, match="belong together"):
-        Connection("127.0.0.1:9443", None, path).check()
+        Connection("127.0.0.1:9443", None, path)
     with pytest.raises(InputError, match="no file"):
-        Connection("127.0.0.1:9443", tmp_path / "ca.crt", path).check()
+        Connection("127.0.0.1:9443", tmp_path / "ca.crt", path)
     with pytest.raises(InputError, match="HOST:PORT"):
-        Connection("127.0.0.1", None, None).check()
+        Connection("127.0.0.1", None, None)

@@ -13,7 +13,7 @@ import yaml
 from real_federation import PATIENCE, processes_about, wait_until
 from site_folders import write_sites
 
-from coterie.engines.flower.processes import Child, environment, free_port, wait_until_healthy
+from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
 from coterie.experiment.deployment import APP
 
 pytestmark = pytest.mark.deployment
@@ -30,8 +30,8 @@ def test_flwr_run_reaches_sites_through_their_nodes_configuration(tmp_path: Path
     with ExitStack() as stack:
         arguments = ["--insecure", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
         link = Child("flower-superlink", arguments, home, tmp_path / "link.log")
-        stack.callback(link.stop)
-        wait_until_healthy(link, f"http://{address}", None, PATIENCE)
+        stack.callback(link.close)
+        wait_until_healthy(link, Upstream(address), PATIENCE)
         for name in names:
             config = f'data="{sites[name]}" epsilon=8.0 noise-seed=5'
             arguments = ["--insecure", "--superlink", address, "--port", str(free_port())]
@@ -41,7 +41,7 @@ def test_flwr_run_reaches_sites_through_their_nodes_configuration(tmp_path: Path
                 tmp_path / f"{name}-flwr",
                 tmp_path / f"{name}.log",
             )
-            stack.callback(node.stop)
+            stack.callback(node.close)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
         )

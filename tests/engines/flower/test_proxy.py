@@ -11,14 +11,13 @@ import httpx
 import pytest
 from flwr.common.constant import PUBLIC_KEY_HEADER
 
-from coterie.engines.flower.processes import environment, keep_loopback_direct
+from coterie.engines.flower.processes import Upstream, environment, keep_loopback_direct
 from coterie.engines.flower.proxy import (
     ALLOWED,
     FIRST_BYTES,
     KEY_HEADER,
     LARGEST_BODY,
     AllowlistProxy,
-    Upstream,
 )
 
 

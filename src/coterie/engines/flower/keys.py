@@ -41,6 +41,9 @@ class KeyFolder:
     def site_names(self) -> list[str]:
         return sorted(path.stem for path in self.sites.glob("*.pub"))
 
+    def public_keys(self) -> dict[str, bytes]:
+        return {name: public_key_bytes(self.sites / f"{name}.pub") for name in self.site_names()}
+
     def check(self) -> None:
         """Refuse a folder from which no server can start."""
         for path in (self.authority, self.certificate, self.key):

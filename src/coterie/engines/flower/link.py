@@ -3,16 +3,16 @@
 import contextlib
 import ipaddress
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from coterie.engines.flower import runtime
-from coterie.engines.flower.keys import KeyFolder, public_key_bytes
-from coterie.engines.flower.processes import Child, free_port, new_secret, wait_until_healthy
-from coterie.engines.flower.proxy import AllowlistProxy, RunningProxy, Upstream
+from coterie.engines.flower.keys import KeyFolder
+from coterie.engines.flower.processes import Child, Upstream, free_port, new_secret, wait_until_healthy
+from coterie.engines.flower.proxy import AllowlistProxy, listening
 from coterie.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -22,21 +22,12 @@ log = logging.getLogger(__name__)
 class OpenLink:
     """A link that sites can reach."""
 
-    proxy: RunningProxy
-    address: str
+    proxy: AllowlistProxy
+    port: int
     nodes: dict[str, int]
     """Registered sites by name; empty where nodes have no keys."""
-    _secret: bytes
-    _authority: bytes | None
-    _app: Path
-
-    @contextlib.contextmanager
-    def grid(self) -> Iterator[Grid]:
-        """Start a run and be its server."""
-        with contextlib.closing(runtime.Control(self.address, self._authority)) as control:
-            control.start_run(self._app)
-        with runtime.server_grid(self.address, self._secret, self._authority) as grid:
-            yield grid
+    grid: Callable[[], contextlib.AbstractContextManager[Grid]]
+    """Starts a run and is its server."""
 
 
 def is_loopback(host: str) -> bool:
@@ -64,21 +55,26 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # the link keeps messages there: who was asked, and what was answered
     secret = new_secret(folder / "task.secret")
-    authority = keys.authority if keys else None
-    address = f"127.0.0.1:{free_port()}"
-    child = Child("flower-superlink", _arguments(folder, keys, address), folder / "flwr", folder / "link.log")
-    try:
-        upstream = Upstream(address, authority)
-        wait_until_healthy(child, upstream.url, authority)
-        pem = authority.read_bytes() if authority else None
-        nodes = _register(address, pem, keys) if keys else {}
+    upstream = Upstream(f"127.0.0.1:{free_port()}", keys.authority if keys else None)
+    arguments = _arguments(folder, keys, upstream.address)
+    child = Child("flower-superlink", arguments, folder / "flwr", folder / "link.log")
+    with contextlib.closing(child):
+        wait_until_healthy(child, upstream)
+        pem = keys.authority.read_bytes() if keys else None
+        known = keys.public_keys() if keys else {}
+        with runtime.control(upstream.address, pem) as control:
+            nodes = runtime.register(control, known)
         proxy = AllowlistProxy(upstream, self_registration=keys is None)
-        certificate, key = (keys.certificate, keys.key) if keys else (None, None)
-        with RunningProxy(proxy, host, port, certificate, key) as opened:
-            log.info("listening on %s:%d for %s", host, opened.port, ", ".join(nodes) or "anybody")
-            yield OpenLink(opened, address, nodes, secret, pem, app)
-    finally:
-        child.stop()
+        proof = (keys.certificate, keys.key) if keys else (None, None)
+
+        def grid() -> contextlib.AbstractContextManager[Grid]:
+            with runtime.control(upstream.address, pem) as control:
+                runtime.start_run(control, app)
+            return runtime.server_grid(upstream.address, secret, pem)
+
+        with listening(proxy, host, port, *proof) as found:
+            log.info("listening on %s:%d for %s", host, found, ", ".join(nodes) or "anybody")
+            yield OpenLink(proxy, found, nodes, grid)
 
 
 def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:
@@ -98,11 +94,3 @@ def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:
         *("--ssl-certfile", str(keys.certificate), "--ssl-keyfile", str(keys.key)),
         "--enable-supernode-auth",
     ]
-
-
-def _register(address: str, authority: bytes | None, keys: KeyFolder) -> dict[str, int]:
-    with contextlib.closing(runtime.Control(address, authority)) as control:
-        return {
-            name: control.register(name, public_key_bytes(keys.sites / f"{name}.pub"))
-            for name in keys.site_names()
-        }

@@ -10,12 +10,20 @@ from flwr.app import Message, RecordDict
 
 from coterie.engines.flower import runtime
 from coterie.engines.flower.link import is_loopback
-from coterie.engines.flower.processes import Child, ChildEnded, free_port, new_secret, wait_until_healthy
+from coterie.engines.flower.processes import (
+    Child,
+    ChildEnded,
+    Upstream,
+    free_port,
+    new_secret,
+    wait_until_healthy,
+)
 from coterie.engines.flower.words import site_log
 from coterie.errors import InputError
 
 log = site_log(__name__)
 
+LOG = "node.log"
 POLL_SECONDS = 0.2
 AGAIN_SECONDS = 3.0
 """Between two attempts to reach the server. After a crash the link refuses, for up to a minute, a key that it
@@ -39,7 +47,7 @@ class Connection:
     authority: Path | None
     key: Path | None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
         if not host or not port.isdigit():
             raise InputError(f"--server: {self.server!r}; allowed: HOST:PORT")
@@ -68,49 +76,40 @@ def attend(
     done: Callable[[], bool],
 ) -> None:
     """Answer messages until there is nothing more to answer, through restarts of either side."""
-    connection.check()
     folder.mkdir(parents=True, exist_ok=True)
     told = False
     while not done():
-        node = _Node(connection, folder)
         try:
-            node.attend(handle, done)
+            _attend_once(connection, folder, handle, done)
         except (ChildEnded, runtime.Unreachable):
             if not told:
-                log.warning("no connection to %s, trying on; %s says more", connection.server, node.log)
+                log.warning("no connection to %s, trying on; %s says more", connection.server, folder / LOG)
             told = True
             time.sleep(AGAIN_SECONDS)
-        finally:
-            node.stop()
 
 
-class _Node:
+def _attend_once(
+    connection: Connection, folder: Path, handle: Callable[[Message], RecordDict], done: Callable[[], bool]
+) -> None:
     """One life of Flower's node."""
-
-    def __init__(self, connection: Connection, folder: Path) -> None:
-        self.log = folder / "node.log"
-        path = folder / "task.secret"
-        self._secret = new_secret(path)
-        port = str(free_port())
-        self._address = f"127.0.0.1:{port}"
-        arguments = [
-            *connection.arguments(),
-            *("--host", "127.0.0.1", "--port", port),
-            *("--isolation", "process", "--superexec-auth-secret-file", str(path)),
-        ]
-        self._child = Child("flower-supernode", arguments, folder / "flwr", self.log)
-
-    def attend(self, handle: Callable[[Message], RecordDict], done: Callable[[], bool]) -> None:
-        wait_until_healthy(self._child, f"http://{self._address}", None)
-        with contextlib.closing(runtime.TaskClient(self._address, self._secret)) as tasks:
-            worker = runtime.TaskWorker(tasks, handle)
-            while not done():
-                if self._child.ended:
-                    raise ChildEnded(f"the node ended; see {self.log}")
-                if not worker.take_next():
-                    time.sleep(POLL_SECONDS)
-            worker.settle(SETTLE_SECONDS)
-            time.sleep(LAST_WORDS_SECONDS)
-
-    def stop(self) -> None:
-        self._child.stop()
+    secret_file, port = folder / "task.secret", str(free_port())
+    secret, upstream = new_secret(secret_file), Upstream(f"127.0.0.1:{port}")
+    arguments = [
+        *connection.arguments(),
+        *("--host", "127.0.0.1", "--port", port),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(secret_file)),
+    ]
+    with contextlib.ExitStack() as stack:
+        node = Child("flower-supernode", arguments, folder / "flwr", folder / LOG)
+        stack.callback(node.close)
+        wait_until_healthy(node, upstream)
+        tasks = runtime.TaskClient(upstream.address, secret)
+        stack.callback(tasks.close)
+        worker = runtime.TaskWorker(tasks, handle)
+        while not done():
+            if node.ended:
+                raise ChildEnded(f"the node ended; see {node.log}")
+            if not worker.take_next():
+                time.sleep(POLL_SECONDS)
+        worker.settle(SETTLE_SECONDS)
+        time.sleep(LAST_WORDS_SECONDS)

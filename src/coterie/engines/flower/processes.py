@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -77,7 +78,7 @@ class Child:
     def ended(self) -> bool:
         return self.process.poll() is not None
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Ask it to end, wait, and insist; with whatever it started itself."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
@@ -98,16 +99,32 @@ def free_port() -> int:
         return port
 
 
-def wait_until_healthy(child: Child, url: str, authority: Path | None, seconds: float = 120.0) -> None:
+@dataclass(frozen=True)
+class Upstream:
+    """Where a program of Flower's listens, and who signed its certificate (None: plaintext)."""
+
+    address: str
+    authority: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self.authority is None else 'https'}://{self.address}"
+
+    @property
+    def verify(self) -> ssl.SSLContext | bool:
+        """How whoever calls it knows that it is the one."""
+        return ssl.create_default_context(cafile=str(self.authority)) if self.authority else False
+
+
+def wait_until_healthy(child: Child, upstream: Upstream, seconds: float = 120.0) -> None:
     """Return once the program answers; an error that names its log if it ends or takes too long."""
-    context = ssl.create_default_context(cafile=str(authority)) if authority else False
     until = time.monotonic() + seconds
-    with httpx.Client(verify=context, timeout=5, trust_env=False) as client:
+    with httpx.Client(verify=upstream.verify, timeout=5, trust_env=False) as client:
         while time.monotonic() < until:
             if child.ended:
                 raise ChildEnded(f"{child.program} ended at its start; see {child.log}")
             with contextlib.suppress(httpx.HTTPError):
-                if client.get(f"{url}/health").status_code == 200:
+                if client.get(f"{upstream.url}/health").status_code == 200:
                     return
             time.sleep(0.2)
     raise ChildEnded(f"{child.program} does not answer; see {child.log}")

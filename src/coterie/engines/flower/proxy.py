@@ -8,11 +8,10 @@ Uvicorn, Starlette and httpx, which come with Flower, do the work.
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coterie.engines.flower.internals import PUBLIC_KEY_HEADER
+from coterie.engines.flower.processes import Upstream
 from coterie.errors import CoterieError
 
 ALLOWED = frozenset(
@@ -61,18 +61,6 @@ MOST_CONNECTIONS = 512
 SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Upstream:
-    """Where the link listens, and the authority that signed its certificate (None: plaintext)."""
-
-    address: str
-    authority: Path | None
-
-    @property
-    def url(self) -> str:
-        return f"{'http' if self.authority is None else 'https'}://{self.address}"
-
-
 class AllowlistProxy:
     """The proxy as an ASGI application."""
 
@@ -82,9 +70,7 @@ class AllowlistProxy:
         self._client: httpx.AsyncClient | None = None
         self._allowance = FIRST_BYTES
         self._pushed: Counter[bytes] = Counter()
-        self.bytes_in: Counter[str] = Counter()
-        self.bytes_out: Counter[str] = Counter()
-        self.refused = 0
+        self.passed = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -99,14 +85,9 @@ class AllowlistProxy:
         self._allowance += TIMES_ASKED * size + EACH_MESSAGE
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        verify = (
-            ssl.create_default_context(cafile=str(self._upstream.authority))
-            if self._upstream.authority
-            else False
-        )
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(
-            verify=verify, timeout=SECONDS, limits=limits, trust_env=False
+            verify=self._upstream.verify, timeout=SECONDS, limits=limits, trust_env=False
         ) as self._client:
             await receive()
             await send({"type": "lifespan.startup.complete"})
@@ -117,7 +98,6 @@ class AllowlistProxy:
         # The raw path, compared as a whole: nothing is decoded, joined or normalised on the way.
         path: bytes = request.scope["raw_path"]
         if (request.method, path) not in self._allowed or request.scope["query_string"]:
-            self.refused += 1
             return Response(status_code=404)
         # The key of a node that pushes what the link will keep. Nodes without keys are on this machine.
         pusher = dict(request.headers.raw).get(KEY_HEADER) if path in PUSHES else None
@@ -128,7 +108,6 @@ class AllowlistProxy:
                 break
         over = pusher is not None and self._pushed[pusher] + len(body) > self._allowance
         if len(body) > LARGEST_BODY or over:
-            self.refused += 1
             return Response(status_code=413)
         assert self._client is not None
         url, headers = f"{self._upstream.url}{path.decode()}", _passed_on(request.headers.raw)
@@ -138,8 +117,7 @@ class AllowlistProxy:
             return Response(status_code=502)
         if pusher is not None and answer.is_success:  # the link found that the key is the sender's own
             self._pushed[pusher] += len(body)
-        self.bytes_in[path.decode()] += len(body)
-        self.bytes_out[path.decode()] += len(answer.content)
+        self.passed += len(body) + len(answer.content)
         reply = Response(answer.content, answer.status_code)
         headers = _passed_on(answer.headers.raw)
         reply.raw_headers += [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
@@ -150,54 +128,45 @@ def _passed_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name.lower() not in HOP_BY_HOP]
 
 
-class RunningProxy:
-    """The proxy, listening in a thread of this process."""
-
-    def __init__(
-        self, application: AllowlistProxy, host: str, port: int, certificate: Path | None, key: Path | None
-    ) -> None:
-        self.application = application
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+@contextlib.contextmanager
+def listening(
+    application: AllowlistProxy, host: str, port: int, certificate: Path | None, key: Path | None
+) -> Iterator[int]:
+    """Let the proxy listen, in a thread of this process; the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((host, port))
+            opened.bind((host, port))
         except OSError as trouble:
-            self._socket.close()
             raise CoterieError(f"{host}:{port}: cannot listen there ({trouble.strerror})") from None
-        self.port: int = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                application,
-                http="h11",
-                ws="none",
-                lifespan="on",
-                ssl_certfile=None if certificate is None else str(certificate),
-                ssl_keyfile=None if key is None else str(key),
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=3,
-            )
+        found: int = opened.getsockname()[1]
+        config = uvicorn.Config(
+            application,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            ssl_certfile=None if certificate is None else str(certificate),
+            ssl_keyfile=None if key is None else str(key),
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=3,
         )
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="proxy", daemon=True
-        )
-
-    def __enter__(self) -> "RunningProxy":
-        self._thread.start()
-        until = time.monotonic() + 30
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > until:
-                raise CoterieError("the proxy in front of the link did not start")
-            time.sleep(0.05)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=10)
-        with contextlib.suppress(OSError):
-            self._socket.close()
+        server = uvicorn.Server(config)
+        run = {"sockets": [opened]}
+        thread = threading.Thread(target=server.run, kwargs=run, name="proxy", daemon=True)
+        thread.start()
+        try:
+            until = time.monotonic() + 30
+            while not server.started:
+                if not thread.is_alive() or time.monotonic() > until:
+                    raise CoterieError("the proxy in front of the link did not start")
+                time.sleep(0.05)
+            yield found
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)

@@ -10,7 +10,7 @@ not even opened.
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ class Unreachable(CoterieError):
 # --- tasks ------------------------------------------------------------------------------------------
 
 
+def _connect(kind: Any, address: str, authority: bytes | None, component: str, *proofs: Any) -> Any:
+    """A client of one of Flower's APIs."""
+    return kind.from_server_address(
+        server_address=address,
+        insecure=authority is None,
+        root_certificates=authority,
+        interceptors=[flower.RuntimeVersionHttpInterceptor(component_name=component), *proofs],
+    )
+
+
 class TaskClient:
     """Takes the tasks of a node or a link, which gives them to whoever knows the secret."""
 
@@ -46,12 +56,10 @@ class TaskClient:
         authority: bytes | None = None,
         kind: Any = flower.TaskType.CLIENT_APP,
     ) -> None:
-        self.address, self.authority = address, authority
-        self._kind = kind
-        self._client = self._connect(
-            flower.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-            flower.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE),
-        )
+        self.address, self.authority, self._kind = address, authority, kind
+        proof = flower.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
+        self._client = _connect(flower.RuntimeHttpClient, address, authority, "SuperExec", proof)
+        self.close = self._client.close
 
     def acquire(self) -> str | None:
         """The token of the next task, if there is one."""
@@ -63,21 +71,8 @@ class TaskClient:
 
     def connect(self, token: str, component: str) -> Any:
         """A client that acts for one task."""
-        return self._connect(
-            flower.RuntimeVersionHttpInterceptor(component_name=component),
-            flower.RuntimeTokenHttpInterceptor(token),
-        )
-
-    def close(self) -> None:
-        self._client.close()
-
-    def _connect(self, *interceptors: Any) -> Any:
-        return flower.RuntimeHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=self.authority is None,
-            root_certificates=self.authority,
-            interceptors=list(interceptors),
-        )
+        proof = flower.RuntimeTokenHttpInterceptor(token)
+        return _connect(flower.RuntimeHttpClient, self.address, self.authority, component, proof)
 
 
 @contextlib.contextmanager
@@ -86,13 +81,15 @@ def _heartbeats(client: Any) -> Iterator[None]:
     done = threading.Event()
 
     def beat() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
-            with contextlib.suppress(httpx.HTTPError):
-                client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
+        with contextlib.suppress(httpx.HTTPError):
+            client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
 
-    with contextlib.suppress(httpx.HTTPError):
-        client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    def beat_on() -> None:
+        while not done.wait(HEARTBEAT_SECONDS):
+            beat()
+
+    beat()
+    thread = threading.Thread(target=beat_on, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -188,36 +185,24 @@ def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterato
 # --- what only the operator may do ------------------------------------------------------------------
 
 
-class Control:
+def control(address: str, authority: bytes | None) -> contextlib.closing[Any]:
     """The link's control API, which listens on this machine alone."""
+    return contextlib.closing(_connect(flower.ControlHttpClient, address, authority, "flwr CLI"))
 
-    def __init__(self, address: str, authority: bytes | None) -> None:
-        self._client = flower.ControlHttpClient.from_server_address(
-            server_address=address,
-            insecure=authority is None,
-            root_certificates=authority,
-            interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
 
-    def register(self, name: str, public_key: bytes) -> int:
-        """Let the holder of this key join; the node's number."""
-        known = self.nodes()
-        if public_key in known:
-            return known[public_key]
-        return int(
-            self._client.RegisterNode(flower.RegisterNodeRequest(public_key=public_key, name=name)).node_id
-        )
+def register(client: Any, keys: Mapping[str, bytes]) -> dict[str, int]:
+    """Let the holders of these keys join; the numbers of their nodes by name."""
+    listed = client.ListNodes(flower.ListNodesRequest()).nodes_info
+    known = {bytes(node.public_key): int(node.node_id) for node in listed}
+    for name, key in keys.items():
+        if key not in known:
+            wanted = flower.RegisterNodeRequest(public_key=key, name=name)
+            known[key] = int(client.RegisterNode(wanted).node_id)
+    return {name: known[key] for name, key in keys.items()}
 
-    def nodes(self) -> dict[bytes, int]:
-        """Registered keys and the numbers of their nodes."""
-        found = self._client.ListNodes(flower.ListNodesRequest())
-        return {bytes(node.public_key): int(node.node_id) for node in found.nodes_info}
 
-    def start_run(self, app: Path) -> int:
-        """Start a run of an app; neither side ever loads its code."""
-        code = flower.build_fab_from_disk(app)
-        fab = {"hash_str": hashlib.sha256(code).hexdigest(), "content": code}
-        return int(self._client.StartRun(flower.StartRunRequest(fab=fab)).run_id)
-
-    def close(self) -> None:
-        self._client.close()
+def start_run(client: Any, app: Path) -> None:
+    """Start a run of an app; neither side ever loads its code."""
+    code = flower.build_fab_from_disk(app)
+    fab = {"hash_str": hashlib.sha256(code).hexdigest(), "content": code}
+    client.StartRun(flower.StartRunRequest(fab=fab))
