@@ -25,12 +25,12 @@ import yaml
 from coterie.data import DataSettings, Task, load_dataset
 from coterie.engines.flower import messages, runtime
 from coterie.engines.flower.keys import KeyFolder, make_keys
-from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import (
     RequestId,
     SiteFacts,
     SiteRequest,
 )
+from coterie.engines.flower.network import open_link
 from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import AllowlistProxy, listening
 from coterie.engines.flower.transport import Timeouts

@@ -63,10 +63,10 @@ def join(
 ) -> None:
     require_flower()
     from coterie.engines.flower.joining import Joining, open_site, parse_split
-    from coterie.engines.flower.node import Connection, attend
+    from coterie.engines.flower.network import Connection, attend
 
-    if plaintext != (ca is None and key is None):
-        raise InputError("--ca and --key: needed, unless --plaintext asks for a trial without any")
+    proofs = "--ca and --key: needed, unless --plaintext asks for a trial without any"
+    InputError.when(plaintext != (ca is None and key is None), proofs)
     joining = Joining(
         data,
         epsilon,
@@ -84,11 +84,11 @@ def join(
     )
     connection = Connection(server, ca, key)
     site = open_site(joining)
-    if site.finished:
-        raise InputError(
-            f"{site.files.path}: its experiment is finished; another needs another --state, and what "
-            "it spends adds to what was spent"
-        )
+    InputError.when(
+        site.finished,
+        f"{site.files.path}: its experiment is finished; another needs another --state, and what "
+        "it spends adds to what was spent",
+    )
     try:
         with log_to_stderr():
             attend(connection, site.files.path / "node", site.handle, lambda: site.finished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from coterie.cli.run import private_figures
 from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 from coterie.files import finite
+from coterie.privacy.plain import from_plain
 from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def serve(
     from coterie.experiment.result import Callbacks
     from coterie.report.run import write_run_report
 
-    if (keys is None) != plaintext:
-        raise InputError("--keys: needed, unless --plaintext asks for a trial on loopback without any")
+    proofs = "--keys: needed, unless --plaintext asks for a trial on loopback without any"
+    InputError.when((keys is None) != plaintext, proofs)
     chosen = read_experiment(experiment, overrides or [])
     target = out or default_folder(f"{chosen.algorithm.name}-served")
     serving = Serving(
@@ -74,10 +75,18 @@ def serve(
         timeouts=Timeouts(answer=answer, rejoin=rejoin),
         truth=_read_truth(truth),
         resume=resume,
-        opened=lambda found, names: _opened(host, found, names),
+        opened=lambda found, names: _tell(
+            f"serving on {host}:{found}" + (f" for {', '.join(names)}" if names else "")
+        ),
     )
     with log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
-        callbacks = Callbacks(joined=_joined, agreed=_agreed, round=lambda report: _round(report, progress))
+        callbacks = Callbacks(
+            joined=lambda records: _tell(
+                f"joined: {', '.join(f'{name} ({count} records)' for name, count in records.items())}"
+            ),
+            agreed=lambda guarantee: _tell(f"agreed: {guarantee}"),
+            round=lambda report: _round(report, progress),
+        )
         result = serve_experiment(chosen, serving, callbacks)
     written = write_run_report(result.folder)
     if json:
@@ -87,18 +96,8 @@ def serve(
         say(f"report: {written}")
 
 
-def _opened(host: str, port: int, names: Sequence[str]) -> None:
-    whom = f" for {', '.join(names)}" if names else ""
-    print(f"serving on {host}:{port}{whom}", file=sys.stderr, flush=True)
-
-
-def _joined(records: Mapping[str, int]) -> None:
-    told = ", ".join(f"{name} ({count} records)" for name, count in records.items())
-    print(f"joined: {told}", file=sys.stderr, flush=True)
-
-
-def _agreed(guarantee: str) -> None:
-    print(f"agreed: {guarantee}", file=sys.stderr, flush=True)
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _round(report: RoundReport, progress: ProgressBar) -> None:
@@ -109,7 +108,7 @@ def _round(report: RoundReport, progress: ProgressBar) -> None:
     if err.is_terminal:
         progress.update(report.round, line)
     else:
-        print(line, file=sys.stderr, flush=True)
+        _tell(line)
 
 
 def _left(epsilon: float) -> str:
@@ -121,22 +120,24 @@ def _read_truth(path: Path | None) -> dict[str, int] | None:
     if path is None:
         return None
     try:
-        content = jsonlib.loads(path.read_text(encoding="utf-8"))
-        if all(type(cluster) is int for cluster in content.values()):
-            return dict(content)
-        raise ValueError
-    except (OSError, ValueError, AttributeError):
+        return from_plain(dict[str, int], jsonlib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         raise InputError(f"--truth: {path} is not a JSON object of cluster numbers by client") from None
 
 
 def show(result: RunResult) -> None:
     """The result as a person wants to read it."""
+    participation = result.participation
+
+    def tally(what: str) -> Callable[[str], str | None]:
+        return lambda name: str(participation.get(name, {}).get(what, 0)) if participation else None
+
     columns: dict[str, Callable[[str], str | None]] = {
         "site": lambda name: name,
         # Where sites choose for themselves, or are sampled in secret, the server does not tell.
         "cluster": lambda name: str(result.clusters[name]) if result.clusters else None,
-        "answered": lambda name: _tally(result, name, "answered"),
-        "missed": lambda name: _tally(result, name, "missed"),
+        "answered": tally("answered"),
+        "missed": tally("missed"),
         "epsilon asked": lambda name: round_up(result.asked[name]),
         "accuracy": lambda name: _accuracy(result, name),
     }
@@ -150,10 +151,6 @@ def show(result: RunResult) -> None:
         complain(f"warning: {warning}", style="yellow")
     say(f"guarantee: {result.guarantee}")
     say(f"run folder: {result.folder}")
-
-
-def _tally(result: RunResult, name: str, what: str) -> str | None:
-    return str(result.participation.get(name, {}).get(what, 0)) if result.participation else None
 
 
 def _accuracy(result: RunResult, name: str) -> str | None:

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from coterie.engines.flower import server
 from coterie.engines.flower.keys import KeyFolder
-from coterie.engines.flower.link import open_link
+from coterie.engines.flower.network import open_link
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder

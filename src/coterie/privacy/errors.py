@@ -10,6 +10,12 @@ class CoterieError(Exception):
 
     exit_code = 1
 
+    @classmethod
+    def when(cls, wrong: bool, said: str) -> None:
+        """Raise it if something is wrong."""
+        if wrong:
+            raise cls(said)
+
 
 class PrivacyInputError(CoterieError):
     """A parameter of a privacy computation that has no meaning (a rate above one, a negative clip)."""

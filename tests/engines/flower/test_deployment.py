@@ -21,8 +21,8 @@ from site_folders import NAMES, write_sites
 from coterie.algorithms import find_algorithm
 from coterie.engines.flower import messages, server
 from coterie.engines.flower.contract import Contract
-from coterie.engines.flower.link import open_link
 from coterie.engines.flower.messages import RequestId, SiteRequest
+from coterie.engines.flower.network import open_link
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment import checkpoint, local
 from coterie.experiment.deployment import APP, wait_for

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key, public_key_bytes
-from coterie.engines.flower.link import is_loopback, open_link
-from coterie.engines.flower.node import Connection
+from coterie.engines.flower.network import Connection, is_loopback, open_link
 from coterie.errors import InputError
 
 

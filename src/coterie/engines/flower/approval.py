@@ -7,7 +7,7 @@ import torch
 from coterie.engines.clients import build_learner
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
 from coterie.engines.flower.messages import RefusedError, SiteFacts
-from coterie.engines.flower.words import MOST_CAVEATS, is_release_name, site_log
+from coterie.engines.flower.words import MOST_CAVEATS, RELEASE, site_log
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
 from coterie.models import build_model
@@ -52,7 +52,7 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
     known = (facts.name, facts.records, facts.held_out, facts.task)
     RefusedError.when(described != known, "other data")
     RefusedError.when(contract.model.own and contract.model.name not in limits.models, "model code")
-    named = all(is_release_name(release.name) for unit in contract.units for release in unit.releases)
+    named = all(RELEASE.fullmatch(release.name) for unit in contract.units for release in unit.releases)
     RefusedError.when(not named or len(contract.plan.caveats) > MOST_CAVEATS, "words")
     _approve_scores(contract, limits)
     # Its own number of records is public, and used.
@@ -97,7 +97,7 @@ def _costs_at_most(most: float, price: Callable[..., float], contract: Contract,
 
 def _few_releases(contract: Contract) -> bool:
     """Whether pricing the plan is work that a site should do before it has agreed to anything."""
-    watched = None if contract.trusted is None else contract.trusted.watched
+    watched = contract.watched
     if watched is None:
         releases = contract.own.releases
         steps = sum(release.times * release.mechanism.steps for release in releases)
@@ -160,10 +160,9 @@ def _sound_work(contract: Contract) -> bool:
     """Whether what is done for a trusted server is what the plan is about."""
     if contract.trusted is None:
         return True
-    watched = contract.trusted.watched
     doable = all(0 <= first < end for first, end in contract.trusted.personal)
-    if watched is not None:
-        return doable and _planned_as_watched(contract, watched)
+    if contract.watched is not None:
+        return doable and _planned_as_watched(contract, contract.watched)
     # Releases of a worker pass through others' groups: what they tell cannot be read off them alone.
     noisy = any(release.mechanism.noise_std > 0 for release in contract.own.releases)  # type: ignore[attr-defined]
     return doable and not (contract.plan.unit is Unit.WORKER and noisy)

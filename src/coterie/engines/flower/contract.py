@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
 from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, Told
-from coterie.engines.flower.words import check_texts, quoted
+from coterie.engines.flower.words import check_texts
 from coterie.errors import CoterieError
 from coterie.groups import Observer
 from coterie.models import ModelSettings, code_caveats
@@ -122,6 +122,11 @@ class Contract(Told):
     trusted: TrustedWork | None = None
 
     @property
+    def watched(self) -> Observer | None:
+        """Who sees what when, where workers see the models of their own groups alone."""
+        return None if self.trusted is None else self.trusted.watched
+
+    @property
     def own(self) -> UnitPlan:
         """What is released of this site's records, under its own name."""
         [subject] = self.plan.subjects_of((self.client,))
@@ -131,8 +136,7 @@ class Contract(Told):
     def scored(self) -> UnitPlan | None:
         """What is released of the records that this site holds out, where they are units of their own."""
         subject = held_out(self.client)
-        found = [unit for unit in self.plan.units if unit.subject == subject]
-        return found[0] if found else None
+        return next((unit for unit in self.plan.units if unit.subject == subject), None)
 
     @property
     def units(self) -> tuple[UnitPlan, ...]:
@@ -142,8 +146,7 @@ class Contract(Told):
     @property
     def own_plan(self) -> PrivacyPlan:
         """The plan as far as it concerns this site: what its ledger enforces."""
-        plan = self.plan
-        return PrivacyPlan(plan.unit, plan.adjacency, plan.threat, self.units, plan.caveats)
+        return replace(self.plan, units=self.units)
 
     @classmethod
     def read(cls, data: object) -> Self:
@@ -201,15 +204,14 @@ def cost(contract: Contract, delta: float, adjacency: Adjacency | None = None) -
     Args:
         adjacency: between which neighbours; None: those that the plan names.
     """
-    between = contract.plan.adjacency if adjacency is None else adjacency
-    watched = None if contract.trusted is None else contract.trusted.watched
-    if watched is None and contract.plan.unit is Unit.WORKER:
+    between, watched = adjacency or contract.plan.adjacency, contract.watched
+    if watched is not None:
+        found = watched.leakage(delta=delta, adjacency=between)
+        own = float(found.per_worker[watched.structure.names.index(contract.client)])
+        return 0.0 if math.isnan(own) else own  # nobody watches it
+    if contract.plan.unit is Unit.WORKER:
         return math.inf
-    if watched is None:
-        return epsilon_of(contract.own.event, delta, contract.accountant, between)
-    found = watched.leakage(delta=delta, adjacency=between)
-    own = float(found.per_worker[watched.structure.names.index(contract.client)])
-    return 0.0 if math.isnan(own) else own  # nobody watches it
+    return epsilon_of(contract.own.event, delta, contract.accountant, between)
 
 
 def cost_of_scores(contract: Contract, delta: float, adjacency: Adjacency | None = None) -> float:
@@ -224,23 +226,18 @@ def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
 
     Who sees what follows from the unit; what the server's plan adds is quoted.
     """
-    theirs = (quoted(caveat) for caveat in contract.plan.caveats)
-    caveats = (*theirs, *code_caveats(contract.model), *caveats)
-    watched = None if contract.trusted is None else contract.trusted.watched
-    said, held_by = caveats, Custody.EACH_SITE
-    if contract.trusted is not None:
-        said, held_by = (IN_THE_CLEAR, WHO_IS_ASKED, *caveats), Custody.TRUSTED_SERVER
-    if watched is not None:
-        adjacency = contract.plan.adjacency
-        found = watched.guarantee(delta=contract.delta, adjacency=adjacency, caveats=said, held_by=held_by)
+    plan, trusted, delta = contract.plan, contract.trusted is not None, contract.delta
+    said = (IN_THE_CLEAR, WHO_IS_ASKED) if trusted else ()
+    theirs = (f'the server says: "{caveat}"' for caveat in plan.caveats)
+    said = (*said, *theirs, *code_caveats(contract.model), *caveats)
+    held_by = Custody.TRUSTED_SERVER if trusted else Custody.EACH_SITE
+    if contract.watched is not None:
+        found = contract.watched.guarantee(
+            delta=delta, adjacency=plan.adjacency, caveats=said, held_by=held_by
+        )
         return replace(found, most_exposed=None)  # two names of the server's choice
-    plan, units = contract.plan, contract.units
-    if contract.trusted is not None:  # one of all, where the plan is the same for all
+    units = contract.units
+    if trusted:  # one of all, where the plan is the same for all
         units = tuple(plan.for_subject(subject) for subject in plan.subjects_of((contract.client,)))
-    return guarantee(
-        replace(plan, threat=THREATS[plan.unit], units=units, caveats=()),
-        delta=contract.delta,
-        accountant=contract.accountant,
-        caveats=said,
-        held_by=held_by,
-    )
+    own = replace(plan, threat=THREATS[plan.unit], units=units, caveats=())
+    return guarantee(own, delta=delta, accountant=contract.accountant, caveats=said, held_by=held_by)

@@ -61,28 +61,30 @@ class Joining:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From a Flower node's configuration, where names have dashes and everything is a plain value."""
-        if "data" not in config or "epsilon" not in config:
-            raise InputError("node config: data and epsilon are needed")
-        for key, value in config.items():
+        InputError.when(not {"data", "epsilon"} <= set(config), "node config: data and epsilon are needed")
+        for key in (key for key in config if _CONFIG.get(key) in (float, int, bool)):
             # The text "false" would be true, and true a number.
-            if isinstance(value, bool) != (key == "trust-server") and _CONFIG.get(key) in (float, int, bool):
-                wanted = "true or false" if key == "trust-server" else "a number"
-                raise InputError(f"node config: {key}: {value} is not allowed, {wanted} is")
+            value, switch = config[key], key == "trust-server"
+            wanted = "true or false" if switch else "a number"
+            odd = isinstance(value, bool) != switch
+            InputError.when(odd, f"node config: {key}: {value} is not allowed, {wanted} is")
         known = {key.replace("-", "_"): read(config[key]) for key, read in _CONFIG.items() if key in config}
         return cls(**known)
 
 
 def _adjacency(name: str) -> Adjacency:
-    if name not in list(Adjacency):
-        raise InputError(f"node config: adjacency: {name} is not allowed, {' or '.join(Adjacency)} is")
+    allowed = " or ".join(Adjacency)
+    InputError.when(
+        name not in list(Adjacency), f"node config: adjacency: {name} is not allowed, {allowed} is"
+    )
     return Adjacency(name)
 
 
 def parse_split(text: str) -> tuple[int, int]:
     """A seed, or a seed and a place, as in 3:1."""
     seed, _, place = text.partition(":")
-    if not seed.isdecimal() or not (place or "0").isdecimal():
-        raise InputError(f"--split: {text}; allowed: a seed, or seed:place as in 0:2")
+    readable = seed.isdecimal() and (place or "0").isdecimal()
+    InputError.when(not readable, f"--split: {text}; allowed: a seed, or seed:place as in 0:2")
     return int(seed), int(place or "0")
 
 
@@ -106,21 +108,18 @@ _CONFIG: Mapping[str, Callable[[Any], Any]] = {
 
 def open_site(joining: Joining) -> Site:
     """Read the records once, and open the site, or open it again."""
-    if joining.trust_server and joining.delta is None:
-        raise InputError(
-            "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
-            "number well below one over the number of sites"
-        )
+    InputError.when(
+        joining.trust_server and joining.delta is None,
+        "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
+        "number well below one over the number of sites",
+    )
     dataset = read_folder(joining.data)
     owners = dataset.owners.names if dataset.owners else ()
-    if len(owners) != 1:
-        raise InputError(
-            f"--data: {joining.data} holds {len(owners)} clients ({', '.join(owners)}); a site has one file"
-        )
+    held = f"{len(owners)} clients ({', '.join(owners)})"
+    InputError.when(len(owners) != 1, f"--data: {joining.data} holds {held}; a site has one file")
     name = joining.name or owners[0]
     check_site_name(name)
-    if math.isnan(joining.epsilon) or not joining.epsilon > 0:
-        raise InputError(f"--epsilon: {joining.epsilon}; allowed: a number above 0")
+    InputError.when(not joining.epsilon > 0, f"--epsilon: {joining.epsilon}; allowed: a number above 0")
     delta = joining.delta if joining.delta is not None else 0.2 / len(dataset.train)
     budget = Budget(joining.epsilon, delta)
     limits = Limits(budget, joining.models, _reported(joining), joining.trust_server, joining.adjacency)
@@ -131,18 +130,17 @@ def open_site(joining: Joining) -> Site:
 def _reported(joining: Joining) -> HeldOut | None:
     """What the operator allows held-out records to say."""
     share, epsilon, reports = joining.held_out, joining.evaluation_epsilon, joining.evaluation_reports
-    if share is not None and not 0 < share < 1:
-        raise InputError(f"--held-out: {share}; allowed: a share above 0 and below 1")
+    odd = share is not None and not 0 < share < 1
+    InputError.when(odd, f"--held-out: {share}; allowed: a share above 0 and below 1")
     if epsilon is None:
         return None
-    if share is None:
-        raise InputError(
-            "--evaluation-epsilon: no records are held out to score models; --held-out names a share"
-        )
-    if not 0 < epsilon < math.inf:
-        raise InputError(f"--evaluation-epsilon: {epsilon}; allowed: a finite number above 0")
-    if reports < 1:
-        raise InputError(f"--evaluation-reports: {reports}; allowed: at least 1")
+    InputError.when(
+        share is None,
+        "--evaluation-epsilon: no records are held out to score models; --held-out names a share",
+    )
+    endless = not 0 < epsilon < math.inf
+    InputError.when(endless, f"--evaluation-epsilon: {epsilon}; allowed: a finite number above 0")
+    InputError.when(reports < 1, f"--evaluation-reports: {reports}; allowed: at least 1")
     return HeldOut(0, epsilon, reports)  # how many records, the site counts itself
 
 

@@ -47,51 +47,39 @@ class KeyFolder:
     def check(self) -> None:
         """Refuse a folder from which no server can start."""
         for path in (self.authority, self.certificate, self.key):
-            if not path.is_file():
-                raise InputError(f"{path}: no such file; coterie keys {self.path} makes a set for trials")
-        if not self.site_names():
-            raise InputError(f"{self.sites}: no public keys (NAME.pub) of sites that may join")
+            made = f"coterie keys {self.path} makes a set for trials"
+            InputError.when(not path.is_file(), f"{path}: no such file; {made}")
+        nobody = f"{self.sites}: no public keys (NAME.pub) of sites that may join"
+        InputError.when(not self.site_names(), nobody)
 
 
 def check_site_name(name: str) -> None:
     """Refuse a name that could not be a file name everywhere."""
-    if not _NAME.fullmatch(name):
-        raise InputError(f"site: {name!r}; allowed: letters, digits, '.', '_' and '-', at most 100")
+    fits = _NAME.fullmatch(name) is not None
+    InputError.when(not fits, f"site: {name!r}; allowed: letters, digits, '.', '_' and '-', at most 100")
 
 
 def make_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> KeyFolder:
     """A certificate authority, a server certificate for the hosts and a key pair for each site."""
     files = KeyFolder(folder)
-    if files.authority.exists():
-        raise InputError(f"{files.authority}: exists; keys are never overwritten")
+    InputError.when(files.authority.exists(), f"{files.authority}: exists; keys are never overwritten")
     for name in sites:
         check_site_name(name)
     files.sites.mkdir(parents=True, exist_ok=True)
-    authority_key = ec.generate_private_key(ec.SECP384R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Coterie test authority")])
-    authority = (
-        _certificate(issuer, issuer, authority_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(sign=True), critical=True)
-        .sign(authority_key, hashes.SHA384())
-    )
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0] if hosts else "localhost")])
+    authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    issuer = "Coterie test authority"
     names = [_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
+    authority = _certificate(issuer, authority_key, issuer, authority=True)
     certificate = (
-        _certificate(subject, issuer, server_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(sign=False), critical=True)
+        _certificate(hosts[0] if hosts else "localhost", server_key, issuer, authority=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(authority_key, hashes.SHA384())
     )
-    pem = serialization.Encoding.PEM
-    _write(files.authority, authority.public_bytes(pem), 0o644)
-    _write(files.certificate, certificate.public_bytes(pem), 0o644)
+    for path, builder in ((files.authority, authority), (files.certificate, certificate)):
+        signed = builder.sign(authority_key, hashes.SHA384())
+        _write(path, signed.public_bytes(serialization.Encoding.PEM), 0o644)
     for path, key in ((files.authority_key, authority_key), (files.key, server_key)):
-        plain = serialization.NoEncryption()
-        _write(path, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), 0o600)
+        _write(path, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
     for name in sites:
         make_site_key(files.sites, name)
     return files
@@ -102,11 +90,8 @@ def make_site_key(folder: Path, name: str) -> Path:
     check_site_name(name)
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / f"{name}.key", private, 0o600)
+    _write(folder / f"{name}.key", _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
     _write(folder / f"{name}.pub", public + b"\n", 0o644)
     return folder / f"{name}.key"
 
@@ -119,38 +104,40 @@ def public_key_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: not a public key in OpenSSH format ({type(mistake).__name__})") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise InputError(f"{path}: {type(key).__name__}; allowed: an elliptic-curve key (P-384)")
-    encoded: bytes = key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return encoded
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, kind: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey
+    subject: str, key: ec.EllipticCurvePrivateKey, issuer: str, *, authority: bool
 ) -> x509.CertificateBuilder:
+    """A certificate to sign, of the authority itself or of whom it vouches for."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-    )
-
-
-def _usage(*, sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign,
-        key_cert_sign=sign,
-        crl_sign=sign,
+    usage = x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
         encipher_only=False,
         decipher_only=False,
+    )
+    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
     )
 
 

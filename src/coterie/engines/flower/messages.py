@@ -76,21 +76,11 @@ Values: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64
 Arrays: TypeAlias = Mapping[str, NDArray[np.float32]] | Mapping[str, Values]
 
 
-class WireError(CoterieError):
-    """Why a message, or an answer to one, does not count."""
-
-    @classmethod
-    def when(cls, wrong: bool, why: str) -> None:
-        """Raise it if something is wrong."""
-        if wrong:
-            raise cls(why)
-
-
-class GarbageError(WireError):
+class GarbageError(CoterieError):
     """A message that is not what it should be."""
 
 
-class RefusedError(WireError):
+class RefusedError(CoterieError):
     """A site does not answer; the reason is a key of `REFUSALS`."""
 
     def __init__(self, reason: str) -> None:

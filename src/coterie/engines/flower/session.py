@@ -50,7 +50,6 @@ from coterie.privacy import (
     ChainHead,
     Charge,
     CohortSums,
-    Guarantee,
     Ledger,
     NoisyScores,
     SecretKey,
@@ -77,25 +76,6 @@ class SiteFolder:
         self.ledger = path / "ledger.jsonl"
         self.answers = path / "answers"
         self.finished = path / "finished.json"
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """A contract and what follows from it alone: all that can fail, before anything is written."""
-
-    contract: Contract
-    learner: Learner
-    context: str
-    guarantee: Guarantee
-
-    @classmethod
-    def on(cls, contract: Contract, learner: Learner, *, simulation: bool) -> "Agreed":
-        context = behaviour(contract.model, contract.lr, contract.augmentation, contract.plan, learner)
-        try:
-            promise = promised(contract, [SEEDED] if simulation else [])
-        except CoterieError:  # epsilon can be bounded, but what it is good for cannot be said
-            raise RefusedError("not planned") from None
-        return cls(contract, learner, context, promise)
 
 
 class Kept(Plain):
@@ -161,21 +141,24 @@ class SiteSession:
     """An approved contract with its ledger, its noise and the engine that works under both."""
 
     def __init__(
-        self, files: SiteFolder, signed: Signed, agreed: Agreed, key: SecretKey, alone: Federation
+        self, files: SiteFolder, signed: Signed, learner: Learner, key: SecretKey, alone: Federation
     ) -> None:
         self.contract = contract = signed.contract
-        self.guarantee = agreed.guarantee
+        try:
+            self.guarantee = promised(contract, [SEEDED] if key.simulation else [])
+        except CoterieError:  # epsilon can be bounded, but what it is good for cannot be said
+            raise RefusedError("not planned") from None
         self._files, self._signed = files, signed
-        self._subject = contract.client
-        self._learner, self._context = agreed.learner, agreed.context
-        self.parameters = self._learner.layout.size
-        self._test = Batch.of(alone.clients[0].test, self._learner.device)
+        self._subject, self._learner = contract.client, learner
+        self._context = behaviour(contract.model, contract.lr, contract.augmentation, contract.plan, learner)
+        self.parameters = learner.layout.size
+        self._test = Batch.of(alone.clients[0].test, learner.device)
         self.ledger = signed.open_ledger(files, signed.ledger)
         try:
             self._check_answers()
             self._engine = LocalEngine(
                 alone,
-                self._learner,
+                learner,
                 contract.lr,
                 contract.own_plan,
                 self.ledger,

@@ -16,12 +16,13 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.approval import approve, learner_of
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
 from coterie.engines.flower.messages import GarbageError, RefusedError, SiteFacts, SiteRequest
-from coterie.engines.flower.session import Agreed, Finished, Signed, SiteFolder, SiteSession
+from coterie.engines.flower.session import Finished, Signed, SiteFolder, SiteSession
 from coterie.engines.flower.words import site_log
 from coterie.engines.secret import RunSecret
 from coterie.errors import BudgetError, CoterieError, InputError, ModelError, PlanError, where
 from coterie.privacy import ChainHead, LedgerView, SecretKey
 from coterie.privacy.errors import RangeError
+from coterie.training.learner import Learner
 
 log = site_log(__name__)
 
@@ -123,12 +124,11 @@ class Site:
     def _consider(self, contract: Contract) -> RecordDict:
         RefusedError.when(self.finished, "closed")
         if self.session is None:
-            learner = approve(contract, self.limits, self._facts())
-            self.session = self._sign(Agreed.on(contract, learner, simulation=self._seed is not None))
+            self.session = self._sign(contract, approve(contract, self.limits, self._facts()))
         RefusedError.when(contract != self.session.contract, "other experiment")
         return messages.pack({"accepted": contract.digest})
 
-    def _sign(self, agreed: Agreed) -> SiteSession:
+    def _sign(self, contract: Contract, learner: Learner) -> SiteSession:
         """Put the contract into the folder: from then on it binds, whatever happens to this process.
 
         Where no session can be opened after all, it leaves again: nothing was released under it.
@@ -136,14 +136,14 @@ class Site:
         self._check_nothing_spent()
         self._unsign()  # of an approval cut short
         try:
-            self._write(agreed.contract)
-            session = self._reopen(agreed)
+            self._write(contract)
+            session = self._reopen(learner)
         except BaseException:
             self._unsign()
             raise
         log.info("approved %s", session.guarantee.line)
         log.info("%s", session.guarantee.text)
-        if agreed.contract.trusted is not None:
+        if contract.trusted is not None:
             log.info("the server is trusted: %s", session.consent)
         return session
 
@@ -160,46 +160,45 @@ class Site:
         with signed.open_ledger(self.files, None) as ledger:
             replace(signed, ledger=ledger.head).save(self.files.contract)
 
-    def _reopen(self, agreed: Agreed | None = None) -> SiteSession:
+    def _reopen(self, learner: Learner | None = None) -> SiteSession:
         """The session as it is on disk; an error where records, limits or files no longer fit them.
 
         Args:
-            agreed: what follows from the contract, where it was just signed.
+            learner: of the contract, where it was just signed.
         """
         signed = Signed.load(self.files.contract)
         contract, limit, between = signed.contract, self.limits.budget, self.limits.adjacency
         secret = RunSecret.load(self.files.secret, signed.key)
         records = (self.alone.clients[0].name, self.alone.fingerprint())
-        if (contract.client, secret.data) != records:
-            raise InputError(
-                f"{self.files.path}: its ledger belongs to other records, where the same noise would cancel; "
-                "--state names another folder"
-            )
-        if (secret.plan, secret.key.simulation) != (contract.plan.digest(), self._seed is not None):
-            raise InputError(f"{self.files.path}: its noise key belongs to another plan or --noise-seed")
-        if cost(contract, limit.delta, between) > limit.epsilon:
-            raise InputError(
-                f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than what was approved in "
-                f"{self.files.contract}; allowed: at least that, or another --state"
-            )
+        InputError.when(
+            (contract.client, secret.data) != records,
+            f"{self.files.path}: its ledger belongs to other records, where the same noise would cancel; "
+            "--state names another folder",
+        )
+        InputError.when(
+            (secret.plan, secret.key.simulation) != (contract.plan.digest(), self._seed is not None),
+            f"{self.files.path}: its noise key belongs to another plan or --noise-seed",
+        )
+        approved = f"what was approved in {self.files.contract}; allowed: at least that, or another --state"
+        InputError.when(
+            cost(contract, limit.delta, between) > limit.epsilon,
+            f"--epsilon: {limit.epsilon} at delta {limit.delta} is less than {approved}",
+        )
         allowed = 0.0 if self.limits.reported is None else self.limits.reported.epsilon
-        if cost_of_scores(contract, limit.delta, between) > allowed:
-            raise InputError(
-                f"--evaluation-epsilon: {allowed:g} is less than what was approved in {self.files.contract}; "
-                "allowed: at least that, or another --state"
-            )
-        if agreed is None:
-            agreed = Agreed.on(contract, learner_of(contract), simulation=secret.key.simulation)
-        return SiteSession(self.files, signed, agreed, secret.key, self.alone)
+        InputError.when(
+            cost_of_scores(contract, limit.delta, between) > allowed,
+            f"--evaluation-epsilon: {allowed:g} is less than {approved}",
+        )
+        return SiteSession(self.files, signed, learner or learner_of(contract), secret.key, self.alone)
 
     def _check_nothing_spent(self) -> None:
         """Refuse a folder whose contract is gone: what was spent under it does not come back."""
         lines = self.files.ledger.read_bytes().count(b"\n") if self.files.ledger.exists() else 0
-        if lines > 1 or any(self.files.answers.glob("*.safetensors")):
-            raise InputError(
-                f"{self.files.contract}: missing, though something was spent under it; restore it, or "
-                "--state names another folder, whose spending adds to this"
-            )
+        InputError.when(
+            lines > 1 or any(self.files.answers.glob("*.safetensors")),
+            f"{self.files.contract}: missing, though something was spent under it; restore it, or "
+            "--state names another folder, whose spending adds to this",
+        )
 
     def _check_closed(self) -> None:
         """Refuse a finished session of which a part is gone or changed."""

@@ -9,7 +9,8 @@ from coterie.engines.flower.messages import RefusedError
 MOST_LETTERS = 300
 """Of any text in a contract."""
 MOST_CAVEATS = 16
-_RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
+RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
+"""Names that can stand in a line of the log without saying more than which release it was."""
 
 
 def check_texts(data: object) -> None:
@@ -23,16 +24,6 @@ def check_texts(data: object) -> None:
             waiting += found
         elif isinstance(found, str) and (len(found) > MOST_LETTERS or not found.isprintable()):
             raise RefusedError("words")
-
-
-def is_release_name(name: str) -> bool:
-    """Whether a name can stand in a line of the log without saying more than which release it was."""
-    return _RELEASE.fullmatch(name) is not None
-
-
-def quoted(caveat: str) -> str:
-    """What a server adds to a guarantee, said as its words and not the site's."""
-    return f'the server says: "{caveat}"'
 
 
 def printable(text: str) -> str:
