@@ -1,5 +1,6 @@
 """`coterie join`: a site takes part with its own records, ledger and noise, over Flower."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -89,9 +90,6 @@ def join(
         f"{site.files.path}: its experiment is finished; another needs another --state, and what "
         "it spends adds to what was spent",
     )
-    try:
-        with log_to_stderr():
-            attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
-    finally:
-        site.close()
+    with contextlib.closing(site), log_to_stderr():
+        attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
     say(f"finished: {site.files.path}")

@@ -32,7 +32,7 @@ from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, trusts_server
-from coterie.files import append_line, read_lines
+from coterie.files import append_line, forget_rounds, read_lines
 from coterie.privacy import Ledger, Released
 
 EVERYONE = "everyone"
@@ -78,7 +78,7 @@ class ServedRun:
             run = Run(self.calibrated, opened, engine, evaluator)
 
             def tell(report: RoundReport) -> None:
-                self._journal.forget(before=report.round + 1)
+                forget_rounds(self._journal.folder, before=report.round + 1)
                 answered, missing = participation.of_round(report.round)
                 spent, budget = self._spent(opened.ledger)
                 self.callbacks.round(

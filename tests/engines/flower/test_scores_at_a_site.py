@@ -113,21 +113,8 @@ def test_training_cannot_be_planned_on_held_out_records() -> None:
 
 
 @pytest.mark.parametrize("limits", [LIMITS, REPORTING], ids=["no scores", "some scores"])
-def test_training_under_the_name_of_a_score_is_not_signed(limits: Limits, tmp_path: Path) -> None:
+def test_training_under_the_name_of_a_score_is_not_answered_with_one(limits: Limits, tmp_path: Path) -> None:
     """Else its charge, on other records, would pay for an exact score of those that are held out."""
-    named = dataclasses.replace(releases()[1], name=EVALUATION)
-    made = site(tmp_path, limits)
-    offer = contract(plan=plan_of((named,)))
-    assert refused(deliver(made, messages.OFFER, offer.to_content())) == "not planned"
-    assert refused(deliver(made, messages.EVALUATE, evaluation(agreed=offer))) == "no contract"
-
-
-@pytest.mark.parametrize("limits", [LIMITS, REPORTING], ids=["no scores", "some scores"])
-def test_a_release_that_is_no_score_is_not_answered_with_one(
-    limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if it had been signed."""
-    monkeypatch.setattr("coterie.engines.flower.approval._approve_scores", lambda *_: None)
     named = dataclasses.replace(releases()[1], name=EVALUATION)
     agreed = contract(plan=plan_of((named,)))
     made = joined(tmp_path, agreed, limits=limits)

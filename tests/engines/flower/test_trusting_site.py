@@ -89,17 +89,6 @@ def update(answer: RecordDict) -> np.ndarray:
 
 DRAFTED = CohortSums(CLIP, 1.0, PoissonSample(0.5), Adjacency.ADD_REMOVE, drafted=True)
 OFFERS: dict[str, tuple[Contract, str]] = {
-    "sums under the name of a score": (
-        trusting(
-            plan=PrivacyPlan(
-                Unit.CLIENT,
-                Adjacency.ADD_REMOVE,
-                THREAT,
-                (UnitPlan(POPULATION, (PlannedRelease(EVALUATION, SUM, 3),)),),
-            )
-        ),
-        "not planned",
-    ),
     "less noise than allowed": (
         trusting(plan=population(dataclasses.replace(SUM, noise_multiplier=0.1))),
         "too much",
@@ -345,3 +334,14 @@ def test_ranges_are_what_a_mask_says() -> None:
     assert parts is not None
     np.testing.assert_array_equal(parts.personal, mask)
     assert ranges_of(np.zeros(3, dtype=bool)) == ()
+
+
+def test_sums_under_the_name_of_a_score_are_not_answered_with_one(tmp_path: Path) -> None:
+    """Its operator allowed no scores, whatever a plan calls releases."""
+    unit = UnitPlan(POPULATION, (PlannedRelease(EVALUATION, SUM, 3),))
+    agreed = trusting(plan=PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, THREAT, (unit,)))
+    made = joined(tmp_path, agreed, limits=LIMITS)
+    request = SiteRequest(RequestId(agreed.digest, 1, EVALUATION), START[None])
+    asked = request.to_content(messages.EVALUATE)
+    assert refused(deliver(made, messages.EVALUATE, asked)) == "not planned"
+    made.close()

@@ -13,7 +13,7 @@ from tiny_site import contract, deliver, joined, plan_of, releases, scores, site
 
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import promised
-from coterie.engines.flower.words import MOST_CAVEATS, MOST_LETTERS, printable, site_log
+from coterie.engines.flower.messages import MOST_CAVEATS, MOST_LETTERS, printable, site_log
 from coterie.privacy import PrivacyPlan, ThreatModel, Unit
 from coterie.privacy.threats import THREATS
 

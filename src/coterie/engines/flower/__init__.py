@@ -20,5 +20,5 @@ def require_flower() -> None:
         found = version("flwr")
     except PackageNotFoundError:
         raise InputError("Flower is not installed; pip install 'coterie[flower]' brings it") from None
-    if not found.startswith(f"{FLOWER}."):
-        raise InputError(f"Flower {found} is installed; allowed: {FLOWER} (pip install 'coterie[flower]')")
+    wanted = f"allowed: {FLOWER} (pip install 'coterie[flower]')"
+    InputError.when(not found.startswith(f"{FLOWER}."), f"Flower {found} is installed; {wanted}")

@@ -6,8 +6,7 @@ import torch
 
 from coterie.engines.clients import build_learner
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
-from coterie.engines.flower.messages import RefusedError, SiteFacts
-from coterie.engines.flower.words import MOST_CAVEATS, RELEASE, site_log
+from coterie.engines.flower.messages import MOST_CAVEATS, RELEASE, RefusedError, SiteFacts, site_log
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
 from coterie.models import build_model
@@ -136,9 +135,7 @@ def _in_range(contract: Contract) -> bool:
 def _approve_scores(contract: Contract, limits: Limits) -> None:
     """Raise `RefusedError` unless held-out records answer as often, and at most at the price, as allowed."""
     unit, scored, allowed = contract.plan.unit, contract.scored, limits.reported
-    own = contract.own.releases
-    # By its name, too: no other release may be asked for as a score.
-    among_own = [each for each in own if each.name == EVALUATION or each.mechanism.kind == NoisyScores.kind]
+    among_own = [each for each in contract.own.releases if each.mechanism.kind == NoisyScores.kind]
     unfit = (scored is not None and unit is not Unit.RECORD) or (among_own and unit is not Unit.CLIENT)
     RefusedError.when(bool(unfit), "not planned")  # scores of a unit that has none
     planned = among_own if scored is None else list(scored.releases)

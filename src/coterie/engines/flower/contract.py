@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
-from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, Told
-from coterie.engines.flower.words import check_texts
+from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, Told, check_texts
 from coterie.errors import CoterieError
 from coterie.groups import Observer
 from coterie.models import ModelSettings, code_caveats

@@ -9,7 +9,7 @@ own time: what one site does decides nothing about whether another's answer coun
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.algorithms.protocol import CohortJob
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, TrustedWork, leaving, ranges_of
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
@@ -27,7 +26,7 @@ from coterie.engines.flower.server import read_score
 from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.members import NO_ANSWER, OpenCohort
 from coterie.errors import PlanError
-from coterie.files import read_arrays, write_arrays
+from coterie.files import write_arrays
 from coterie.privacy import EVALUATION
 
 log = logging.getLogger(__name__)
@@ -66,8 +65,8 @@ class RemoteMembers:
             models: one for each site, in a row; or several that it chooses from itself.
         """
         digest = hashlib.sha256(b"".join(rows.tobytes() for rows in models.values())).hexdigest()
-        path = self.journal.next(round, digest)
-        if (known := read_arrays(path)) is None:
+        path, known = self.journal.next(round, digest)
+        if known is None:
             requests = {
                 name: SiteRequest(self.contracts[name].asked(round, EVALUATION), models[name])
                 for name in self.transport.present(list(models))
@@ -93,8 +92,7 @@ class RemoteMembers:
         unknown: dict[Path, tuple[OpenCohort, Gathered]] = {}
         for cohort in cohorts:
             self._check(cohort)
-            path = self.journal.next(cohort.round, cohort.input_hash)
-            found = read_arrays(path)
+            path, found = self.journal.next(cohort.round, cohort.input_hash)
             if found is None:
                 choices = np.full(len(cohort.sampled), NO_ANSWER, dtype=np.int64)
                 found = {"choices": choices, "updates": np.zeros((len(choices), self.parameters))}
@@ -112,9 +110,15 @@ class RemoteMembers:
 
     def _check(self, cohort: OpenCohort) -> None:
         """Sites do what they signed: a job that asks for something else would not get it."""
-        signed = {self.contracts[member].trusted for member in cohort.job.members}
-        if any(work is None or not _same_work(cohort.job, work) for work in signed):
-            raise PlanError(f"release '{cohort.release}': not the training that the sites signed")
+        job = cohort.job
+        personal = () if job.parts is None else ranges_of(job.parts.personal)
+        wanted = TrustedWork(job.training, job.choice, personal)
+        signed = {self.contracts[member].trusted for member in job.members}
+        same = all(work is not None and replace(work, watched=None) == wanted for work in signed)
+        PlanError.when(
+            job.drafts is not None or not same,
+            f"release '{cohort.release}': not the training that the sites signed",
+        )
 
     def _ask(self, wave: Mapping[str, tuple[OpenCohort, Gathered]]) -> None:
         """Ask each of these members for a cohort, and put what it answers in its place."""
@@ -174,9 +178,3 @@ def _waves(
                 waves.append({})
             waves[wave][member] = (cohort, found)
     return waves
-
-
-def _same_work(job: CohortJob, work: TrustedWork) -> bool:
-    personal = () if job.parts is None else ranges_of(job.parts.personal)
-    signed = (work.training, work.choice, work.personal)
-    return job.drafts is None and (job.training, job.choice, personal) == signed

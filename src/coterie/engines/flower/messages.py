@@ -18,7 +18,9 @@ what was in it).
 """
 
 import json
+import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeAlias, cast
@@ -104,10 +106,8 @@ def pack(plain: Mapping[str, Scalar], arrays: Arrays | None = None, kind: str = 
 
 def plain_of(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
     """The plain values of a message, exactly these, exactly of these types."""
-    record = content.config_records.get(PLAIN)
-    if record is None or set(content) - {PLAIN, ARRAYS}:
-        raise GarbageError("records other than ours")
-    found = dict(record)
+    GarbageError.when(not {PLAIN} <= set(content) <= {PLAIN, ARRAYS}, "records other than ours")
+    found = dict(content.config_records.get(PLAIN, {}))
     GarbageError.when(found.pop("format", None) != FORMAT, "another format")
     GarbageError.when(found.keys() != fields.keys(), "fields missing or unknown")
     for name, kind in fields.items():
@@ -313,3 +313,43 @@ def read_choice(content: RecordDict, request: RequestId, choices: int, name: str
 def read_vector(content: RecordDict, length: int, kind: str = "float32") -> Any:
     """The vector in an answer."""
     return arrays_of(content, {"value": (length,)}, kind)["value"]
+
+
+# --- text from elsewhere: what a site lets into its contract, and into its own log ------------------
+
+MOST_LETTERS = 300
+"""Of any text in a contract."""
+MOST_CAVEATS = 16
+RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
+"""Names that can stand in a line of the log without saying more than which release it was."""
+
+
+def check_texts(data: object) -> None:
+    """Raise `RefusedError` where a text in plain data, a key or a value, is very long or not printable."""
+    waiting = [data]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            waiting += [*found.keys(), *found.values()]
+        elif isinstance(found, list):
+            waiting += found
+        elif isinstance(found, str) and (len(found) > MOST_LETTERS or not found.isprintable()):
+            raise RefusedError("words")
+
+
+def printable(text: str) -> str:
+    """One line of a terminal, whatever is in it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+class SiteLog(logging.LoggerAdapter[logging.Logger]):
+    """A site's log: nothing that came over the network ends a line or moves a cursor."""
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        if self.isEnabledFor(level):
+            text = str(msg) % args if args else str(msg)
+            super().log(level, "%s", printable(text), **options)
+
+
+def site_log(name: str) -> SiteLog:
+    return SiteLog(logging.getLogger(name), {})

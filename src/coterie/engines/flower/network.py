@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from coterie.engines.flower import runtime
 from coterie.engines.flower.keys import KeyFolder
+from coterie.engines.flower.messages import site_log
 from coterie.engines.flower.processes import (
     Child,
     ChildEnded,
@@ -21,7 +22,6 @@ from coterie.engines.flower.processes import (
     wait_until_healthy,
 )
 from coterie.engines.flower.proxy import AllowlistProxy, listening
-from coterie.engines.flower.words import site_log
 from coterie.errors import InputError
 
 log = site_log(__name__)
@@ -196,8 +196,7 @@ def _attend_once(
         stack.callback(tasks.close)
         worker = runtime.TaskWorker(tasks, handle)
         while not done():
-            if node.ended:
-                raise ChildEnded(f"the node ended; see {node.log}")
+            ChildEnded.when(node.ended, f"the node ended; see {node.log}")
             if not worker.take_next():
                 time.sleep(POLL_SECONDS)
         worker.settle(SETTLE_SECONDS)

@@ -121,8 +121,7 @@ def wait_until_healthy(child: Child, upstream: Upstream, seconds: float = 120.0)
     until = time.monotonic() + seconds
     with httpx.Client(verify=upstream.verify, timeout=5, trust_env=False) as client:
         while time.monotonic() < until:
-            if child.ended:
-                raise ChildEnded(f"{child.program} ended at its start; see {child.log}")
+            ChildEnded.when(child.ended, f"{child.program} ended at its start; see {child.log}")
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"{upstream.url}/health").status_code == 200:
                     return

@@ -24,24 +24,11 @@ from coterie.engines.flower.internals import PUBLIC_KEY_HEADER
 from coterie.engines.flower.processes import Upstream
 from coterie.errors import CoterieError
 
-ALLOWED = frozenset(
-    [("GET", b"/health")]
-    + [
-        ("POST", b"/v1/fleet/" + name)
-        for name in (
-            b"activate-node",
-            b"deactivate-node",
-            b"send-node-heartbeat",
-            b"pull-messages",
-            b"push-messages",
-            b"get-run",
-            b"get-fab",
-            b"pull-object",
-            b"push-object",
-            b"confirm-message-received",
-        )
-    ]
+_FLEET = (
+    b"activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run get-fab "
+    b"pull-object push-object confirm-message-received"
 )
+ALLOWED = frozenset([("GET", b"/health"), *(("POST", b"/v1/fleet/" + name) for name in _FLEET.split())])
 SELF_REGISTRATION = frozenset({("POST", b"/v1/fleet/register-node"), ("POST", b"/v1/fleet/unregister-node")})
 """Needed where nodes have no keys, in the plaintext mode; else the operator registers a site's key."""
 HOP_BY_HOP = frozenset(
@@ -163,8 +150,8 @@ def listening(
         try:
             until = time.monotonic() + 30
             while not server.started:
-                if not thread.is_alive() or time.monotonic() > until:
-                    raise CoterieError("the proxy in front of the link did not start")
+                dead = not thread.is_alive() or time.monotonic() > until
+                CoterieError.when(dead, "the proxy in front of the link did not start")
                 time.sleep(0.05)
             yield found
         finally:

@@ -18,7 +18,7 @@ import httpx
 from flwr.app import Message, RecordDict
 
 from coterie.engines.flower import internals as flower
-from coterie.engines.flower.words import site_log
+from coterie.engines.flower.messages import site_log
 from coterie.errors import CoterieError
 
 log = site_log(__name__)
@@ -161,8 +161,7 @@ def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterato
         token = tasks.acquire()
         if token is None:
             raise CoterieError("the link has no task for the run that was started")
-        client = tasks.connect(token, "flwr-serverapp")
-        stack.callback(client.close)
+        client = stack.enter_context(contextlib.closing(tasks.connect(token, "flwr-serverapp")))
         stack.enter_context(_heartbeats(client))
         found = client.PullTaskInput(flower.PullTaskInputRequest())
         flower.TaskIdentity.task_id = found.task_id

@@ -36,7 +36,7 @@ from coterie.engines.flower.messages import GarbageError, RequestId, SiteFacts, 
 from coterie.engines.flower.transport import Answers, Journal, NobodyAnswered, Timeouts, Transport
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
-from coterie.files import read_arrays, write_arrays
+from coterie.files import write_arrays
 from coterie.privacy import (
     EVALUATION,
     Charge,
@@ -74,8 +74,7 @@ def names_of(grid: Grid, nodes: Sequence[int], timeouts: Timeouts) -> dict[str, 
     for node, reason in found.missing.items():
         raise CoterieError(f"node {node}: no facts ({reason})")
     names = {facts.name: transport.nodes[node] for node, facts in found.by_client.items()}
-    if len(names) < len(nodes):
-        raise CoterieError("two nodes give themselves the same name")
+    CoterieError.when(len(names) < len(nodes), "two nodes give themselves the same name")
     return names
 
 
@@ -157,8 +156,8 @@ class FlowerEngine:
 
     def _train(self, request: Train, round: int) -> Updates:
         jobs = {job.client: job for job in request.jobs}
-        if len(jobs) != len(request.jobs):
-            raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
+        twice = f"release '{request.release}' was asked of one client twice in one request"
+        PlanError.when(len(jobs) != len(request.jobs), twice)
         mechanisms = {client: self.plan.planned(RecordSums, request.release, client) for client in jobs}
 
         def read(client: str, found: RecordDict, wanted: RequestId) -> Vector:
@@ -197,10 +196,8 @@ class FlowerEngine:
     def _select(self, request: Select, round: int) -> Choices:
         for client in request.clients:
             mechanism = self.plan.planned(ModelSelection, request.release, client)  # type: ignore[type-abstract]
-            if not mechanism.at_sites:
-                raise PlanError(
-                    f"release '{request.release}' is planned as {mechanism.name}: no private selection"
-                )
+            planned = f"release '{request.release}' is planned as {mechanism.name}"
+            PlanError.when(not mechanism.at_sites, f"{planned}: no private selection")
         choices = len(request.models)
         answers = self._ask(
             messages.SELECT,
@@ -221,17 +218,16 @@ class FlowerEngine:
             client: self.plan.planned(NoisyScores, EVALUATION, held_out(client)) for client in models
         }
 
-        def read(client: str, found: RecordDict, wanted: RequestId) -> NDArray[np.float64]:
-            stray = NOISE_DEVIATIONS * mechanisms[client].noise_std
-            return read_score(found, wanted, -stray, mechanisms[client].units + stray)
-
+        stray = {client: NOISE_DEVIATIONS * mechanism.noise_std for client, mechanism in mechanisms.items()}
         answers = self._ask(
             messages.EVALUATE,
             EVALUATION,
             round,
             {client: input_hash(self.context, model) for client, model in models.items()},
             lambda client, wanted: SiteRequest(wanted, models[client][None]),
-            read,
+            lambda client, found, wanted: read_score(
+                found, wanted, -stray[client], mechanisms[client].units + stray[client]
+            ),
             held_out,
         )
         return {
@@ -257,8 +253,8 @@ class FlowerEngine:
             subject_of: whose records of a client answer, and are charged.
         """
         request = hashlib.sha256(repr((kind, release, sorted(hashes.items()))).encode()).hexdigest()
-        path = self.journal.next(round, request)
-        if (known := read_arrays(path)) is not None:
+        path, known = self.journal.next(round, request)
+        if known is not None:
             before = {client: "missing before the restart" for client in hashes if client not in known}
             self.note(Participation(round, release, tuple(known), before, 0.0))
             return known
@@ -275,8 +271,8 @@ class FlowerEngine:
         self.note(
             Participation(round, release, tuple(found.by_client), {**away, **found.missing}, found.seconds)
         )
-        if not found.by_client:
-            raise NobodyAnswered(f"round {round}: no client answered '{release}'; --resume tries it again")
+        nobody = f"round {round}: no client answered '{release}'; --resume tries it again"
+        NobodyAnswered.when(not found.by_client, nobody)
         write_arrays(path, found.by_client)
         return found.by_client
 

@@ -37,8 +37,14 @@ from coterie.engines.clients import behaviour
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, cost, leaving, promised
-from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, SiteRequest, Values
-from coterie.engines.flower.words import site_log
+from coterie.engines.flower.messages import (
+    GarbageError,
+    RefusedError,
+    RequestId,
+    SiteRequest,
+    Values,
+    site_log,
+)
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED
@@ -206,8 +212,7 @@ class SiteSession:
     def train(self, request: SiteRequest) -> RecordDict:
         """One released vector."""
         job = TrainJob(self._subject, request.models[0], request.anchor, request.anchor_weight)
-        hashed = job_hash(self._context, job)
-        value = self._release(request.id, hashed, Train(request.id.release, (job,)))
+        value = self._release(request.id, job_hash(self._context, job), Train(request.id.release, (job,)))
         return messages.answer(request.id, value=value.astype(np.float32, copy=False))
 
     def select(self, request: SiteRequest) -> RecordDict:
@@ -229,8 +234,7 @@ class SiteSession:
         work, wanted = self.contract.trusted, request.id
         if work is None:
             raise RefusedError("not trusted")
-        mechanism = self.contract.own.planned(CohortSums, wanted.release)
-        parts = work.parts(self.parameters)
+        mechanism, parts = self.contract.own.planned(CohortSums, wanted.release), work.parts(self.parameters)
         hashed = input_hash(f"{self._context} {request.order:x}", request.models)
 
         def compute() -> dict[str, Values]:
@@ -269,19 +273,24 @@ class SiteSession:
         GarbageError.when(scored is not None and len(models) != 1, SEVERAL)
         hashed = input_hash(self._context, sent)
 
-        def compute() -> dict[str, Values]:
-            if scored is None:
-                self.ledger.charge([Charge(self._subject, wanted.round, wanted.release, hashed)])
-                share = self._count(self._used(models)) / len(self._test)
-                return {"value": np.array([share]), **self._own_parameters()}
+        def share() -> dict[str, Values]:
+            work = self.contract.trusted
+            assert work is not None
+            self.ledger.charge([Charge(self._subject, wanted.round, wanted.release, hashed)])
+            # Of the model that this site would use, with the parameters that are its own.
+            own = OwnChoice(models, work.choice, work.training, work.parts(self.parameters))
+            right = self._count(self._engine.members.serve(own).model_of(self._subject))
+            return {"value": np.array([right / len(self._test)]), **self._own_parameters()}
+
+        def noisy() -> dict[str, Values]:
             scores = PrivateScores(self._engine.facts, self.contract.own_plan, self.ledger, self._context)
             found = scores.of_records(
                 {self._subject: sent}, wanted.round, lambda: {self._subject: self._count(sent)}
             )
             return {"value": np.array([found[self._subject].value])}
 
-        value = self._once(wanted, hashed, compute, planned.subject)["value"]
-        return messages.answer(wanted, {"value": float(value[0])})
+        found = self._once(wanted, hashed, share if scored is None else noisy, planned.subject)
+        return messages.answer(wanted, {"value": float(found["value"][0])})
 
     def _own_parameters(self) -> dict[str, Values]:
         """What stays here, to be kept with every answer: older ones are forgotten."""
@@ -297,13 +306,6 @@ class SiteSession:
     def _count(self, model: Vector) -> float:
         """Score of all held-out records."""
         return total_score(self._learner, torch.from_numpy(model), self._test)
-
-    def _used(self, models: NDArray[np.float32]) -> Vector:
-        """The one of the models that this site would use, with the parameters that are its own."""
-        work = self.contract.trusted
-        assert work is not None
-        own = OwnChoice(models, work.choice, work.training, work.parts(self.parameters))
-        return self._engine.members.serve(own).model_of(self._subject)
 
     # --- charged and kept ---------------------------------------------------------------------------
 

@@ -15,9 +15,8 @@ from coterie.data import Federation
 from coterie.engines.flower import messages
 from coterie.engines.flower.approval import approve, learner_of
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
-from coterie.engines.flower.messages import GarbageError, RefusedError, SiteFacts, SiteRequest
+from coterie.engines.flower.messages import GarbageError, RefusedError, SiteFacts, SiteRequest, site_log
 from coterie.engines.flower.session import Finished, Signed, SiteFolder, SiteSession
-from coterie.engines.flower.words import site_log
 from coterie.engines.secret import RunSecret
 from coterie.errors import BudgetError, CoterieError, InputError, ModelError, PlanError, where
 from coterie.privacy import ChainHead, LedgerView, SecretKey

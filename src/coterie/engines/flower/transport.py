@@ -4,16 +4,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from coterie.engines.flower import messages
 from coterie.engines.flower.internals import ErrorCode
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
 from coterie.errors import CoterieError
-from coterie.files import forget_rounds
+from coterie.files import forget_rounds, read_arrays
 
 T = TypeVar("T")
 EXPIRED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
@@ -78,12 +79,10 @@ class Transport:
     def present(self, wanted: Sequence[str]) -> list[str]:
         """Those of the wanted who are there; who was there before is waited for."""
         until = time.monotonic() + self.timeouts.rejoin
-        while True:
-            there = self.online()
-            if self._steady & set(wanted) <= there or time.monotonic() >= until:
-                break
+        expected = self._steady & set(wanted)
+        while not expected <= (there := self.online()) and time.monotonic() < until:
             time.sleep(self.timeouts.poll)
-        self._steady = set(there)
+        self._steady = there
         return [name for name in wanted if name in there]
 
     def ask_sites(
@@ -212,15 +211,12 @@ class Journal:
     _round: int = field(default=0, init=False)
     _count: int = field(default=0, init=False)
 
-    def next(self, round: int, request: str) -> Path:
-        """Where the answers to the next request of the round belong."""
+    def next(self, round: int, request: str) -> tuple[Path, dict[str, NDArray[Any]] | None]:
+        """Where the answers to the next request of the round belong, and what they were before a restart."""
         self._count = self._count + 1 if round == self._round else 1
         self._round = round
         # Updates in the clear may be among them, where the server is trusted.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.forget(before=round)
-        return self.folder / f"{round:06d}-{self._count:02d}-{request[:32]}.safetensors"
-
-    def forget(self, before: int) -> None:
-        """Delete the answers of earlier rounds."""
-        forget_rounds(self.folder, before)
+        forget_rounds(self.folder, before=round)
+        path = self.folder / f"{round:06d}-{self._count:02d}-{request[:32]}.safetensors"
+        return path, read_arrays(path)
