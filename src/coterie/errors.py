@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from traceback import walk_tb
 
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError
 
@@ -15,7 +16,6 @@ __all__ = [
     "PlanError",
     "where",
 ]
-
 
 _OURS = ("builtins", "torch", "numpy", "coterie")
 
@@ -39,19 +39,13 @@ def where(mistake: BaseException) -> str:
 
     The text of a mistake that was made on records may repeat their values or their number.
     """
-    libraries = [str(Path(__file__).parent)]
-    if (torch := sys.modules.get("torch")) is not None and torch.__file__ is not None:
-        libraries.append(str(Path(torch.__file__).parent))
-    place = users = ""
-    trace = mistake.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if Path(file).is_file():  # the name of code that was made up while it ran could be anything
-            place = f" at {file}:{trace.tb_lineno}"
-            if not file.startswith(tuple(libraries)):
-                users = place
-        trace = trace.tb_next
-    return f"{_kind(mistake)}{users or place}"
+    torch = getattr(sys.modules.get("torch"), "__file__", None) or __file__
+    libraries = (str(Path(__file__).parent), str(Path(torch).parent))
+    passed = [(frame.f_code.co_filename, line) for frame, line in walk_tb(mistake.__traceback__)]
+    # The name of code that was made up while it ran could be anything.
+    places = [(file, line) for file, line in passed if Path(file).is_file()]
+    users = [(file, line) for file, line in places if not file.startswith(libraries)]
+    return _kind(mistake) + "".join(f" at {file}:{line}" for file, line in (users or places)[-1:])
 
 
 def _kind(mistake: BaseException) -> str:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ Json = Mapping[str, Any]
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file's content in one step."""
+    with _replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the other's place once it is on the disk."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
+    yield scratch
+    sync(scratch)
     scratch.replace(path)
 
 
@@ -113,10 +119,8 @@ def write_arrays(
 ) -> None:
     """Replace a file of named arrays, and of texts that are kept with them, in one step."""
     kept = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    scratch = path.with_name(f".{path.name}")
-    save_file(kept, scratch, {**(notes or {}), "hash": _arrays_hash(kept, notes or {})})
-    sync(scratch)
-    os.replace(scratch, path)
+    with _replacing(path) as scratch:
+        save_file(kept, scratch, {**(notes or {}), "hash": _arrays_hash(kept, notes or {})})
     sync(path.parent)
 
 
@@ -139,24 +143,22 @@ def sync(path: Path) -> None:
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
     """What `write_arrays` wrote; None where it never did, or a bit of the file was changed."""
-    found = _read_arrays(path)
-    return None if found is None else found[0]
+    return _read_arrays(path)[0]
 
 
 def read_notes(path: Path) -> dict[str, str]:
     """The texts kept with arrays; none where the file is missing or damaged."""
-    found = _read_arrays(path)
-    return {} if found is None else found[1]
+    return _read_arrays(path)[1]
 
 
-def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]] | None:
+def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]] | None, dict[str, str]]:
     try:
         with safe_open(path, framework="numpy") as file:
             notes = dict(file.metadata() or {})
         arrays = dict(load_file(path))
     except (OSError, SafetensorError):
-        return None
-    return (arrays, notes) if notes.pop("hash", None) == _arrays_hash(arrays, notes) else None
+        return None, {}
+    return (arrays, notes) if notes.pop("hash", None) == _arrays_hash(arrays, notes) else (None, {})
 
 
 def forget_rounds(folder: Path, before: int) -> None:
@@ -169,31 +171,21 @@ def forget_rounds(folder: Path, before: int) -> None:
 class _StrictLoader(yaml.SafeLoader):
     """Plain YAML whose keys are names, each given once: no silent overwrite, no number for a name."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._checked: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Before merge keys (<<) are replaced by what they stand for, which may well be overwritten.
-        if id(node) not in self._checked:
-            self._checked.add(id(node))
-            self._check_keys(node)
-        super().flatten_mapping(node)
-
-    def _check_keys(self, node: yaml.MappingNode) -> None:
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key, _ in node.value:
-            problem = None
-            if key.tag == "tag:yaml.org,2002:merge":
-                continue
+        for key in (key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"):
             if key.tag != "tag:yaml.org,2002:str":
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
                 problem = f"key {shown or 'null'} must be a string; quote it"
             elif key.value in seen:
                 problem = f"key '{key.value}' stands twice"
-            if problem is not None:
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
+            else:
+                seen.add(key.value)
+                continue
+            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return node
 
 
 def parse_yaml(text: str) -> Any:
@@ -208,5 +200,3 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"{where}{problem}{hint}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except ValueError as error:  # not a date
-        raise ValueError(str(error)) from None

@@ -1,11 +1,10 @@
 """The noise key of a run, and what it is for."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import InputError
-from coterie.files import hashed_text, read_hashed
+from coterie.files import hashed_text, read_hashed, sync
 from coterie.privacy import SecretKey
 from coterie.privacy.wording import SIMULATION
 
@@ -28,11 +27,9 @@ class RunSecret:
 
     def save(self, path: Path) -> None:
         content = hashed_text({"key": self.key.to_hex(), "data": self.data, "plan": self.plan})
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(content)
+        sync(path)
 
     @classmethod
     def load(cls, path: Path, known: str | None) -> "RunSecret":
