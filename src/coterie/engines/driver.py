@@ -1,9 +1,13 @@
 """Drive rounds: hand their requests to engines and send the answers back, for one run or for many."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import torch
 
 from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
 from coterie.engines.local import Begun, LocalEngine, share_trainer
@@ -85,95 +89,81 @@ def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
 
     A work that fails takes no other with it.
     """
-    return _Together(works).finish()
+    results: dict[K, T] = {}
+    failures: dict[K, Exception] = {}
+    paused: dict[K, _Paused] = {}
+    runs = {key: _pausing(work) for key, work in works.items()}
+
+    def go_on(key: K, reply: Reply | None = None, computed: float = 0.0) -> None:
+        if key in paused:
+            before = paused.pop(key)
+            before.engine.waited += time.perf_counter() - before.since - computed
+        try:
+            paused[key] = runs[key].send(reply)
+        except StopIteration as done:
+            results[key] = done.value
+        except Exception as failure:
+            failures[key] = failure
+
+    with ExitStack() as open_runs:
+        for key, run in runs.items():
+            open_runs.enter_context(closing(run))
+            go_on(key)
+        _share([first.engine for first in paused.values()])
+        for key in list(paused):
+            go_on(key)
+        while paused:
+            for key, reply, seconds in _trained({key: one.begun for key, one in paused.items()}):
+                go_on(key, reply, seconds)
+    return Outcomes(results, failures)
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A work that waits for a trainer, and since when."""
+class _Paused:
+    """A work that has made its first request, or waits for a trainer; and since when."""
 
-    engine: LocalEngine
-    begun: Begun
-    since: float
+    engine: Engine
+    begun: Begun | None = None
+    since: float = field(default_factory=time.perf_counter)
 
 
-class _Together(Generic[K, T]):
-    def __init__(self, works: Mapping[K, Work[T]]) -> None:
-        self._works = dict(works)
-        self._waiting: dict[K, _Waiting] = {}
-        self._results: dict[K, T] = {}
-        self._failures: dict[K, Exception] = {}
-
-    def finish(self) -> Outcomes[K, T]:
+def _pausing(work: Work[T]) -> Generator[_Paused, Any, T]:
+    """Let a work go on, with a pause after its first request and wherever it waits for a trainer."""
+    with closing(work):
         try:
-            first, since = {}, {}
-            for key in self._works:
-                if (asked := self._resume(key, None)) is not None:
-                    first[key], since[key] = asked, time.perf_counter()
-            _share([asked.engine for asked in first.values()])
-            for key, asked in first.items():
-                if isinstance(asked.engine, LocalEngine):
-                    asked.engine.waited += time.perf_counter() - since[key]
-                self._advance(key, asked)
-            while self._waiting:
-                self._train()
-        finally:
-            for work in self._works.values():
-                work.close()
-        return Outcomes(self._results, self._failures)
-
-    def _resume(self, key: K, reply: Reply | None) -> AddressedRequest | None:
-        """What a work requests next; None when it has ended or failed."""
-        work = self._works[key]
-        try:
-            return next(work) if reply is None else work.send(reply)
+            asked = next(work)
+            yield _Paused(asked.engine)
+            while True:
+                engine = asked.engine
+                begin = engine.begin if isinstance(engine, LocalEngine) else engine.answer
+                reply = begin(asked.request, asked.round)
+                if isinstance(reply, Begun):
+                    reply = yield _Paused(engine, reply)
+                asked = work.send(reply)
         except StopIteration as done:
-            self._results[key] = done.value
-        except Exception as failure:
-            self._failures[key] = failure
-        return None
+            result: T = done.value
+            return result
 
-    def _advance(self, key: K, asked: AddressedRequest | None) -> None:
-        """Let one work go on until it waits for a trainer, ends or fails."""
-        while asked is not None:
-            try:
-                if not isinstance(asked.engine, LocalEngine):
-                    reply = asked.engine.answer(asked.request, asked.round)
-                else:
-                    begun = asked.engine.begin(asked.request, asked.round)
-                    if isinstance(begun, Begun):
-                        self._waiting[key] = _Waiting(asked.engine, begun, time.perf_counter())
-                        return
-                    reply = begun
-            except Exception as failure:
-                self._works[key].close()
-                self._failures[key] = failure
-                return
-            asked = self._resume(key, reply)
 
-    def _train(self) -> None:
-        """Everyone waits: one program for each trainer, then all go on."""
-        waiting, self._waiting = self._waiting, {}
-        for trainer in {id(one.begun.trainer): one.begun.trainer for one in waiting.values()}.values():
-            members = {key: one for key, one in waiting.items() if one.begun.trainer is trainer}
-            began = time.perf_counter()
-            updates = trainer.train([job for one in members.values() for job in one.begun.jobs])
-            replies, done = {}, 0
-            for key, one in members.items():
-                replies[key] = one.begun.finish(updates[done : done + len(one.begun.jobs)])
-                done += len(one.begun.jobs)
-            seconds = time.perf_counter() - began
-            for key, one in members.items():
-                share = seconds * len(one.begun.jobs) / done
-                one.engine.waited += time.perf_counter() - one.since - share
-                self._advance(key, self._resume(key, replies[key]))
+def _trained(waiting: Mapping[K, Begun | None]) -> Iterator[tuple[K, Reply, float]]:
+    """Everyone waits: one program for each trainer. Its replies, and the share of its seconds of each."""
+    begun = {key: one for key, one in waiting.items() if one is not None}
+    for trainer in {id(one.trainer): one.trainer for one in begun.values()}.values():
+        members = {key: one for key, one in begun.items() if one.trainer is trainer}
+        began = time.perf_counter()
+        updates = trainer.train([job for one in members.values() for job in one.jobs])
+        parts = torch.split(updates, [len(one.jobs) for one in members.values()])
+        replies = [one.finish(part) for one, part in zip(members.values(), parts, strict=True)]
+        seconds = (time.perf_counter() - began) / len(updates)
+        for key, part, reply in zip(members, parts, replies, strict=True):
+            yield key, reply, seconds * len(part)
 
 
 def _share(engines: Sequence[Engine]) -> None:
-    networks: dict[str, list[LocalEngine]] = {}
+    networks: defaultdict[str, list[LocalEngine]] = defaultdict(list)
     for engine in engines:
         # Where units are clients or workers, cohorts train in programs of their own.
         if isinstance(engine, LocalEngine) and engine.stacks and engine.plan.unit is Unit.RECORD:
-            networks.setdefault(engine.network, []).append(engine)
+            networks[engine.network].append(engine)
     for alike in networks.values():
         share_trainer(alike)
