@@ -45,10 +45,6 @@ def where(mistake: BaseException) -> str:
     # The name of code that was made up while it ran could be anything.
     places = [(file, line) for file, line in passed if Path(file).is_file()]
     users = [(file, line) for file, line in places if not file.startswith(libraries)]
-    return _kind(mistake) + "".join(f" at {file}:{line}" for file, line in (users or places)[-1:])
-
-
-def _kind(mistake: BaseException) -> str:
-    """The name of its class, or of the nearest above it that is not a user's: that could say anything."""
-    known = (kind for kind in type(mistake).__mro__ if kind.__module__.partition(".")[0] in _OURS)
-    return next(known).__name__
+    # The name of a user's own class could say anything, too: the nearest above it that is not theirs.
+    kind = next(kind for kind in type(mistake).__mro__ if kind.__module__.partition(".")[0] in _OURS)
+    return kind.__name__ + "".join(f" at {file}:{line}" for file, line in (users or places)[-1:])

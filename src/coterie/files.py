@@ -57,8 +57,7 @@ def hashed_text(content: Json) -> str:
 
 def read_hashed(path: Path) -> dict[str, Any]:
     """What `hashed_text` wrote, byte for byte; an error where a byte was changed."""
-    content = read_json(path)
-    rest = {key: value for key, value in content.items() if key != "hash"}
+    rest = {key: value for key, value in read_json(path).items() if key != "hash"}
     if path.read_bytes() != hashed_text(rest).encode():
         raise InputError(
             f"{path}: changed since it was written, or of another version: its hash does not fit"

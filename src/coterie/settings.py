@@ -6,8 +6,8 @@ Each room declares the options it understands beside the code that uses them;
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -72,26 +72,20 @@ class NamedSettings(Settings):
 
 def _says_truth(value: object, *kinds: Any) -> bool:
     """Whether a truth value stands where these types want none; sections inside look for themselves."""
-    if isinstance(value, Mapping) and any(map(_holds_section, kinds)):
+    parts = [part for kind in kinds for part in _parts(kind)]
+    if isinstance(value, Mapping) and any(isinstance(part, type(BaseModel)) for part in parts):
         return False
     entries = value.values() if isinstance(value, Mapping) else value
     if isinstance(entries, Iterable) and not isinstance(entries, str):
         # No deeper than the types go: YAML can write a list that holds itself.
         inner = [part for kind in kinds for part in get_args(kind)]
         return bool(inner) and any(_says_truth(entry, *inner) for entry in entries)
-    return isinstance(value, bool) and not any(map(_takes_truth, kinds))
+    allowed = any(part is bool or part is Any or isinstance(part, bool) for part in parts)
+    return isinstance(value, bool) and not allowed
 
 
-def _takes_truth(annotation: Any) -> bool:
-    """Whether a truth value may stand somewhere in a value of this type."""
-    if annotation is bool or annotation is Any:
-        return True
-    if get_origin(annotation) is Literal:
-        return any(isinstance(choice, bool) for choice in get_args(annotation))
-    return any(map(_takes_truth, get_args(annotation)))
-
-
-def _holds_section(annotation: Any) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return True
-    return any(map(_holds_section, get_args(annotation)))
+def _parts(annotation: Any) -> Iterator[Any]:
+    """A type and all that it is made of, the choices of a literal among them."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)

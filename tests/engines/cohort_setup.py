@@ -9,7 +9,7 @@ import torch
 
 from coterie.algorithms.protocol import Choice, CohortJob, LocalTraining
 from coterie.data import Client, Federation, Records, Task
-from coterie.engines.clients import Clients, Occasion, TrainingFacts
+from coterie.engines.clients import Clients, TrainingFacts
 from coterie.engines.cohorts import Cohorts, cohort_hash
 from coterie.engines.members import LocalMembers
 from coterie.models import ModelSettings, build_model
@@ -17,6 +17,7 @@ from coterie.privacy import (
     POPULATION,
     Adjacency,
     Budget,
+    Charge,
     CohortSums,
     FixedSample,
     Ledger,
@@ -92,9 +93,10 @@ class Engine:
         key = SecretKey.from_seed(seed)
         sizes = tuple(len(client.train) for client in people)
         self.facts = TrainingFacts(tuple(clients), sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
-        self.records = Clients(self.facts, self.learner, table).records
+        self.clients = Clients(self.facts, self.learner, table)
+        self.records = self.clients.records
         self.ledger = Ledger.open(self.path, plan, budget=Budget(1e6, 1e-3), accountant="rdp")
-        self.members = LocalMembers(self.learner, self.records)
+        self.members = LocalMembers(self.clients)
         size = self.learner.layout.size
         self.cohorts = Cohorts(self.facts, self.members, size, plan, self.ledger, "context")
 
@@ -126,15 +128,15 @@ class Twin:
         self.engine, self.job, self.round, self.release = engine, job, round, release
         self.hash = cohort_hash("context", job)
 
-    def occasion(self, member: str) -> Occasion:
-        return Occasion(member, self.round, self.release, self.hash)
+    def charge(self, member: str) -> Charge:
+        return Charge(member, self.round, self.release, self.hash)
 
     def sampled(self, rate: float) -> list[str]:
         facts = self.engine.facts
         return [
             member
             for member in self.job.members
-            if facts.stream("coins", self.occasion(member)).uniform(1)[0] < rate
+            if facts.stream("coins", self.charge(member)).uniform(1)[0] < rate
         ]
 
     def choice(self, member: str) -> int:
@@ -151,7 +153,7 @@ class Twin:
         training = self.job.training
         rule = LocalSGD(training.epochs, training.batch, training.lr, training.momentum, training.proximal)
         records = self.engine.records[member]
-        seed = self.engine.facts.stream("shuffle", self.occasion(member)).integers(64)
+        seed = self.engine.facts.stream("shuffle", self.charge(member)).integers(64)
         start = torch.from_numpy(self.job.models[self.choice(member)])
         order = rule.batches(len(records), seed)
         return train_one(self.engine.learner, start, records, order, rule).double().numpy()
@@ -161,8 +163,8 @@ def same_streams(engine: Engine):  # type: ignore[no-untyped-def]
     """The hash binds who is named, and one world names one less: for neighbours, streams are tied."""
 
     class Tied(type(engine.facts)):  # type: ignore[misc]
-        def stream(self, purpose, occasion):  # type: ignore[no-untyped-def]
-            return super().stream(purpose, replace(occasion, input_hash="tied"))
+        def stream(self, purpose, charge):  # type: ignore[no-untyped-def]
+            return super().stream(purpose, replace(charge, input_hash="tied"))
 
         def uniforms(self, purpose, subjects, round, release, hashed):  # type: ignore[no-untyped-def]
             return super().uniforms(purpose, subjects, round, release, "tied")

@@ -92,7 +92,7 @@ def test_the_count_is_that_of_the_members_computed_one_by_one_and_the_planned_no
             assert found is not None
             count = sum(0.5 if norm <= clip else -0.5 for norm in norms)
             hashed = cohorts._digest(twin.hash, b"0", b"")
-            noise = engine.facts.stream("within", replace(twin.occasion("cohort"), input_hash=hashed))
+            noise = engine.facts.stream("within", replace(twin.charge("cohort"), input_hash=hashed))
             assert found.value == count + float(noise.normal(1, std=2.0 * 1.5 / 2)[0])
             seen.add(count)
     assert len(seen) > 1
@@ -137,7 +137,7 @@ def test_a_member_moves_the_count_by_a_half_and_all_sums_by_at_most_the_clip(
             folder = tmp_path / f"{name}-{round}"
             folder.mkdir()
             with Engine(folder, population_plan(mechanism), population) as engine:
-                engine.cohorts._facts = same_streams(engine)
+                engine.cohorts.facts = same_streams(engine)
                 found.append(answer(engine, tracked_job(population, clip=0.3), round))
         more, less = found
         assert more.within is not None

@@ -47,12 +47,13 @@ from coterie.algorithms.protocol import (
     Sum,
     Sums,
 )
-from coterie.engines import cohorts, members
-from coterie.engines.clients import COINS, Occasion, TrainingFacts
+from coterie.engines import clients, cohorts, members
+from coterie.engines.clients import COINS, TrainingFacts
 from coterie.engines.cohorts import cohort_hash, routed
 from coterie.engines.members import nearest
 from coterie.errors import BudgetError, PlanError
 from coterie.privacy import (
+    Charge,
     CohortSums,
     PlannedRelease,
     PoissonSample,
@@ -209,7 +210,7 @@ def test_histogram_and_sums_are_those_of_the_members_computed_one_by_one(tmp_pat
         twin = Twin(engine, job, round)
         sampled = twin.sampled(ROUTED.rate)
         assert 2 < len(sampled) < 12
-        noise = engine.facts.stream("histogram", twin.occasion("cohort")).normal(
+        noise = engine.facts.stream("histogram", twin.charge("cohort")).normal(
             3, std=ROUTED.histogram_multiplier
         )
         counts = np.bincount([twin.choice(member) for member in sampled], minlength=3)
@@ -219,14 +220,14 @@ def test_histogram_and_sums_are_those_of_the_members_computed_one_by_one(tmp_pat
         expected, moved = np.zeros(sums.value.shape), 0
         for member in sampled:
             hashed = cohorts._digest(twin.hash, MATRIX.tobytes())
-            coin = engine.facts.stream("route", replace(twin.occasion(member), input_hash=hashed))
+            coin = engine.facts.stream("route", replace(twin.charge(member), input_hash=hashed))
             choice = twin.choice(member)
             goes_to = int(route([choice], MATRIX, coin)[0])
             expected[goes_to] += clipped(twin.update(member), CLIP)
             moved += goes_to != choice
         assert 0 < moved < len(sampled)
         hashed = cohorts._digest(twin.hash, b"0", MATRIX.tobytes())
-        noise = engine.facts.stream("noise", replace(twin.occasion("cohort"), input_hash=hashed))
+        noise = engine.facts.stream("noise", replace(twin.charge("cohort"), input_hash=hashed))
         expected += noise.normal(sums.value.shape, std=CLIP * 1.5)
         # The clip's margin (2^-16) and float32 losses are all that lies between.
         np.testing.assert_allclose(sums.value, expected, atol=3e-5 * CLIP * len(sampled))
@@ -295,15 +296,13 @@ def test_identifiers_are_everyones_choice_with_the_planned_noise(
 ) -> None:
     """Nothing shows them but the sizes that follow from them."""
     mechanism, found = rebalanced(12, 11), set()
-    monkeypatch.setattr(
-        members.LocalTrainer, "train", lambda self, starts, *_, **__: torch.zeros_like(starts)
-    )
+    monkeypatch.setattr(clients.Clients, "learn", lambda self, client, start, *_: np.zeros_like(start))
     with Engine(tmp_path, population_plan(mechanism), TWELVE) as engine:
         for round in range(1, 21):
             opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE, seed=round)), round)
             cohort, assigned = engine.cohorts._open[opened.number], []
             for member, choice in zip(cohort.sampled, cohort.choices, strict=True):
-                noise = engine.facts.stream("identifier", Occasion(member, round, "sums", cohort.input_hash))
+                noise = engine.facts.stream("identifier", Charge(member, round, "sums", cohort.input_hash))
                 own = np.eye(3)[choice] + noise.normal(3, std=mechanism.identifier_multiplier)
                 assigned.append(int(np.argmax(own)))
             sizes = engine.cohorts.add_up(Sum(opened)).sizes
@@ -324,7 +323,7 @@ def test_a_member_moves_one_count_by_one_and_one_sum_by_at_most_the_clip(tmp_pat
             folder = tmp_path / f"{name}-{round}"
             folder.mkdir()
             with Engine(folder, population_plan(ROUTED), population) as engine:
-                engine.cohorts._facts = same_streams(engine)
+                engine.cohorts.facts = same_streams(engine)
                 opened = engine.cohorts.open(Cohort("sums", job_of(population)), round)
                 counts = engine.cohorts.count(Count(opened)).counts.value
                 sums = engine.cohorts.add_up(Sum(opened, MATRIX)).rows.value
@@ -524,7 +523,7 @@ def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
         folder = tmp_path / str(len(missing))
         folder.mkdir()
         with Engine(folder, population_plan(mechanism), TWELVE) as engine:
-            engine.cohorts._members = silent = Silent(engine.learner, engine.records)
+            engine.cohorts.members = silent = Silent(engine.clients)
             silent.missing = missing
             opened = engine.cohorts.open(Cohort("sums", job), 1)
             sampled = engine.cohorts._open[opened.number].sampled
@@ -548,13 +547,13 @@ def test_every_member_is_sent_every_model(tmp_path: Path, monkeypatch: pytest.Mo
     """A client that fetched only the model it chose would tell its choice."""
     with Engine(tmp_path, population_plan(replace(SUM, sampling=PoissonSample(1.0))), TWELVE) as engine:
         asked: list[int] = []
-        original = members.score_sums
+        original = clients.score_sums
 
         def count_models(*arguments):  # type: ignore[no-untyped-def]
             asked.append(1)
             return original(*arguments)
 
-        monkeypatch.setattr(members, "score_sums", count_models)
+        monkeypatch.setattr(clients, "score_sums", count_models)
         engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
         assert len(asked) == 12 * 3
 
@@ -571,9 +570,8 @@ def test_shared_and_routed_parts_move_together_under_one_clip(
     quiet = replace(SUM, sampling=PoissonSample(1.0), noise_multiplier=0.0)
     with Engine(tmp_path, population_plan(quiet), TWELVE) as engine:
         job = replace(job_of(TWELVE), parts=parts)
-        monkeypatch.setattr(
-            members.LocalTrainer, "train", lambda self, starts, *_, **__: torch.full_like(starts, 10.0)
-        )
+        tens = np.full(size, 10.0, dtype=np.float32)
+        monkeypatch.setattr(clients.Clients, "learn", lambda *_: tens)
         rows = released(engine, job, 1).rows.value
     entry = CLIP / np.sqrt(size)  # one clip for the whole vector
     np.testing.assert_allclose(rows[:, shared], 12 * entry, rtol=1e-4)
@@ -589,7 +587,7 @@ def test_shared_noise_is_one_draw_for_all_rows_and_independent_of_the_routed(tmp
         job = replace(job_of(TWELVE), parts=Parts(shared, np.zeros(size, dtype=bool)))
         rows = np.stack([released(engine, job, round).rows.value for round in range(1, 121)])
         hashed = cohorts._digest(cohort_hash("context", job), b"0", b"")
-        stream = engine.facts.stream("shared noise", Occasion("cohort", 1, "sums", hashed))
+        stream = engine.facts.stream("shared noise", Charge("cohort", 1, "sums", hashed))
         np.testing.assert_array_equal(rows[0, 0, shared], stream.normal(size, std=CLIP * 1.5)[shared])
     assert (rows[:, 0, shared] == rows[:, 1, shared]).all()
     assert stats.kstest(rows[:, 0, shared].ravel() / (CLIP * 1.5), "norm").pvalue > ERROR_RATE
@@ -666,12 +664,12 @@ def test_no_two_parts_of_a_run_share_their_noise(
     mechanism: CohortSums, draws: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise that stands in two places could be taken away from one of them by looking at the other."""
-    drawn: list[tuple[str, Occasion]] = []
+    drawn: list[tuple[str, Charge]] = []
     original = TrainingFacts.stream
 
-    def remembered(self: TrainingFacts, purpose: str, occasion: Occasion) -> RandomStream:
-        drawn.append((purpose, occasion))
-        return original(self, purpose, occasion)
+    def remembered(self: TrainingFacts, purpose: str, charge: Charge) -> RandomStream:
+        drawn.append((purpose, charge))
+        return original(self, purpose, charge)
 
     monkeypatch.setattr(TrainingFacts, "stream", remembered)
     shared = np.arange(SIZE) < 6
@@ -683,7 +681,7 @@ def test_no_two_parts_of_a_run_share_their_noise(
     noise = [each for each in drawn if each[0] not in COINS]
     assert {purpose for purpose, _ in noise} == draws
     assert len(noise) == len(set(noise))
-    assert all((purpose == "identifier") == (occasion.client != "cohort") for purpose, occasion in noise)
+    assert all((purpose == "identifier") == (charge.subject != "cohort") for purpose, charge in noise)
 
 
 @pytest.mark.parametrize("kind", ["sum", "routed", "rebalanced", "shared", "tracked"])
@@ -698,21 +696,21 @@ def test_all_that_is_added_as_noise_comes_from_the_noise_key(kind: str, tmp_path
     for seed in (1, 2):
         (tmp_path / str(seed)).mkdir()
         with Engine(tmp_path / str(seed), population_plan(mechanism), TWELVE) as engine:
-            engine.cohorts._facts = replace(engine.facts, noise_key=SecretKey.from_seed(seed))
+            engine.cohorts.facts = replace(engine.facts, noise_key=SecretKey.from_seed(seed))
             opened = engine.cohorts.open(Cohort("sums", job), 1)
             inside = engine.cohorts._open[opened.number]
             values = []
             if mechanism.histogram_ratio:
                 values.append(engine.cohorts.count(Count(opened)).counts.value)
             if kind == "rebalanced":
-                noise = engine.cohorts._stream("identifier", inside.sampled[0], inside, inside.input_hash)
+                noise = engine.cohorts._stream("identifier", inside, inside.input_hash, inside.sampled[0])
                 values.append(noise.normal(3))
             sums = engine.cohorts.add_up(Sum(opened))
             values.append(sums.rows.value[:, ~shared])
             if sums.within is not None:
                 values.append(np.array([sums.within.value]))
             if kind == "shared":
-                values.append(engine.cohorts._stream("shared noise", "cohort", inside, "").normal(6))
+                values.append(engine.cohorts._stream("shared noise", inside, "other").normal(6))
             found.append((inside.sampled, inside.choices.tolist(), values))
     assert found[0][:2] == found[1][:2]
     for one, other in zip(found[0][2], found[1][2], strict=True):

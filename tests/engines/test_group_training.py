@@ -98,12 +98,10 @@ def test_the_workers_of_all_groups_train_as_one_program_where_a_gpu_does_it(monk
     train = LocalTrainer.train
 
     def stacked(trainer, starts, records, batches, rule, *, wave):
-        assert trainer.stacked
         waves.append((len(starts), wave))
         return train(trainer, starts, records, batches, rule, wave=wave)
 
     monkeypatch.setattr("coterie.engines.members.stacks", lambda learner: True)
-    monkeypatch.setattr("coterie.training.local_sgd.stacks", lambda learner: True)
     monkeypatch.setattr(LocalTrainer, "train", stacked)
     together = Training(algorithm, workers(STRUCTURE))
     assert len(waves) == 4

@@ -30,7 +30,7 @@ from coterie.algorithms.protocol import (
     Updates,
 )
 from coterie.data import Client, Federation, Records, Task
-from coterie.engines import local
+from coterie.engines import clients
 from coterie.engines.local import LocalEngine, coin_key
 from coterie.engines.workers import WorkerError
 from coterie.models import ModelSettings, build_model
@@ -123,8 +123,8 @@ def test_any_number_of_workers_gives_the_same_bits(ledger: Ledger) -> None:
     vectors, choices = answers(engine_on(ledger, workers=1))
     engine = engine_on(ledger, workers=2)
     found, found_choices = answers(engine)
-    assert engine._pool is not None
-    assert len(engine._pool) == 2
+    assert engine.clients.pool is not None
+    assert len(engine.clients.pool._processes) == 2
     engine.close()
     assert found_choices == choices
     for one, other in zip(vectors, found, strict=True):
@@ -160,7 +160,7 @@ def test_any_number_of_workers_gives_the_same_sums_of_a_cohort(tmp_path: Path) -
                 assert isinstance(counted, Histogram)
                 assert isinstance(added, Sums)
                 found.append(counted.counts.value.tobytes() + added.rows.value.tobytes())
-            assert (engine._pool is not None) == (workers > 1)
+            assert (engine.clients.pool is not None) == (workers > 1)
             engine.close()
     assert found[:2] == found[2:]
 
@@ -169,11 +169,11 @@ def test_a_killed_worker_is_one_clear_line(ledger: Ledger) -> None:
     engine = engine_on(ledger, workers=2)
     train = Train("training", tuple(TrainJob(name, START) for name in NAMES))
     engine.answer(train, 1)
-    assert engine._pool is not None
-    os.kill(engine._pool._processes[0].pid, signal.SIGKILL)
+    assert engine.clients.pool is not None
+    os.kill(engine.clients.pool._processes[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"client . ended \(SIGKILL\); --resume continues"):
         engine.answer(train, 2)
-    assert all(process.poll() is not None for process in engine._pool._processes)
+    assert all(process.poll() is not None for process in engine.clients.pool._processes)
 
 
 def test_what_goes_wrong_in_a_worker_is_reported_here(ledger: Ledger) -> None:
@@ -189,15 +189,19 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+def useful_workers(engine: LocalEngine) -> int:
+    return engine.clients._useful_workers(engine._gradients)
+
+
 def test_workers_start_only_when_the_plan_repays_it(
     ledger: Ledger, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(2)
-    assert engine_on(ledger, None)._useful_workers() == 1
-    monkeypatch.setattr(local, "WORKERS_FROM_SECONDS", 0.0)
-    assert engine_on(ledger, None)._useful_workers() == 2
+    assert useful_workers(engine_on(ledger, None)) == 1
+    monkeypatch.setattr(clients, "WORKERS_FROM_SECONDS", 0.0)
+    assert useful_workers(engine_on(ledger, None)) == 2
     threads(1)
-    assert engine_on(ledger, None)._useful_workers() == 1
+    assert useful_workers(engine_on(ledger, None)) == 1
 
 
 def test_training_leaves_the_number_of_threads_alone(ledger: Ledger, threads: Callable[[int], None]) -> None:
@@ -229,7 +233,7 @@ from coterie.privacy import Budget, Ledger
 with Ledger.open(Path(sys.argv[1]), plan(), budget=Budget(500.0, 1e-3), accountant="rdp") as ledger:
     engine = engine_on(ledger, workers=2)
     engine.answer(Train("training", tuple(TrainJob(name, START) for name in NAMES)), 1)
-    print(*(process.pid for process in engine._pool._processes), flush=True)
+    print(*(process.pid for process in engine.clients.pool._processes), flush=True)
     time.sleep(60)
 """
 

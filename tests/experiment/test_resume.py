@@ -36,18 +36,18 @@ seeds: {{simulation: 3, noise: 5}}
 KILLER = """
 import os, signal, sys
 from pathlib import Path
-from coterie.engines.local import LocalEngine
+from coterie.engines.clients import Clients
 from coterie.experiment import checkpoint, evaluator, local
 
 stage, kill_round, experiment, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 
-train_one = LocalEngine._train_one
+train_one = Clients.train
 calls = []
-def charged(self, job, mechanism, occasion):
-    calls.append(occasion.round)
-    if occasion.round == kill_round and calls.count(occasion.round) == 2: die()
-    return train_one(self, job, mechanism, occasion)
+def charged(self, job, mechanism, charge):
+    calls.append(charge.round)
+    if charge.round == kill_round and calls.count(charge.round) == 2: die()
+    return train_one(self, job, mechanism, charge)
 
 evaluate = evaluator.Evaluator.after
 def released(self, state):
@@ -65,7 +65,7 @@ def saved(folder, saved_):
     save(folder, saved_)
     if saved_.state.round == kill_round: die()
 
-if stage == "charged": LocalEngine._train_one = charged
+if stage == "charged": Clients.train = charged
 if stage == "released": evaluator.Evaluator.after = released
 if stage == "logged": checkpoint.save = logged
 if stage == "half-saved": Path.rename = half_saved

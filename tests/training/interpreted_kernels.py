@@ -206,7 +206,6 @@ def test_local_learning(micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kernels, "available", lambda device: True)
     learner.micro_batch = micro_batch
     trainer = LocalTrainer(learner)
-    trainer.stacked = True
     found = trainer.train(starts, records, batches, rule, wave=2)
     (program,) = trainer._programs.values()
     assert program.tiles.bounds is not None

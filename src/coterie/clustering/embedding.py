@@ -18,8 +18,7 @@ def centred_gram(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
     """Inner products of the vectors less their mean."""
     centred = np.asarray(vectors, dtype=np.float64)
     centred = centred - centred.mean(axis=0)
-    gram: NDArray[np.float64] = centred @ centred.T
-    return gram
+    return np.asarray(centred @ centred.T)
 
 
 def components_of(gram: NDArray[np.float64], dimensions: int) -> NDArray[np.float64]:
@@ -32,5 +31,4 @@ def components_of(gram: NDArray[np.float64], dimensions: int) -> NDArray[np.floa
     coordinates = eigenvectors[:, order] * np.sqrt(np.clip(eigenvalues[order], 0.0, None))
     largest = np.argmax(np.abs(coordinates), axis=0)
     signs = np.sign(coordinates[largest, np.arange(coordinates.shape[1])])
-    result: NDArray[np.float64] = coordinates * np.where(signs == 0, 1.0, signs)
-    return result
+    return np.asarray(coordinates * np.where(signs == 0, 1.0, signs))

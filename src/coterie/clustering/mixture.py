@@ -97,8 +97,7 @@ def choose_mixture(
 def draw_labels(responsibilities: Floats, rng: np.random.Generator) -> Labels:
     """A component for each release, drawn at the mixture's odds."""
     odds = responsibilities / responsibilities.sum(axis=1, keepdims=True)
-    drawn = [rng.choice(odds.shape[1], p=row) for row in odds]
-    return np.array(drawn, dtype=np.intp)
+    return np.array([rng.choice(odds.shape[1], p=row) for row in odds], dtype=np.intp)
 
 
 def _read(releases: Releases) -> tuple[Floats, Floats, int]:
@@ -142,13 +141,12 @@ def _plainest(mixture: Mixture, gram: Floats, noise: Floats, candidates: Sequenc
 def _mixture(gram: Floats, noise: Floats, dimensions: int, labels: Labels) -> Mixture:
     spread = spread_within(gram, noise, dimensions, labels)
     components = _Components(gram, spread, labels)
-    one = np.zeros_like(labels)
     return Mixture(
         labels=labels,
         responsibilities=components.responsibilities(),
         separations=components.separations,
         spread=float(np.sqrt(spread.along)),
-        clustered=log_evidence(gram, spread, labels) > log_evidence(gram, spread, one),
+        clustered=log_evidence(gram, spread, labels) > log_evidence(gram, spread, np.zeros_like(labels)),
     )
 
 
@@ -220,5 +218,4 @@ class _Components:
         per_excess = np.divide(2 * scores**2, self.apart, out=np.zeros_like(scores), where=self.apart > 0)
         logits = -per_excess[self.labels] * excess
         logits[rows, self.labels] = 0.0
-        posterior: Floats = np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
-        return posterior
+        return np.asarray(np.exp(logits - logsumexp(logits, axis=1, keepdims=True)))

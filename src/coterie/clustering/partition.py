@@ -68,9 +68,8 @@ def relabelled(labels: Labels, before: Sequence[int], clusters: int) -> Labels:
 
 def _in_order(labels: Labels) -> Labels:
     """Clusters numbered by their first member."""
-    _, first = np.unique(labels, return_index=True)
-    rank = np.argsort(np.argsort(first))
-    return np.asarray(rank[np.unique(labels, return_inverse=True)[1]], dtype=np.intp)
+    _, first, places = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[places], dtype=np.intp)
 
 
 def _fill(labels: Labels, clusters: int) -> Labels:

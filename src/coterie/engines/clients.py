@@ -1,23 +1,30 @@
 """What clients compute from their records: in the engine's own process, or in a worker's."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache, partial
+from timeit import repeat
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from coterie import __version__
 from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.data import Task
 from coterie.engines.memory import keep_freed_memory
+from coterie.engines.workers import Call, WorkerPool
 from coterie.models import ModelSettings, build_model
 from coterie.models.check import one_thread
-from coterie.privacy import PrivacyPlan, RandomStream, RecordSums, SecretKey
+from coterie.privacy import Charge, PrivacyPlan, RandomStream, RecordSums, SecretKey
 from coterie.training.augmentation import Augmentation
+from coterie.training.clipping import clipped_sum
 from coterie.training.dpsgd import sketch_privately, train_privately
-from coterie.training.learner import Batch, Learner, on_device, random_batch
+from coterie.training.learner import Batch, Learner, LearnerShape, on_device, random_batch
 from coterie.training.local_sgd import LocalSGD, train_one
 from coterie.training.proof import NotProven, proven_apart
 from coterie.training.scoring import score_sums
@@ -27,6 +34,8 @@ log = logging.getLogger(__name__)
 
 COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
 """Purposes of streams that are part of a simulation; all others hide something by being added to it."""
+WORKERS_FROM_SECONDS = 20.0
+"""Time that a plan would take one core from which starting workers pays."""
 
 
 def build_learner(
@@ -40,28 +49,17 @@ def build_learner(
 ) -> Learner:
     """The experiment's model, checked, with the fastest gradients that can be trusted for it."""
     model = build_model(settings, task, seed, additive=additive)
-    if not settings.own:
-        return Learner(model, task, device, max_memory=max_memory)
+    known = True
     # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules, and any other
     # pass of a whole batch, would then break the sensitivity.
-    try:
-        model, known = proven_apart(model, lambda size: random_batch(task, size).features), True
-    except NotProven as reason:
-        log.info(
-            "records go through the model apart; it could not be proven that it keeps them so: %s", reason
-        )
-        known = False
+    if settings.own:
+        try:
+            model = proven_apart(model, lambda size: random_batch(task, size).features)
+        except NotProven as reason:
+            known = False
+            unproven = "records go through the model apart; it could not be proven that it keeps them so: %s"
+            log.info(unproven, reason)
     return Learner(model, task, device, fast=known, max_memory=max_memory)
-
-
-@dataclass(frozen=True)
-class Occasion:
-    """Which release of which round is computed, and on what: the address of its random streams."""
-
-    client: str
-    round: int
-    release: str
-    input_hash: str
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,14 @@ class TrainingFacts:
     public_seed: int
     augmentation: Augmentation | None = None
 
-    def view_key(self, occasion: Occasion) -> int:
+    def view_key(self, charge: Charge) -> int:
         """Of the views that a client draws of its records."""
-        return self.stream("views", occasion).integers(63) if self.augmentation else 0
+        return self.stream("views", charge).integers(63) if self.augmentation else 0
 
-    def stream(self, purpose: str, occasion: Occasion) -> RandomStream:
+    def stream(self, purpose: str, charge: Charge) -> RandomStream:
+        """Whatever is charged again draws the same again, and anything else draws afresh."""
         key = self.coin_key if purpose in COINS else self.noise_key
-        return key.stream(
-            purpose,
-            subject=occasion.client,
-            round=occasion.round,
-            release=occasion.release,
-            input_hash=occasion.input_hash,
-        )
+        return key.stream(purpose, **asdict(charge))
 
     def uniforms(
         self, purpose: str, subjects: Sequence[str], round: int, release: str, hashed: str
@@ -105,40 +98,67 @@ class TrainingFacts:
         )
 
 
-class Clients:
-    """All clients of a simulation, one after the other on request."""
+_projection = lru_cache(maxsize=1)(Projection)
+"""The public projection, the same for every client: sketches must be comparable."""
 
-    def __init__(self, facts: TrainingFacts, learner: Learner, table: Batch) -> None:
-        self.facts = facts
-        self.learner = learner
-        self._projections: dict[int, Projection] = {}
+
+class Clients:
+    """All clients of a simulation: one after the other on request, or, where that pays, a core each."""
+
+    def __init__(self, facts: TrainingFacts, learner: Learner, table: Batch, workers: int | None = 1) -> None:
+        """Args:
+
+        table: the records of all clients, one client after the other.
+        workers: processes that compute on a CPU, a client each; None for one per core if that pays, 1 for
+            none.
+        """
+        self.facts, self.learner, self.table = facts, learner, table
+        self.pool: WorkerPool | None = None
+        self._workers = workers
         features = torch.split(table.features, list(facts.sizes))
         targets = torch.split(table.targets, list(facts.sizes))
         self.records = {
             name: Batch(*part) for name, *part in zip(facts.names, features, targets, strict=True)
         }
 
-    def train(self, job: TrainJob, mechanism: RecordSums, occasion: Occasion) -> Vector:
+    def run(self, calls: Mapping[str, Call], gradients: float) -> dict[str, Any]:
+        """Answers to calls of `train`, `learn` or `score`, by client.
+
+        Args:
+            gradients: of records that the whole run will ask for, in expectation: they may repay workers.
+        """
+        if self.pool is None and (count := self._workers or self._useful_workers(gradients)) > 1:
+            self._start_workers(count)
+        if self.pool is not None:
+            return self.pool.run(calls)
+        return {client: getattr(self, method)(*arguments) for client, (method, arguments) in calls.items()}
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
+
+    def train(self, job: TrainJob, mechanism: RecordSums, charge: Charge) -> Vector:
         """The vector to release: an update, or a sketch of a gradient."""
         keep_freed_memory()
         learner, device = self.learner, self.learner.device
         records = self.records[job.client]
         start = on_device(job.start, device)
-        noise = self.facts.stream("noise", occasion)
-        views = (self.facts.augmentation, self.facts.view_key(occasion))
+        noise = self.facts.stream("noise", charge)
+        views = (self.facts.augmentation, self.facts.view_key(charge))
         with one_thread():
             if mechanism.projected is not None:
-                projection = self._projection(mechanism.projected)
+                shape = (learner.layout.size, mechanism.projected)
+                projection = _projection(*shape, self.facts.public_seed, device)
                 value = sketch_privately(learner, start, records, mechanism, projection, noise, *views)
             else:
-                coins = self.facts.stream("coins", occasion)
-                anchor = None if job.anchor is None else on_device(job.anchor, device)
-                pull = (anchor, job.anchor_weight)
+                coins = self.facts.stream("coins", charge)
+                pull = (None if job.anchor is None else on_device(job.anchor, device), job.anchor_weight)
                 value = train_privately(
                     learner, start, records, mechanism, self.facts.lr, noise, coins, *pull, *views
                 )
-        released: Vector = value.to("cpu", torch.float32).numpy()
-        return released
+        return np.asarray(value.to("cpu", torch.float32))
 
     def learn(
         self, client: str, start: NDArray[np.float32], rule: LocalSGD, seed: int
@@ -149,8 +169,7 @@ class Clients:
         with one_thread():
             order = rule.batches(len(records), seed)
             update = train_one(self.learner, on_device(start, self.learner.device), records, order, rule)
-        learnt: NDArray[np.float32] = update.cpu().numpy()
-        return learnt
+        return np.asarray(update.cpu())
 
     def score(self, client: str, models: NDArray[np.float32]) -> NDArray[np.float64]:
         """Sum of scores and sum of losses of each model on the client's records: (models, 2)."""
@@ -160,13 +179,38 @@ class Clients:
             sums = [score_sums(self.learner, model, records, [len(records)]) for model in stacked]
         return np.array([(scores[0], losses[0]) for scores, losses in sums])
 
-    def _projection(self, dimensions: int) -> Projection:
-        """The public projection, the same for every client: sketches must be comparable."""
-        if dimensions not in self._projections:
-            self._projections[dimensions] = Projection(
-                self.learner.layout.size, dimensions, self.facts.public_seed, self.learner.device
-            )
-        return self._projections[dimensions]
+    def _useful_workers(self, gradients: float) -> int:
+        """As many as there are cores for them, if there is enough to do to repay their start."""
+        # The number of threads, not of cores: who runs several experiments at once lowers it.
+        count = min(torch.get_num_threads(), len(self.records))
+        if count == 1 or self.learner.device.type != "cpu" or os.name != "posix":
+            return 1
+        return count if gradients * self._seconds_per_gradient >= WORKERS_FROM_SECONDS else 1
+
+    @cached_property
+    def _seconds_per_gradient(self) -> float:
+        records = next(iter(self.records.values())).take(slice(0, 8))
+        start = torch.zeros(self.learner.layout.size)
+        with one_thread():
+            seconds = repeat(lambda: clipped_sum(self.learner, start, records, 1.0), repeat=2, number=1)
+        return min(seconds) / max(1, len(records))
+
+    def _start_workers(self, count: int) -> None:
+        learner = self.learner
+        make = partial(_in_worker, self.facts, learner.model, learner.task, learner.shape)
+        try:
+            self.pool = WorkerPool(count, make, self.table)
+            log.info("clients train in %d processes", count)
+        except Exception as reason:  # a user's model may refuse to travel in its own way
+            self._workers = 1
+            log.warning("clients train in one process, one after the other: %s", reason)
+
+
+def _in_worker(
+    facts: TrainingFacts, model: nn.Module, task: Task, shape: LearnerShape, table: Batch
+) -> Clients:
+    """The clients again, in a worker: they compute what the engine would."""
+    return Clients(facts, Learner.from_shape(model, task, shape), table)
 
 
 def behaviour(

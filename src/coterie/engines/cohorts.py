@@ -11,24 +11,16 @@ contribution: one in one count, and one vector of norm at most the clip in one s
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.algorithms.protocol import (
-    Cohort,
-    CohortJob,
-    Count,
-    Histogram,
-    Opened,
-    Parts,
-    Sum,
-    Sums,
-)
-from coterie.engines.clients import Occasion, TrainingFacts
+from coterie.algorithms.protocol import Cohort, CohortJob, Count, Histogram, Opened, Parts, Sum, Sums
+from coterie.engines.clients import TrainingFacts
 from coterie.engines.members import NO_ANSWER, Members, OpenCohort
 from coterie.errors import PlanError
 from coterie.privacy import Charge, CohortSums, Ledger, PrivacyPlan, RandomStream, Released
@@ -39,32 +31,24 @@ from coterie.training.clipping import clip_rows
 _TOLERANCE = 1e-9
 
 
+@dataclass
 class Cohorts:
-    """Answers for a population whose members compute wherever they are."""
+    """Answers for a population whose members compute wherever they are.
 
-    def __init__(
-        self,
-        facts: TrainingFacts,
-        members: Members,
-        parameters: int,
-        plan: PrivacyPlan,
-        ledger: Ledger,
-        context: str,
-    ) -> None:
-        """Args:
-
+    Args:
         parameters: of the model.
         context: whatever else decides what members compute from what they are sent.
-        """
-        self._facts = facts
-        self._members = members
-        self._parameters = parameters
-        self._plan = plan
-        self._ledger = ledger
-        self._context = context
-        self._round = 0
-        self._open: dict[int, OpenCohort] = {}
-        self._seen: set[tuple[str, str]] = set()
+    """
+
+    facts: TrainingFacts
+    members: Members
+    parameters: int
+    plan: PrivacyPlan
+    ledger: Ledger
+    context: str
+    _round: int = 0
+    _open: dict[int, OpenCohort] = field(default_factory=dict)
+    _seen: set[tuple[str, str]] = field(default_factory=set)
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -72,26 +56,29 @@ class Cohorts:
         """Charge the whole release, then flip everyone's coins."""
         job = request.job
         mechanism = self._mechanism(request)
-        self._begin(round)
-        hashed = cohort_hash(self._context, job)
+        if round != self._round:  # handles live for one round
+            self._round = round
+            self._open.clear()
+            self._seen.clear()
+        hashed = cohort_hash(self.context, job)
         if (request.release, hashed) in self._seen:
             raise PlanError(f"release '{request.release}': this cohort was opened already in round {round}")
         self._seen.add((request.release, hashed))
-        subjects = self._plan.subjects_of(job.members)
-        self._ledger.charge([Charge(subject, round, request.release, hashed) for subject in subjects])
-        coins = self._facts.uniforms("coins", job.members, round, request.release, hashed)
+        subjects = self.plan.subjects_of(job.members)
+        self.ledger.charge([Charge(subject, round, request.release, hashed) for subject in subjects])
+        coins = self.facts.uniforms("coins", job.members, round, request.release, hashed)
         cohort = OpenCohort(
             release=request.release,
             job=job,
             mechanism=mechanism,
-            times=self._plan.for_subject(subjects[0]).release(request.release).times,
+            times=self.plan.for_subject(subjects[0]).release(request.release).times,
             round=round,
             input_hash=hashed,
             sampled=tuple(job.members[place] for place in mechanism.sampling.drawn(coins)),
             order=lambda member, turn: self._order(member, cohort, turn),
             choices=np.zeros(0, dtype=np.int64),
         )
-        cohort.choices = self._members.choose(cohort) if cohort.chooses else cohort.told()
+        cohort.choices = self.members.choose(cohort) if cohort.chooses else cohort.told()
         number = len(self._seen)
         self._open[number] = cohort
         return Opened(request.release, number)
@@ -99,19 +86,16 @@ class Cohorts:
     def count(self, request: Count) -> Histogram:
         """The planned noisy histogram of the sampled members' choices."""
         cohort = self._find(request.cohort)
-        mechanism = cohort.mechanism
-        if mechanism.histogram_ratio is None or not cohort.chooses or cohort.counted:
+        ratio, std = cohort.mechanism.histogram_ratio, cohort.mechanism.histogram_multiplier
+        if ratio is None or not cohort.chooses or cohort.counted:
             why = "was counted already" if cohort.counted else "plans no histogram of choices"
             raise PlanError(f"release '{cohort.release}' {why}")
         cohort.counted = True
         chosen = cohort.choices[cohort.choices != NO_ANSWER]
         counts = np.bincount(chosen, minlength=cohort.job.sums).astype(np.float64)
-        noise = self._stream("histogram", "cohort", cohort, cohort.input_hash)
-        std = mechanism.histogram_multiplier
-        drawn = gaussian(
-            noise, cohort.job.sums, std, multiplier=mechanism.histogram_ratio * mechanism.multiplier
-        )
-        return Histogram(Released(counts + drawn, std))
+        stream = self._stream("histogram", cohort, cohort.input_hash)
+        noise = gaussian(stream, counts.shape, std, multiplier=ratio * cohort.mechanism.multiplier)
+        return Histogram(Released(counts + noise, std))
 
     def add_up(self, request: Sum) -> Sums:
         """The planned noisy sums; the cohort is closed by it."""
@@ -119,14 +103,14 @@ class Cohorts:
         goes_to, sizes = self._destinations(cohort, request)
         if cohort.updates is None:
             waiting = [other for other in self._open.values() if other.updates is None]
-            cohort.updates = self._members.learn(cohort, waiting)
+            cohort.updates = self.members.learn(cohort, waiting)
         updates = cohort.updates
         del self._open[request.cohort.number]
         job, mechanism = cohort.job, cohort.mechanism
-        shared, personal = _masks(job.parts, self._parameters, updates.device)
+        shared, personal = _masks(job.parts, self.parameters, updates.device)
         released = updates[:, ~personal].to(torch.float64)
         clipped = clip_rows(released, mechanism.clip)
-        sums = torch.zeros(job.sums, self._parameters, dtype=torch.float64, device=updates.device)
+        sums = torch.zeros(job.sums, self.parameters, dtype=torch.float64, device=updates.device)
         kept = torch.zeros(len(clipped), sums.shape[1], dtype=torch.float64, device=updates.device)
         kept[:, ~personal] = clipped
         for row, destination in zip(torch.where(shared, 0.0, kept), goes_to, strict=True):
@@ -134,54 +118,44 @@ class Cohorts:
         values = sums.cpu().numpy()
         common = torch.where(shared, kept, 0.0).sum(dim=0).cpu().numpy()
         hashed = _digest(cohort.input_hash, repr(request.minimum).encode(), _bytes(request.route))
-        noise = self._stream("noise", "cohort", cohort, hashed)
-        std = mechanism.noise_std
-        values += gaussian(noise, values.shape, std, multiplier=mechanism.multiplier, clip=mechanism.clip)
+        std, planned = mechanism.noise_std, {"multiplier": mechanism.multiplier, "clip": mechanism.clip}
+        values += gaussian(self._stream("noise", cohort, hashed), values.shape, std, **planned)
         if bool(shared.any()):
             # One sum of all members for what they share: a part of the release with noise of its own.
             columns = shared.cpu().numpy()
-            noise = self._stream("shared noise", "cohort", cohort, hashed)
-            total = common + gaussian(
-                noise, common.shape, std, multiplier=mechanism.multiplier, clip=mechanism.clip
-            )
-            values[:, columns] = total[columns]
+            common += gaussian(self._stream("shared noise", cohort, hashed), common.shape, std, **planned)
+            values[:, columns] = common[columns]
         values[:, personal.cpu().numpy()] = 0.0
         within = None
         if mechanism.tracking_ratio is not None:
-            half_within = halves(released, cohort.choices != NO_ANSWER, mechanism.clip)
-            noise = self._stream("within", "cohort", cohort, hashed)
-            spread, multiplier = mechanism.count_std, mechanism.tracking_ratio * mechanism.multiplier
-            drawn = gaussian(noise, 1, spread, multiplier=multiplier, clip=COUNT_REACH)
-            within = Released(half_within + float(drawn[0]), spread)
+            stream, spread = self._stream("within", cohort, hashed), mechanism.count_std
+            tracked = mechanism.tracking_ratio * mechanism.multiplier
+            noise = gaussian(stream, 1, spread, multiplier=tracked, clip=COUNT_REACH)
+            half = halves(released, cohort.choices != NO_ANSWER, mechanism.clip)
+            within = Released(half + float(noise[0]), spread)
         return Sums(Released(values, std), sizes, within)
 
     # --- opening ------------------------------------------------------------------------------------
 
     def _mechanism(self, request: Cohort) -> CohortSums:
         job, release = request.job, request.release
-        unknown = set(job.members) - set(self._facts.names)
+        unknown = set(job.members) - set(self.facts.names)
         if unknown:
             raise PlanError(f"release '{release}': nobody is called '{min(unknown)}'")
-        if job.models.shape[1] != self._parameters:
+        if job.models.shape[1] != self.parameters:
             raise PlanError(f"release '{release}': models of {job.models.shape[1]} parameters")
-        mechanism = self._plan.planned(CohortSums, release, *job.members)
-        if mechanism.drafted != (job.drafts is not None):
-            planned = "plans drafts" if job.drafts is None else "plans no drafts without noise"
-            raise PlanError(f"release '{release}' {planned}; the job is another")
-        if (mechanism.tracking_ratio is not None) != (job.clip is not None):
-            planned = "plans a clip that follows a count" if job.clip is None else "plans a fixed clip"
-            raise PlanError(f"release '{release}' {planned}; the job is another")
-        clients = mechanism.sampling.clients
-        if clients is not None and len(job.members) != clients:
-            raise PlanError(f"release '{release}' is planned for {clients} clients, not {len(job.members)}")
+        mechanism = self.plan.planned(CohortSums, release, *job.members)
+        follows = mechanism.tracking_ratio is not None
+        clients, members = mechanism.sampling.clients, len(job.members)
+        problems = {
+            "plans drafts; the job is another": mechanism.drafted and job.drafts is None,
+            "plans no drafts without noise; the job is another": bool(job.drafts) and not mechanism.drafted,
+            "plans a clip that follows a count; the job is another": follows and job.clip is None,
+            "plans a fixed clip; the job is another": job.clip is not None and not follows,
+            f"is planned for {clients} clients, not {members}": clients not in (None, members),
+        }
+        _refuse(release, problems)
         return mechanism if job.clip is None else mechanism.at(job.clip)
-
-    def _begin(self, round: int) -> None:
-        """Handles live for one round."""
-        if round != self._round:
-            self._round = round
-            self._open.clear()
-            self._seen.clear()
 
     def _find(self, handle: Opened) -> OpenCohort:
         if handle.number not in self._open or self._open[handle.number].release != handle.release:
@@ -202,8 +176,7 @@ class Cohorts:
             "plans no histogram that a route could follow from": route is not None and not counts,
             "plans no identifiers to fill clusters by": bool(request.minimum) and not rebalanced,
         }
-        for problem in (said for said, found in problems.items() if found):
-            raise PlanError(f"release '{cohort.release}' {problem}")
+        _refuse(cohort.release, problems)
         if not cohort.chooses:
             return np.zeros(len(cohort.sampled), dtype=np.int64), None
         if rebalanced:
@@ -214,7 +187,7 @@ class Cohorts:
             return choices, None
         check_route(route, cohort.job.sums)
         hashed = _digest(cohort.input_hash, _bytes(route))
-        coins = self._facts.uniforms("route", cohort.sampled, cohort.round, cohort.release, hashed)
+        coins = self.facts.uniforms("route", cohort.sampled, cohort.round, cohort.release, hashed)
         return routed(choices, route, coins), None
 
     def _rebalanced(
@@ -222,31 +195,34 @@ class Cohorts:
     ) -> tuple[NDArray[np.int64], tuple[int, ...] | None]:
         """The published rule: clusters by noisy identifiers, small ones filled from the large."""
         mechanism, clusters = cohort.mechanism, cohort.job.sums
-        std, multiplier = (
-            mechanism.identifier_multiplier,
-            (mechanism.identifier_ratio or 0.0) * mechanism.multiplier,
-        )
+        std, ratio = mechanism.identifier_multiplier, mechanism.identifier_ratio or 0.0
         # A slot whose member did not answer stays a slot, of zeros and noise: cohorts that differ in one slot
         # then differ by no more than two choices do, and their number of slots tells nothing.
         identifiers = np.vstack([np.eye(clusters), np.zeros(clusters)])[cohort.choices]
         for member, own in zip(cohort.sampled, identifiers, strict=True):
-            noise = self._stream("identifier", member, cohort, cohort.input_hash)
+            noise = self._stream("identifier", cohort, cohort.input_hash, member)
             # In units of half the sums' multiplier, which the publication calls sigma_theta.
-            own += gaussian(noise, clusters, std, multiplier=multiplier, clip=0.5)
-        draw = self._stream("rebalance", "cohort", cohort, cohort.input_hash)
+            own += gaussian(noise, clusters, std, multiplier=ratio * mechanism.multiplier, clip=0.5)
+        draw = self._stream("rebalance", cohort, cohort.input_hash)
         filled = refilled(identifiers.argmax(axis=1), clusters, minimum, draw.uniform(len(identifiers)))
         return filled, tuple(np.bincount(filled, minlength=clusters).tolist())
 
     def _order(self, member: str, cohort: OpenCohort, turn: int) -> int:
         """Seed of the order in which a member goes through its records."""
         hashed = _digest(cohort.input_hash, repr(turn).encode()) if turn else cohort.input_hash
-        return self._stream("shuffle", member, cohort, hashed).integers(64)
+        return self._stream("shuffle", cohort, hashed, member).integers(64)
 
-    def _stream(self, purpose: str, subject: str, cohort: OpenCohort, hashed: str) -> RandomStream:
-        return self._facts.stream(purpose, Occasion(subject, cohort.round, cohort.release, hashed))
+    def _stream(self, purpose: str, cohort: OpenCohort, hashed: str, subject: str = "cohort") -> RandomStream:
+        return self.facts.stream(purpose, Charge(subject, cohort.round, cohort.release, hashed))
 
 
 # --- plain functions ------------------------------------------------------------------------------------
+
+
+def _refuse(release: str, problems: Mapping[str, object]) -> None:
+    """Raise the first problem that was found."""
+    for problem in (said for said, found in problems.items() if found):
+        raise PlanError(f"release '{release}' {problem}")
 
 
 def check_route(route: NDArray[np.float64], clusters: int) -> None:
@@ -321,6 +297,5 @@ def _bytes(array: NDArray[np.generic] | None) -> bytes:
 
 def _masks(parts: Parts | None, size: int, device: torch.device) -> Iterable[Tensor]:
     """Which parameters are shared and which personal."""
-    if parts is None:
-        return [torch.zeros(size, dtype=torch.bool, device=device) for _ in range(2)]
-    return [torch.from_numpy(mask).to(device) for mask in (parts.shared, parts.personal)]
+    masks = np.zeros((2, size), np.bool_) if parts is None else (parts.shared, parts.personal)
+    return [torch.from_numpy(mask).to(device) for mask in masks]

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -29,11 +29,9 @@ class Engine(Protocol):
     @property
     def personal(self) -> Mapping[str, Vector]:
         """What clients keep to themselves between rounds, as far as it lies on this machine."""
-        ...
 
     def answer(self, request: Request, round: int) -> Reply:
         """Execute a request of the given round (numbered from 1)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,7 @@ def addressed(requests: Rounds[T], engine: Engine, round: int) -> Work[T]:
         while True:
             request = requests.send((yield AddressedRequest(engine, request, round)))
     except StopIteration as done:
-        result: T = done.value
-        return result
+        return cast(T, done.value)
 
 
 def answer_all(work: Work[T]) -> T:
@@ -67,8 +64,7 @@ def answer_all(work: Work[T]) -> T:
         while True:
             asked = work.send(asked.engine.answer(asked.request, asked.round))
     except StopIteration as done:
-        result: T = done.value
-        return result
+        return cast(T, done.value)
 
 
 def drive(requests: Rounds[T], engine: Engine, round: int) -> T:
@@ -141,8 +137,7 @@ def _pausing(work: Work[T]) -> Generator[_Paused, Any, T]:
                     reply = yield _Paused(engine, reply)
                 asked = work.send(reply)
         except StopIteration as done:
-            result: T = done.value
-            return result
+            return cast(T, done.value)
 
 
 def _trained(waiting: Mapping[K, Begun | None]) -> Iterator[tuple[K, Reply, float]]:

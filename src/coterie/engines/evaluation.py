@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.engines.clients import Occasion, TrainingFacts
+from coterie.engines.clients import TrainingFacts
 from coterie.engines.local import input_hash
 from coterie.privacy import (
     EVALUATION,
@@ -24,9 +24,6 @@ from coterie.privacy import (
 )
 from coterie.privacy.mechanisms import HALF
 from coterie.privacy.ranges import gaussian
-
-Models = Mapping[str, NDArray[np.float32]]
-"""The model that each client would use, or the rows that it chooses from."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +40,28 @@ class PrivateScores:
     context: str
 
     def of_records(
-        self, models: Models, round: int, count: Callable[[], Mapping[str, float]]
+        self,
+        models: Mapping[str, NDArray[np.float32]],
+        round: int,
+        count: Callable[[], Mapping[str, float]],
     ) -> dict[str, Released[float]]:
         """Noisy number of held-out records of each client that its model gets right.
 
         Args:
+            models: that each client would use.
             count: reads the records; called once everything is charged.
         """
         mechanisms = {
             client: self.plan.planned(NoisyScores, EVALUATION, held_out(client)) for client in models
         }
-        hashes = {client: input_hash(self.context, model) for client, model in models.items()}
-        self.ledger.charge(
-            [Charge(held_out(client), round, EVALUATION, hashed) for client, hashed in hashes.items()]
-        )
+        charges = {
+            client: Charge(held_out(client), round, EVALUATION, input_hash(self.context, model))
+            for client, model in models.items()
+        }
+        self.ledger.charge(list(charges.values()))
         totals = count()
         return {
-            client: self._noisy(
-                mechanism, totals[client] - HALF * mechanism.units, held_out(client), round, hashes[client]
-            )
+            client: self._noisy(mechanism, totals[client] - HALF * mechanism.units, charges[client])
             for client, mechanism in mechanisms.items()
         }
 
@@ -75,17 +75,13 @@ class PrivateScores:
             shares: asks the clients; one that does not answer adds nothing, like one that is right by half.
         """
         mechanism = self.plan.planned(NoisyScores, EVALUATION, POPULATION)
-        hashed = input_hash(self.context, models)
-        self.ledger.charge([Charge(POPULATION, round, EVALUATION, hashed)])
-        found = shares().values()
-        total = sum(min(max(share, 0.0), 1.0) - HALF for share in found)
-        return self._noisy(mechanism, total, POPULATION, round, hashed)
+        charge = Charge(POPULATION, round, EVALUATION, input_hash(self.context, models))
+        self.ledger.charge([charge])
+        total = sum(min(max(share, 0.0), 1.0) - HALF for share in shares().values())
+        return self._noisy(mechanism, total, charge)
 
-    def _noisy(
-        self, mechanism: NoisyScores, centred: float, subject: str, round: int, hashed: str
-    ) -> Released[float]:
+    def _noisy(self, mechanism: NoisyScores, centred: float, charge: Charge) -> Released[float]:
         """The sum with its noise, and the halves given back."""
-        stream = self.facts.stream("noise", Occasion(subject, round, EVALUATION, hashed))
-        std = mechanism.noise_std
+        stream, std = self.facts.stream("noise", charge), mechanism.noise_std
         noise = gaussian(stream, 1, std, multiplier=mechanism.multiplier, clip=HALF)
         return Released(centred + float(noise[0]) + HALF * mechanism.units, std)

@@ -6,7 +6,7 @@ In a simulation all members are here; between sites each is at home, as the only
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ from coterie.algorithms.protocol import (
     Parts,
     Vector,
 )
-from coterie.engines.memory import keep_freed_memory
-from coterie.engines.workers import Call, WorkerPool
-from coterie.errors import PlanError
+from coterie.engines.clients import Clients
 from coterie.models.check import one_thread
 from coterie.privacy import CohortSums
-from coterie.training.learner import Batch, Learner, on_device
+from coterie.training.learner import on_device
 from coterie.training.local_sgd import LocalSGD, LocalTrainer, stacks
 from coterie.training.scoring import join, padded_loss_sums, score_sums, select_lowest
 
@@ -81,7 +79,6 @@ class Members(Protocol):
 
     def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
         """The row that each sampled member chooses; NO_ANSWER where none came."""
-        ...
 
     def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Tensor:
         """What each sampled member learnt, from the row it chose; zeros for who did not answer.
@@ -90,31 +87,22 @@ class Members(Protocol):
             waiting: all open cohorts whose members have not learnt yet, this one among them; `updates` of the
                 others may be filled in, too.
         """
-        ...
 
 
 class LocalMembers:
-    """All members are on this machine."""
+    """All members are on this machine.
 
-    def __init__(
-        self,
-        learner: Learner,
-        records: Mapping[str, Batch],
-        workers: Callable[[float], WorkerPool | None] = lambda gradients: None,
-    ) -> None:
-        """Args:
+    Args:
+        personal: the personal parts of those who have any; to be kept apart from everything released.
+    """
 
-        workers: processes that compute on a CPU, a member each, if so many gradients repay their start.
-        """
-        self._learner = learner
-        self._records = records
-        self._workers = workers
-        self._local = LocalTrainer(learner)
-        self._personal: dict[str, Tensor] = {}
+    def __init__(self, clients: Clients) -> None:
+        self._clients, self._learner, self._records = clients, clients.learner, clients.records
+        self._local = LocalTrainer(clients.learner)
+        self.personal: Mapping[str, Vector] = {}
 
     def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
-        job = cohort.job
-        return self._choose(cohort.sampled, job.models, job.choice, job.training, job.parts, cohort)
+        return self._choose(cohort.sampled, cohort.job, cohort)
 
     def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Tensor:
         """A GPU trains the members of all cohorts that learn alike in one program: the groups of an epoch."""
@@ -122,7 +110,8 @@ class LocalMembers:
             return self._drafted(cohort, cohort.job.drafts)
         together = [cohort]
         if stacks(self._learner):
-            together = [other for other in waiting if _alike(other.job, cohort.job)]
+            alike = [other for other in waiting if other.job.training == cohort.job.training]
+            together = [other for other in alike if other.job.drafts is None]
         starts = [self._starts(each) for each in together]
         members = [(member, each) for each in together for member in each.sampled]
         # Also for a group that nobody was sampled of: the shape must not tell.
@@ -149,21 +138,29 @@ class LocalMembers:
 
     def _starts(self, cohort: OpenCohort) -> Tensor:
         """Where each sampled member starts, (members, parameters)."""
-        models = on_device(cohort.job.models, self._learner.device)
-        starts = [
-            self._with_personal(member, models[row], cohort.job.parts)
-            for member, row in zip(cohort.sampled, cohort.choices.tolist(), strict=True)
-        ]
-        return torch.stack(starts) if starts else models.new_zeros(0, models.shape[1])
+        job, device = cohort.job, self._learner.device
+        starts = on_device(job.models, device)[torch.from_numpy(cohort.choices).to(device)]
+        if _any_personal(job.parts):
+            personal = torch.from_numpy(job.parts.personal).to(device)
+            for start, member in zip(starts, cohort.sampled, strict=True):
+                if member in self.personal:
+                    start[personal] = on_device(self.personal[member], device)
+        return starts
 
     def _keep_personal(self, cohort: OpenCohort, learnt: Tensor) -> None:
         """Personal parts stay with their members."""
-        job = cohort.job
-        if job.parts is not None and bool(job.parts.personal.any()):
-            personal = torch.from_numpy(job.parts.personal).to(learnt.device)
-            for member, part in zip(cohort.sampled, learnt[:, personal], strict=True):
-                if bool(torch.isfinite(part).all()):
-                    self._personal[member] = part.clone()
+        if _any_personal(cohort.job.parts):
+            parts = learnt[:, torch.from_numpy(cohort.job.parts.personal).to(learnt.device)].cpu().numpy()
+            own = dict(zip(cohort.sampled, parts, strict=True))
+            kept = {member: part.copy() for member, part in own.items() if np.isfinite(part).all()}
+            self.personal = {**self.personal, **kept}
+
+    def _own(self, member: str, models: NDArray[np.float32], parts: Parts | None) -> NDArray[np.float32]:
+        """The models as a member uses them, with its personal parts."""
+        if parts is not None and member in self.personal:
+            models = models.copy()
+            models[..., parts.personal] = self.personal[member]
+        return models
 
     def _train(
         self,
@@ -174,106 +171,58 @@ class LocalMembers:
         turn: int = 0,
     ) -> Tensor:
         """The update of every member, each in the cohort that it was sampled for."""
-        rule = LocalSGD(**vars(training))
+        rule, names = LocalSGD(**vars(training)), [member for member, _ in members]
         seeds = [0 if cohort is None else cohort.order(member, turn) for member, cohort in members]
-        pool = self._workers(self._gradients(members, rule, wave))
-        if pool is not None:
-            return self._train_apart(pool, members, starts, rule, seeds)
-        records = [self._records[member] for member, _ in members]
+        if not stacks(self._learner):
+            given = zip(names, starts.cpu().numpy(), seeds, strict=True)
+            learnt = self._clients.run(
+                {name: ("learn", (name, start, rule, seed)) for name, start, seed in given},
+                self._gradients(members, rule, wave),
+            )
+            updates = [torch.from_numpy(learnt[name]) for name in names]
+            return torch.stack(updates).to(starts.device) if updates else torch.zeros_like(starts)
+        records = [self._records[name] for name in names]
         batches = [rule.batches(len(own), seed) for own, seed in zip(records, seeds, strict=True)]
-        keep_freed_memory()
         with one_thread():
             return self._local.train(starts, records, batches, rule, wave=wave)
-
-    def _train_apart(
-        self,
-        pool: WorkerPool,
-        members: Sequence[tuple[str, OpenCohort | None]],
-        starts: Tensor,
-        rule: LocalSGD,
-        seeds: Sequence[int],
-    ) -> Tensor:
-        """A core per member."""
-        calls: dict[str, Call] = {
-            member: ("learn", (member, start, rule, seed))
-            for (member, _), start, seed in zip(members, starts.numpy(), seeds, strict=True)
-        }
-        if len(calls) != len(members):
-            raise PlanError("a member was asked to train twice at a time")
-        learnt = pool.run(calls)
-        updates = [torch.from_numpy(learnt[member]) for member, _ in members]
-        return torch.stack(updates) if updates else torch.zeros_like(starts)
 
     def _gradients(
         self, members: Sequence[tuple[str, OpenCohort | None]], rule: LocalSGD, wave: int
     ) -> float:
         """Gradients of records in a whole run, in expectation; without a cohort, in this training."""
         cohort = members[0][1] if members else None
-        population = tuple(self._records) if cohort is None else cohort.job.members
-        sizes = [len(self._records[member]) for member in population]
-        each = rule.batch * rule.steps(round(sum(sizes) / max(1, len(sizes))))
-        if cohort is None:
-            return each * wave
-        return each * wave * cohort.times
+        everyone, times = (self._records, 1) if cohort is None else (cohort.job.members, cohort.times)
+        records = sum(len(self._records[member]) for member in everyone)
+        return rule.batch * rule.steps(round(records / max(1, len(everyone)))) * wave * times
 
     def serve(self, models: OwnChoice) -> Assignment:
         """The model that each client would choose for itself; for evaluation, outside any guarantee."""
         names = tuple(self._records)
-        rows = self._choose(names, models.models, models.choice, models.training, models.parts)
-        cluster_of = dict(zip(names, rows.tolist(), strict=True))
-        own: dict[str, Vector] = {}
-        if models.parts is not None:
-            for name, part in self.personal.items():
-                own[name] = models.models[cluster_of[name]].copy()
-                own[name][models.parts.personal] = part
+        cluster_of = dict(zip(names, self._choose(names, models).tolist(), strict=True))
+        personal = self.personal if models.parts is not None else ()
+        own = {name: self._own(name, models.models[cluster_of[name]], models.parts) for name in personal}
         return Assignment(models.models, cluster_of, own)
-
-    # --- what members keep --------------------------------------------------------------------------
-
-    @property
-    def personal(self) -> dict[str, NDArray[np.float32]]:
-        """The personal parts of those who have any; to be kept apart from everything released."""
-        return {name: part.cpu().numpy() for name, part in self._personal.items()}
-
-    @personal.setter
-    def personal(self, parts: Mapping[str, NDArray[np.float32]]) -> None:
-        self._personal = {name: on_device(part, self._learner.device) for name, part in parts.items()}
-
-    def _with_personal(self, member: str, model: Tensor, parts: Parts | None) -> Tensor:
-        own = self._personal.get(member)
-        if parts is None or own is None:
-            return model
-        model = model.clone()
-        model[torch.from_numpy(parts.personal).to(model.device)] = own
-        return model
 
     # --- members' choices -----------------------------------------------------------------------------
 
     def _choose(
-        self,
-        members: Sequence[str],
-        models: NDArray[np.float32],
-        choice: Choice,
-        training: LocalTraining,
-        parts: Parts | None,
-        cohort: OpenCohort | None = None,
+        self, members: Sequence[str], asked: CohortJob | OwnChoice, cohort: OpenCohort | None = None
     ) -> NDArray[np.int64]:
         """The row that each member chooses."""
-        if choice is Choice.GIVEN or not members:
+        if asked.choice is Choice.GIVEN or not members:
             return np.zeros(len(members), dtype=np.int64)
-        stacked = on_device(models, self._learner.device)
-        if choice is Choice.LOWEST_LOSS:
-            wave = None if cohort is None else cohort.wave
-            losses = self._losses(members, stacked, parts, wave)
+        wave = None if cohort is None else cohort.wave
+        if asked.choice is Choice.LOWEST_LOSS:
+            losses = self._losses(members, asked.models, asked.parts, wave)
             return np.array([select_lowest(own) for own in losses], dtype=np.int64)
-        middle = stacked.mean(dim=0)
+        models = on_device(asked.models, self._learner.device)
+        middle = models.mean(dim=0)
         each = [(member, cohort) for member in members]
-        wave = len(members) if cohort is None else cohort.wave
-        trained = self._train(each, middle.expand(len(members), -1), training, wave)
-        return nearest(trained, stacked - middle)
+        trained = self._train(each, middle.expand(len(members), -1), asked.training, wave or len(members))
+        return nearest(trained, models - middle)
 
     def _losses(
-        self, members: Sequence[str], models: Tensor, parts: Parts | None, wave: int | None
+        self, members: Sequence[str], models: NDArray[np.float32], parts: Parts | None, wave: int | None
     ) -> NDArray[np.float64]:
         """Sum of the losses of every model on each member's records: (members, models).
 
@@ -281,25 +230,24 @@ class LocalMembers:
             wave: members that a GPU computes at a time, so that what one finds has the same bits whoever
                 else was sampled; on a processor each goes through the models alone. None for evaluation.
         """
+        if _any_personal(parts) or not (wave is None or stacks(self._learner)):
+            apart = self._clients.run(
+                {member: ("score", (member, self._own(member, models, parts))) for member in members},
+                gradients=0.0,
+            )
+            return np.stack([apart[member][:, 1] for member in members])
         batches = [self._records[member] for member in members]
-        personal = parts is not None and bool(parts.personal.any())
+        stacked = on_device(models, self._learner.device)
         with one_thread():
-            if wave is None and not personal:
-                table, sizes = join(batches), [len(batch) for batch in batches]
-                return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in models], 1)
-            if wave is not None and not personal and stacks(self._learner):
+            if wave is not None:
                 longest = max(len(own) for own in self._records.values())
-                return padded_loss_sums(self._learner, models, batches, wave, longest)
-            pool = None if personal else self._workers(0.0)
-            if pool is not None:
-                apart = pool.run({member: ("score", (member, models.numpy())) for member in members})
-                return np.stack([apart[member][:, 1] for member in members])
-            found = np.empty((len(members), len(models)))
-            for position, (member, batch) in enumerate(zip(members, batches, strict=True)):
-                for row, model in enumerate(models):
-                    own = self._with_personal(member, model, parts)
-                    found[position, row] = score_sums(self._learner, own, batch, [len(batch)])[1][0]
-        return found
+                return padded_loss_sums(self._learner, stacked, batches, wave, longest)
+            table, sizes = join(batches), [len(batch) for batch in batches]
+            return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in stacked], axis=1)
+
+
+def _any_personal(parts: Parts | None) -> TypeGuard[Parts]:
+    return parts is not None and bool(parts.personal.any())
 
 
 def nearest(updates: Tensor, directions: Tensor) -> NDArray[np.int64]:
@@ -310,10 +258,4 @@ def nearest(updates: Tensor, directions: Tensor) -> NDArray[np.int64]:
     """
     lengths = torch.linalg.vector_norm(directions.double(), dim=1).clamp(min=torch.finfo(torch.float64).tiny)
     cosines = (updates.double() @ directions.double().T) / lengths
-    found: NDArray[np.int64] = np.argmax(np.nan_to_num(cosines.cpu().numpy(), nan=-np.inf), axis=1)
-    return found
-
-
-def _alike(one: CohortJob, other: CohortJob) -> bool:
-    """May their members train as one program?"""
-    return one.training == other.training and one.drafts is None and other.drafts is None
+    return np.asarray(np.argmax(np.nan_to_num(cosines.cpu().numpy(), nan=-np.inf), axis=1))

@@ -23,7 +23,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection, current_process
 from queue import SimpleQueue
 from socket import socketpair
@@ -32,11 +31,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from coterie.data.records import Task
 from coterie.errors import CoterieError, where
-from coterie.training.learner import Batch, Learner, LearnerShape
+from coterie.training.learner import Batch
 
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
 """A method of the worker's own engine, and its arguments."""
@@ -46,24 +43,14 @@ class WorkerError(CoterieError):
     """A worker process failed, or is gone."""
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What a worker must know to compute what the engine would.
-
-    Args:
-        make: builds what answers the calls, from a learner and the table of records.
-    """
-
-    model: nn.Module
-    task: Task
-    shape: LearnerShape
-    make: Callable[[Learner, Batch], object]
-
-
 class WorkerPool:
     """Processes that answer calls in any order; each call goes to whichever is free."""
 
-    def __init__(self, count: int, setup: WorkerSetup, table: Batch) -> None:
+    def __init__(self, count: int, make: Callable[[Batch], object], table: Batch) -> None:
+        """Args:
+
+        make: builds what answers the calls in a worker, from the table of records.
+        """
         self._links: list[connection.Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         # Bound to the lists, not to self, so that it can run once nobody refers to the pool any more.
@@ -76,15 +63,12 @@ class WorkerPool:
             for link in self._links:
                 # The key lets the worker open the shared memory in which torch hands over the model.
                 link.send((list(sys.path), bytes(current_process().authkey)))
-                link.send((setup, [(array.shape, array.dtype) for array in arrays]))
+                link.send((make, [(array.shape, array.dtype) for array in arrays]))
             for position in range(count):
                 self._receive(position, "its setup")
         except BaseException:
             self.close()
             raise
-
-    def __len__(self) -> int:
-        return len(self._links)
 
     def run(self, calls: Mapping[str, Call]) -> dict[str, Any]:
         """Answers to named calls; the names are the clients', for messages."""
@@ -119,13 +103,12 @@ class WorkerPool:
 
     def _start(self, memory: int) -> None:
         ours, theirs = socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(memory)],
                 pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
         self._processes.append(process)
         self._links.append(connection.Connection(ours.detach()))
@@ -176,9 +159,8 @@ def work(link: connection.Connection, memory: int) -> None:
     torch.set_num_threads(1)
     sys.path[:], current_process().authkey = link.recv()
     try:
-        setup, arrays = link.recv()
-        learner = Learner.from_shape(setup.model, setup.task, setup.shape)
-        answering = setup.make(learner, _map_table(memory, arrays))
+        make, arrays = link.recv()
+        answering = make(_map_table(memory, arrays))
     except Exception as error:
         with contextlib.suppress(OSError):
             link.send((False, f"{type(error).__name__}: {error}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -40,9 +40,9 @@ def check_model(model: nn.Module, task: Task) -> None:
     for name, layer in layers:
         _check_layer(name, layer)
     for name, parameter in model.named_parameters():
-        lazy, kind = nn.parameter.is_lazy(parameter), f"type {parameter.dtype}"
+        lazy = nn.parameter.is_lazy(parameter)
         _refuse(lazy, f"parameter {name} has no shape yet; call the model once before returning it")
-        kind = "no values (device meta)" if parameter.is_meta else kind
+        kind = "no values (device meta)" if parameter.is_meta else f"type {parameter.dtype}"
         usable = parameter.is_floating_point() and not parameter.is_meta
         _refuse(not usable, f"parameter {name} has {kind}; allowed: real floating-point numbers")
     trained = any(parameter.requires_grad for parameter in model.parameters())
@@ -54,10 +54,8 @@ def check_model(model: nn.Module, task: Task) -> None:
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.default_generator.manual_seed(0)
         trial = _Trial(model, task)
-        _check_outputs(trial)
-        _check_apart(trial)
-        _check_kept(trial)
-        _check_gradients(trial)
+        for check in (_check_outputs, _check_apart, _check_kept, _check_gradients):
+            check(trial)
         trial.check_unchanged()
         _check_draws_in_training(copy.deepcopy(model).train(), trial.probes)
 
@@ -93,56 +91,52 @@ def _check_layer(name: str, layer: nn.Module) -> None:
     )
 
 
-def _probes(task: Task) -> Iterator[Tensor]:
+def _probes(task: Task) -> list[Tensor]:
     """Records of each range of values that features may have: pixels, columns, standardised, others."""
     shape = (_EACH, *task.shape)
     if task.vocabulary is not None:
-        yield from (torch.randint(task.vocabulary, shape) for _ in range(4))
-        yield torch.zeros(shape, dtype=torch.int64)
-        yield torch.full(shape, task.vocabulary - 1)
-        return
-    yield torch.rand(shape)
-    yield 2.0 * torch.rand(shape) - 1.0
-    yield -torch.rand(shape)
-    yield 2.0 * torch.randn(shape)
-    yield torch.rand(shape).round()
-    yield 1e-3 * torch.randn(shape)
-    yield 1e3 * torch.randn(shape)
-    yield torch.cat([torch.zeros(_EACH // 2, *task.shape), torch.ones(_EACH - _EACH // 2, *task.shape)])
+        drawn = [torch.randint(task.vocabulary, shape) for _ in range(4)]
+        return [*drawn, torch.full(shape, 0), torch.full(shape, task.vocabulary - 1)]
+    return [
+        torch.rand(shape),
+        2.0 * torch.rand(shape) - 1.0,
+        -torch.rand(shape),
+        2.0 * torch.randn(shape),
+        torch.rand(shape).round(),
+        1e-3 * torch.randn(shape),
+        1e3 * torch.randn(shape),
+        torch.cat([torch.zeros(_EACH // 2, *task.shape), torch.ones(_EACH - _EACH // 2, *task.shape)]),
+    ]
 
 
 class _Trial:
     """A model, probes, and what the model holds: every call is watched."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
-        self.model = model
-        self.task = task
-        self.ranges = list(_probes(task))
+        self.model, self.task, self.state = model, task, written_down(model)
+        self.ranges = _probes(task)
         self.probes = torch.cat(self.ranges)
-        self.state = written_down(model)
 
     def call(self, features: Tensor) -> Tensor:
         """The outputs; the input, the random state and torch's modes must be as they were."""
-        given, before = features.clone(), (*_randomness(), torch.is_grad_enabled(), torch.get_default_dtype())
+        given, randomness, modes = features.clone(), _randomness(), _modes()
         try:
             outputs = self.model(given)
         except Exception as error:  # a user's network may raise anything
             raise InputError(
                 f"model: it fails on records of shape {tuple(features.shape[1:])}: {one_line(error)}"
             ) from error
-        after = (*_randomness(), torch.is_grad_enabled(), torch.get_default_dtype())
-        _refuse(before[:3] != after[:3], _DRAWS)
-        torch.set_grad_enabled(before[3] is True)
-        torch.set_default_dtype(before[4])
-        switched = before[3:] != after[3:]
+        _refuse(_randomness() != randomness, _DRAWS)
+        switched = _modes() != modes
+        torch.set_grad_enabled(modes[0])
+        torch.set_default_dtype(modes[1])
         _refuse(switched, "it switches a mode of torch (gradients, default type) and leaves it so")
         if not isinstance(outputs, Tensor):
             raise InputError(f"model: it returns a {type(outputs).__name__}; allowed: one tensor")
-        kind = outputs.dtype
+        kind, shape, expected = outputs.dtype, tuple(outputs.shape), (len(features), self.task.outputs)
         _refuse(not kind.is_floating_point, f"it returns numbers of type {kind}; allowed: floating point")
         changed = not torch.equal(given, features)
         _refuse(changed, "it changes its input in place, which would change the records; copy it first")
-        shape, expected = tuple(outputs.shape), (len(features), self.task.outputs)
         _refuse(
             shape != expected, f"output of shape {shape} for {len(features)} records; allowed: {expected}"
         )
@@ -151,10 +145,8 @@ class _Trial:
     def check_unchanged(self) -> None:
         changed = first_change(self.state, written_down(self.model))
         path = (changed or "").strip(".:")
-        kinds = {
-            **{name: "buffer " for name, _ in self.model.named_buffers()},
-            **{name: "parameter " for name, _ in self.model.named_parameters()},
-        }
+        kinds = dict.fromkeys(dict(self.model.named_buffers()), "buffer ")
+        kinds |= dict.fromkeys(dict(self.model.named_parameters()), "parameter ")
         kind = "" if path.startswith("the global") else kinds.get(path, "attribute ")
         _refuse(
             changed is not None,
@@ -177,11 +169,14 @@ def _randomness() -> tuple[bytes, int, bytes]:
     )
 
 
+def _modes() -> tuple[bool, torch.dtype]:
+    return torch.is_grad_enabled(), torch.get_default_dtype()
+
+
 @torch.no_grad()
 def _check_outputs(trial: _Trial) -> None:
     for features in (trial.probes[:4], trial.ranges[1]):
-        finite = bool(trial.call(features).isfinite().all())
-        _refuse(not finite, "its output on random records is not finite")
+        _refuse(not trial.call(features).isfinite().all(), "its output on random records is not finite")
     trial.check_unchanged()
 
 
@@ -214,8 +209,7 @@ def _check_kept(trial: _Trial) -> None:
     features = trial.probes[:9]
     for _ in range(2):
         given = features.clone()
-        kept = KeptTensors()
-        with torch.no_grad(), kept:
+        with torch.no_grad(), KeptTensors() as kept:
             trial.model(given)
     alive = bool(kept.alive)
     _refuse(alive, "it keeps a tensor after the call, which the next records could meet; keep nothing")
@@ -225,28 +219,21 @@ def _check_gradients(trial: _Trial) -> None:
     """The gradient of a batch must be the sum of its records' own."""
     parameters = {name: p for name, p in trial.model.named_parameters() if p.requires_grad}
 
-    def gradient(features: Tensor, weights: Tensor) -> list[Tensor]:
+    def gradient(features: Tensor, weights: Tensor) -> Sequence[Tensor]:
         with torch.enable_grad():
             outputs = (trial.call(features) * weights).sum()
             if not outputs.requires_grad:  # these records took a way without parameters
                 return [torch.zeros_like(p) for p in parameters.values()]
             try:
-                found = torch.autograd.grad(outputs, list(parameters.values()), allow_unused=True)
+                return torch.autograd.grad(outputs, list(parameters.values()), materialize_grads=True)
             except Exception as error:
                 raise InputError(f"model: it has no gradient: {one_line(error)}") from error
-        pairs = zip(found, parameters.values(), strict=True)
-        return [torch.zeros_like(p) if one is None else one for one, p in pairs]
 
     probes = torch.cat(trial.ranges[:3])[:9]
     weights = torch.randn(len(probes), trial.task.outputs)
-    alone = [
-        gradient(record, weight)
-        for record, weight in zip(torch.split(probes, 1), torch.split(weights, 1), strict=True)
-    ]
-    for own in alone:
-        for name, part in zip(parameters, own, strict=True):
-            finite = bool(part.isfinite().all())
-            _refuse(not finite, f"the gradient of {name} on random records is not finite")
+    alone = list(map(gradient, torch.split(probes, 1), torch.split(weights, 1)))
+    for name, part in (pair for own in alone for pair in zip(parameters, own, strict=True)):
+        _refuse(not part.isfinite().all(), f"the gradient of {name} on random records is not finite")
     moved = any(part.any() for own in alone for part in own)
     _refuse(not moved, "no output on random records depends on a parameter that is trained")
     for size in (2, len(probes)):

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,8 @@ def softmax(task: Task) -> nn.Module:
     """Logistic regression on the flattened features."""
     if task.kind != "classification" or task.vocabulary is not None:
         raise _unsuitable("softmax", "numeric features and classes", task)
-    return nn.Sequential(
-        OrderedDict(flatten=nn.Flatten(), head=nn.Linear(math.prod(task.shape), task.classes))
-    )
+    head = nn.Linear(math.prod(task.shape), task.classes)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
 
 
 def linear(task: Task) -> nn.Module:
@@ -31,32 +31,29 @@ def linear(task: Task) -> nn.Module:
 
 def cnn(task: Task) -> nn.Module:
     """Two 5x5 convolutions of 16 and 32 channels and a dense layer: 28,938 parameters on MNIST."""
-    channels, height, width = _image("cnn", task, smallest=4)
-    layers = _two_convolutions(channels, 16, 32)
-    layers["head"] = nn.Linear(32 * (height // 4) * (width // 4), task.outputs)
-    return nn.Sequential(layers)
+    layers, width = _two_convolutions("cnn", task, 16, 32)
+    return nn.Sequential(OrderedDict(**layers, head=nn.Linear(width, task.outputs)))
 
 
 def mcmahan_cnn(task: Task, hidden: int = 512) -> nn.Module:
     """The CNN of McMahan et al. 2017 with one hidden dense layer: 1,663,370 parameters on MNIST."""
-    channels, height, width = _image("mcmahan-cnn", task, smallest=4)
-    layers = _two_convolutions(channels, 32, 64)
-    layers["dense"] = nn.Linear(64 * (height // 4) * (width // 4), hidden)
-    layers["relu3"] = nn.ReLU()
-    layers["head"] = nn.Linear(hidden, task.outputs)
-    return nn.Sequential(layers)
+    layers, width = _two_convolutions("mcmahan-cnn", task, 32, 64)
+    dense = OrderedDict(dense=nn.Linear(width, hidden), relu3=nn.ReLU(), head=nn.Linear(hidden, task.outputs))
+    return nn.Sequential(OrderedDict(**layers, **dense))
 
 
-def _two_convolutions(channels: int, first: int, second: int) -> OrderedDict[str, nn.Module]:
-    return OrderedDict(
-        conv1=nn.Conv2d(channels, first, 5, padding=2),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(first, second, 5, padding=2),
-        relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
-        flatten=nn.Flatten(),
-    )
+def _two_convolutions(name: str, task: Task, first: int, second: int) -> tuple[dict[str, nn.Module], int]:
+    """The layers, and the width of what they make of an image."""
+    channels, height, width = _image(name, task, smallest=4)
+    return {
+        "conv1": nn.Conv2d(channels, first, 5, padding=2),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": nn.Conv2d(first, second, 5, padding=2),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+    }, second * (height // 4) * (width // 4)
 
 
 class ResidualBlock(nn.Module):
@@ -85,14 +82,11 @@ def resnet18(task: Task) -> nn.Module:
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         stem=nn.Conv2d(channels, 64, 3, padding=1, bias=False), norm=_group_norm(64), relu=nn.ReLU()
     )
-    before = 64
-    for stage, width in enumerate((64, 128, 256, 512), start=1):
+    widths = (64, 64, 128, 256, 512)
+    for stage, (before, width) in enumerate(pairwise(widths), start=1):
         layers[f"block{stage}a"] = ResidualBlock(before, width, stride=1 if stage == 1 else 2)
         layers[f"block{stage}b"] = ResidualBlock(width, width, stride=1)
-        before = width
-    layers["pool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    layers["head"] = nn.Linear(512, task.outputs)
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(512, task.outputs))
     return nn.Sequential(layers)
 
 
@@ -109,8 +103,7 @@ class AddedModels(nn.Module):
         self.second = second
 
     def forward(self, features: Tensor) -> Tensor:
-        outputs: Tensor = self.first(features) + self.second(features)
-        return outputs
+        return torch.add(self.first(features), self.second(features))
 
 
 class LstmLayer(nn.Module):
@@ -155,16 +148,13 @@ def lstm(task: Task, embedding: int = 8, hidden: int = 256, layers: int = 2) -> 
     parts: OrderedDict[str, nn.Module] = OrderedDict(embedding=nn.Embedding(task.vocabulary, embedding))
     for layer in range(1, layers + 1):
         parts[f"lstm{layer}"] = LstmLayer(embedding if layer == 1 else hidden, hidden)
-    parts["last"] = LastStep()
-    parts["head"] = nn.Linear(hidden, task.outputs)
-    return nn.Sequential(parts)
+    return nn.Sequential(OrderedDict(**parts, last=LastStep(), head=nn.Linear(hidden, task.outputs)))
 
 
 def _image(name: str, task: Task, smallest: int) -> tuple[int, int, int]:
     if len(task.shape) != 3 or task.vocabulary is not None or min(task.shape[1:]) < smallest:
         raise _unsuitable(name, f"images of at least {smallest}x{smallest} pixels", task)
-    channels, height, width = task.shape
-    return channels, height, width
+    return task.shape
 
 
 def _unsuitable(name: str, needs: str, task: Task) -> InputError:

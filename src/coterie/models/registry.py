@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -101,13 +101,11 @@ def _user_model(name: str, task: Task) -> nn.Module:
 def _warm_up(model: nn.Module, task: Task) -> None:
     """Let a model make the tables that it makes on its first call, on a record that is nobody's."""
     kind = torch.float32 if task.vocabulary is None else torch.int64
-    try:
+    # What is wrong with it, the check says.
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
         training = model.training
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()(torch.zeros(1, *task.shape, dtype=kind))
+        model.eval()(torch.zeros(1, *task.shape, dtype=kind))
         model.train(training)
-    except Exception:  # what is wrong with it, the check says
-        return
 
 
 def code_caveats(settings: ModelSettings) -> Iterator[str]:

@@ -4,6 +4,7 @@ import hashlib
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -25,8 +26,7 @@ def written_down(model: nn.Module) -> dict[str, object]:
     global variables and classes of the user's own files. What hides elsewhere (files, other libraries) is
     not.
     """
-    pen = _Pen()
-    pen.write("", model)
+    pen = _Pen(model)
     for name in sorted(pen.files):
         for variable, value in list(vars(sys.modules[name]).items()):
             if not isinstance(value, types.ModuleType) and not variable.startswith("__"):
@@ -36,17 +36,14 @@ def written_down(model: nn.Module) -> dict[str, object]:
 
 def holds_functions(model: nn.Module) -> bool:
     """Whether the model holds functions or references that a copy would share with it."""
-    pen = _Pen()
-    pen.write("", model)
-    return pen.shared
+    return _Pen(model).shared
 
 
 def first_change(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
     """The path of a value that is not what it was."""
-    for path in [*before, *after]:
-        if path not in before or path not in after or before[path] != after[path]:
-            return path
-    return None
+    gone = object()
+    paths = [*before, *after]
+    return next((path for path in paths if before.get(path, gone) != after.get(path, gone)), None)
 
 
 def _is_users(name: str | None) -> bool:
@@ -57,32 +54,34 @@ def _is_users(name: str | None) -> bool:
 class _Pen:
     """Walks over values and notes what they are made of, and the user's files that their code stands in."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.found: dict[str, object] = {}
         self.files: set[str] = set()
         self.shared = False
         self._seen: dict[int, object] = {}
+        self.write("", model)
 
     def write(self, path: str, value: object, depth: int = 0) -> None:
-        if isinstance(value, Tensor):
-            self.found[path] = _digest(value)
-        elif isinstance(value, np.ndarray):
-            self.found[path] = (value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).hexdigest())
-        elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-            self.found[path] = (type(value).__name__, repr(value))
-        elif id(value) in self._seen or depth > _DEEPEST or len(self.found) > _MOST:
-            self.found[path] = id(value)
-        else:
-            self._seen[id(value)] = value  # kept, so that no other object takes its address
-            self.found[f"{path}:"] = type(value).__qualname__
-            if isinstance(value, types.FunctionType) and ".class" not in path:  # not a method
-                self.shared = self.shared or _is_users(value.__module__)
-            self.shared = self.shared or isinstance(value, weakref.ref)
-            kinds = value.__mro__ if isinstance(value, type) else (value,)
-            names = {getattr(kind, "__module__", None) for kind in kinds}
-            self.files |= {name for name in names if _is_users(name) and name in sys.modules}
-            for name, part in _parts(value):
-                self.write(f"{path}{name}", part, depth + 1)
+        match value:
+            case Tensor():
+                self.found[path] = _digest(value)
+            case np.ndarray():
+                hashed = hashlib.sha256(value.tobytes()).hexdigest()
+                self.found[path] = (value.shape, str(value.dtype), hashed)
+            case None | bool() | int() | float() | complex() | str() | bytes():
+                self.found[path] = (type(value).__name__, repr(value))
+            case _ if id(value) in self._seen or depth > _DEEPEST or len(self.found) > _MOST:
+                self.found[path] = id(value)
+            case _:
+                self._seen[id(value)] = value  # kept, so that no other object takes its address
+                self.found[f"{path}:"] = type(value).__qualname__
+                function = isinstance(value, types.FunctionType) and ".class" not in path  # not a method
+                self.shared |= (function and _is_users(value.__module__)) or isinstance(value, weakref.ref)
+                kinds = value.__mro__ if isinstance(value, type) else (value,)
+                names = {getattr(kind, "__module__", None) for kind in kinds}
+                self.files |= {name for name in names if _is_users(name) and name in sys.modules}
+                for name, part in _parts(value):
+                    self.write(f"{path}{name}", part, depth + 1)
 
 
 def _digest(value: Tensor) -> object:
@@ -100,30 +99,30 @@ def _digest(value: Tensor) -> object:
 
 
 def _parts(value: Any) -> Iterable[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", part) for key, part in list(value.items())]
-    if isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
-        return [("[length]", len(value)), *((f"[{place}]", part) for place, part in enumerate(value))]
-    if isinstance(value, partial):
-        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
-    if isinstance(value, weakref.ref):
-        return [("()", value())]
-    if isinstance(value, types.MethodType):
-        return [(".__self__", value.__self__), (".__func__", value.__func__)]
-    if isinstance(value, types.FunctionType):
-        return _held_by(value)
-    if isinstance(value, type):
-        if not _is_users(value.__module__):
-            return []
-        return [(f".{name}", part) for name, part in vars(value).items() if not _is_slot(name, part)]
-    if isinstance(value, nn.Module):
-        inside = {**value._parameters, **value._buffers, **value._modules}
-        rest = {name: part for name, part in vars(value).items() if name not in _TABLES}
-        return [*((f".{name}", part) for name, part in {**rest, **inside}.items()), (".class", type(value))]
-    if not _is_users(type(value).__module__):
-        return []  # a logger, a lock, a generator: theirs to change
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    found = {**getattr(value, "__dict__", {}), **{name: getattr(value, name, None) for name in slots}}
+    match value:
+        case Mapping():
+            return [(f"[{key!r}]", part) for key, part in list(value.items())]
+        case list() | tuple() | set() | frozenset() | deque():
+            return [("[length]", len(value)), *((f"[{place}]", part) for place, part in enumerate(value))]
+        case partial():
+            return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+        case weakref.ref():
+            return [("()", value())]
+        case types.MethodType():
+            return [(".__self__", value.__self__), (".__func__", value.__func__)]
+        case types.FunctionType():
+            return _held_by(value)
+        case type():
+            own = vars(value) if _is_users(value.__module__) else {}
+            return [(f".{name}", part) for name, part in own.items() if not _is_slot(name, part)]
+        case nn.Module():
+            rest = {name: part for name, part in vars(value).items() if name not in _TABLES}
+            found = {**rest, **value._parameters, **value._buffers, **value._modules}
+        case _ if not _is_users(type(value).__module__):
+            return []  # a logger, a lock, a generator: theirs to change
+        case _:
+            slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+            found = {**getattr(value, "__dict__", {}), **{name: getattr(value, name, None) for name in slots}}
     return [*((f".{name}", part) for name, part in found.items()), (".class", type(value))]
 
 

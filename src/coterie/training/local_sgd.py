@@ -66,14 +66,14 @@ def stacks(learner: Learner) -> bool:
 
 
 class LocalTrainer:
-    """Trains clients without noise: one after the other, or on a GPU as one program, kept for the next round.
+    """Trains clients without noise as one program of a GPU, kept for the next round.
 
     Args:
         tf32: whether matrix units may round factors to ten bits there, as torch's convolutions do by default.
     """
 
     def __init__(self, learner: Learner, *, tf32: bool = True) -> None:
-        self.learner, self.stacked, self._tf32 = learner, stacks(learner), tf32
+        self.learner, self._tf32 = learner, tf32
         self._programs: dict[tuple[LocalSGD, int], StackedLocalSGD] = {}
 
     def train(
@@ -96,10 +96,6 @@ class LocalTrainer:
                 away.
         """
         updates = []
-        if not self.stacked:
-            for start, own, order in zip(starts, records, batches, strict=True):
-                updates.append(train_one(self.learner, start, own, order, rule)[None])
-            return torch.cat(updates) if updates else torch.zeros_like(starts)
         wave = min(wave, MOST_CLIENTS, _room(self.learner, rule))
         for first in range(0, len(records), wave):
             mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
