@@ -78,8 +78,7 @@ def show(result: RunResult) -> None:
         figures.append(("disparity", f"{fairness.disparity:.1%}"))
     if fairness is not None and fairness.f_acc is not None and fairness.f_loss is not None:
         figures += [("F_acc", f"{fairness.f_acc:.1%}"), ("F_loss", f"{fairness.f_loss:.3f}")]
-    if result.cluster_accuracy:
-        figures += [(f"true cluster {k}", f"{v:.1%}") for k, v in result.cluster_accuracy.items()]
+    figures += [(f"true cluster {k}", f"{v:.1%}") for k, v in (result.cluster_accuracy or {}).items()]
     clusters = len(set(result.clusters.values()))
     found = {True: ", as in truth", False: ", not as in truth", None: ""}[result.clusters_found]
     if clusters:

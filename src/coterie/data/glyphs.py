@@ -115,5 +115,4 @@ def _warped(flat: Array, which: Array, maps: Array, shifts: Array) -> Array:
     top, bottom = values[index], values[index + _TEMPLATE]
     top += right * (values[index + 1] - top)
     bottom += right * (values[index + (_TEMPLATE + 1)] - bottom)
-    warped: Array = top + down * (bottom - top)
-    return warped
+    return np.asarray(top + down * (bottom - top))

@@ -4,7 +4,7 @@ Structures, schedules and the leakage between pairs, computed without training a
 train in groups are in `algorithms/worker`.
 """
 
-from coterie.groups.design import Design, Relation, Requirement, check, search, solve_pair
+from coterie.groups.design import Relation, Requirement, check, search, solve_pair
 from coterie.groups.leakage import Leakage, history, leakage
 from coterie.groups.observer import Observer
 from coterie.groups.schedule import GroupAlgorithm, GroupSchedule, Noise, Threat
@@ -27,7 +27,6 @@ from coterie.groups.structures import (
 )
 
 __all__ = [
-    "Design",
     "GroupAlgorithm",
     "GroupSchedule",
     "Leakage",

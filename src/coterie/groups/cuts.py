@@ -140,8 +140,7 @@ class Observers:
 
     def _nearest(self, between: Floats) -> Floats:
         """From hops between groups to hops to the nearest group of each observer."""
-        found: Floats = np.minimum.reduceat(between[:, self._flat], self._starts, axis=1)
-        return found
+        return np.asarray(np.minimum.reduceat(between[:, self._flat], self._starts, axis=1))
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,7 @@ def _unseen(target: frozenset[int], observers: Observers) -> list[frozenset[int]
 def _estimate(charges: Charges, delta: float) -> Floats:
     """Epsilon as if every sum were Gaussian with the spread of its participants added."""
     total: Floats = np.sum([times * shift.rough_divergence() for shift, times in charges.items()], axis=0)
-    found: Floats = total + 2 * np.sqrt(total * math.log(1 / delta))
-    return found
+    return np.asarray(total + 2 * np.sqrt(total * math.log(1 / delta)))
 
 
 @lru_cache(maxsize=4096)

@@ -201,14 +201,14 @@ def _with_cuts(found: Leakage, epochs: Sequence[int], epsilon: Floats) -> Floats
     observers = Observers(structure, structure.classes)
     # Equal kinds of charges from all targets are converted together.
     pending: dict[frozenset[Shift], list[tuple[tuple[Ints, int, Ints], Charges]]] = {}
-    for number, groups in enumerate(structure.class_groups):
+    for number, member in enumerate(structure.classes):
         # Where nothing has arrived there is nothing to improve on.
         when, who = np.nonzero(epsilon[:, number] > 0)
         if not len(when):
             continue
         views, known = ObserverViews(observers, who, indices[when]), epsilon[when, number, who]
         for _, concerned, charges in cheaper(
-            frozenset(groups.tolist()), views, found.schedule, found.delta, known
+            frozenset(np.flatnonzero(member).tolist()), views, found.schedule, found.delta, known
         ):
             cells = when[concerned], number, who[concerned]
             pending.setdefault(frozenset(charges), []).append((cells, charges))

@@ -138,11 +138,11 @@ class Exposure:
         nearest = structure.distances[sorted(seen)].min(axis=0)
         counts = np.full(structure.workers, -1, dtype=np.int64)
         from_counts, best = np.full((2, structure.workers), np.nan)
-        for number, groups in enumerate(structure.class_groups):
+        for number, member in enumerate(structure.classes):
             workers = np.setdiff1d(np.flatnonzero(structure.class_of == number), list(members))
-            trusted = self.threat is Threat.OUTSIDERS and seen & set(groups.tolist())
+            trusted = self.threat is Threat.OUTSIDERS and member[sorted(seen)].any()
             if len(workers) and not trusted:
-                counts[workers] = contained_at(nearest[groups], self.schedule, self.epoch).sum()
+                counts[workers] = contained_at(nearest[member], self.schedule, self.epoch).sum()
                 from_counts[workers], best[workers], _, _ = self._best(int(workers[0]), members)
         return counts, from_counts, best
 

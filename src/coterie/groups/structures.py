@@ -123,11 +123,6 @@ class Structure:
         return self._classes[1]
 
     @cached_property
-    def class_groups(self) -> tuple[Ints, ...]:
-        """The groups of every class."""
-        return tuple(np.flatnonzero(row) for row in self.classes)
-
-    @cached_property
     def class_sizes(self) -> Ints:
         """How many workers each class has."""
         return np.bincount(self.class_of)
@@ -141,8 +136,7 @@ class Structure:
     def shared(self) -> Ints:
         """[group, group]: how many workers are in both."""
         table = self.classes.astype(np.float64)
-        counts: Floats = (table.T * self.class_sizes) @ table
-        return counts.astype(np.int64)
+        return np.asarray((table.T * self.class_sizes) @ table, dtype=np.int64)
 
     @cached_property
     def overlap(self) -> Bools:
@@ -157,14 +151,13 @@ class Structure:
     @cached_property
     def class_hops(self) -> tuple[Floats, Floats]:
         """From the nearest group of each class: hops to every group, and to the nearest of every class."""
-        to_groups = np.stack([self.distances[groups].min(axis=0) for groups in self.class_groups])
-        return to_groups, np.stack([to_groups[:, groups].min(axis=1) for groups in self.class_groups])
+        to_groups = np.stack([self.distances[member].min(axis=0) for member in self.classes])
+        return to_groups, np.stack([to_groups[:, member].min(axis=1) for member in self.classes])
 
 
 def hops(overlap: Bools, sources: Sequence[int] | None = None) -> Floats:
     """Hops from every source group (by default from all) to every group."""
-    found: Floats = shortest_path(csr_array(overlap), method="D", unweighted=True, indices=sources)
-    return found
+    return np.asarray(shortest_path(csr_array(overlap), method="D", unweighted=True, indices=sources))
 
 
 def global_structure(workers: int) -> Structure:
