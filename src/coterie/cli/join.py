@@ -26,8 +26,7 @@ def join(
     key: Annotated[Path | None, typer.Option("--key", help="This site's private key.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="By default that of the file.")] = None,
     state: Annotated[
-        Path | None,
-        typer.Option("--state", help="Ledger, noise key, contract; by default with the data."),
+        Path | None, typer.Option("--state", help="Ledger, noise key, contract; by default with the data.")
     ] = None,
     allow_model: Annotated[
         list[str] | None,

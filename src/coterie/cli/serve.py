@@ -28,8 +28,7 @@ def serve(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (YAML); data are the sites' own.")],
     overrides: Overrides = None,
     keys: Annotated[
-        Path | None,
-        typer.Option("--keys", help="Folder with ca.crt, server.crt, server.key, sites/*.pub."),
+        Path | None, typer.Option("--keys", help="Folder with ca.crt, server.crt, server.key, sites/*.pub.")
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Where sites come in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 9443,

@@ -1,5 +1,6 @@
 """What a site checks before it agrees to a contract: cheap things first, a server may propose anything."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -25,6 +26,7 @@ MOST_WATCHED = 256
 """Workers, and groups of them: what each tells every other is computed for all pairs."""
 MOST_EPOCHS_PRICED = 10**5
 """Epochs of a worker's groups, times the kinds of noise among them: each is priced in every epoch."""
+BELOW_ONE = Range(0.0, math.nextafter(1.0, 0.0))
 MOST_PARAMETERS = 5 * 10**8
 """Of a model: a message with more of them would be beyond what the network carries."""
 
@@ -64,8 +66,7 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
             continue  # approved above
         clipped = isinstance(mechanism, CohortSums) and not mechanism.drafted
         RefusedError.when(trusts and not clipped, "not planned")
-        bare = not trusts and not mechanism.at_sites
-        RefusedError.when(bare and limits.budget.is_private, "too much")
+        RefusedError.when(not (trusts or mechanism.at_sites) and limits.budget.is_private, "too much")
         others = mechanism.at_sites and getattr(mechanism, "records", facts.records) != facts.records
         RefusedError.when(others, "other data")
     RefusedError.when(not (_in_range(contract) and _few_releases(contract)), "out of range")
@@ -114,22 +115,21 @@ def _in_range(contract: Contract) -> bool:
         (contract.rounds, ROUNDS),
         (contract.public_seed, SEED),
         (contract.delta, DELTA),
+        (contract.delta, BELOW_ONE),
         *((release.mechanism.steps, STEPS) for release in contract.own.releases),
     ]
-    momentum = 0.0
     if contract.trusted is not None:
         training, watched = contract.trusted.training, contract.trusted.watched
-        momentum = training.momentum
         found += [
             (1 if watched is None else watched.epochs, ROUNDS),
             (training.epochs, EPOCHS),
             (training.batch, RECORDS),
             (1 if training.iterations is None else training.iterations, STEPS),
             (training.lr, STEP_SIZE),
-            (momentum, Range(0.0, 1.0)),
+            (training.momentum, BELOW_ONE),
             (training.proximal or PULL.least, PULL),
         ]
-    return contract.delta < 1 and momentum < 1 and all(number in allowed for number, allowed in found)
+    return all(number in allowed for number, allowed in found)
 
 
 def _approve_scores(contract: Contract, limits: Limits) -> None:

@@ -166,9 +166,7 @@ def read_contribution(
     return choice, value
 
 
-def _waves(
-    asked: Iterable[tuple[OpenCohort, Gathered]],
-) -> list[dict[str, tuple[OpenCohort, Gathered]]]:
+def _waves(asked: Iterable[tuple[OpenCohort, Gathered]]) -> list[dict[str, tuple[OpenCohort, Gathered]]]:
     """Nobody twice at a time: a member of several cohorts is asked once in each wave."""
     waves: list[dict[str, tuple[OpenCohort, Gathered]]] = []
     for cohort, found in asked:

@@ -159,10 +159,7 @@ class Connection:
 
 
 def attend(
-    connection: Connection,
-    folder: Path,
-    handle: Callable[[Message], RecordDict],
-    done: Callable[[], bool],
+    connection: Connection, folder: Path, handle: Callable[[Message], RecordDict], done: Callable[[], bool]
 ) -> None:
     """Answer messages until there is nothing more to answer, through restarts of either side."""
     folder.mkdir(parents=True, exist_ok=True)

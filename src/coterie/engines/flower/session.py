@@ -50,16 +50,7 @@ from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED
 from coterie.errors import CoterieError, InputError
 from coterie.files import forget_rounds, read_arrays, read_json, read_notes, sync, write_arrays, write_json
-from coterie.privacy import (
-    EVALUATION,
-    Budget,
-    ChainHead,
-    Charge,
-    CohortSums,
-    Ledger,
-    NoisyScores,
-    SecretKey,
-)
+from coterie.privacy import EVALUATION, Budget, ChainHead, Charge, CohortSums, Ledger, NoisyScores, SecretKey
 from coterie.privacy.plain import Plain
 from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import round_up
