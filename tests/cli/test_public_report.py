@@ -72,7 +72,10 @@ def test_figures_that_cannot_be_files_are_refused_before_anything_is_written(
     taken.write_text("mine")
     for options, said in (
         (["--figures", str(taken)], "is a file"),
-        (["--format", "pdf"], "--format: is that of figures that are files; allowed: with --figures FOLDER"),
+        (
+            ["--format", "pdf"],
+            "--format: says how figures are written; allowed: together with --figures FOLDER",
+        ),
     ):
         refused = coterie(capsys, monkeypatch, "report", str(tmp_path), *options)
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)

@@ -33,7 +33,7 @@ def test_figure_shows_structure_matrix_and_growth(tmp_path, structure, algorithm
     )
     found = leakage(structure, schedule, epoch=10, delta=1e-5)
     path = tmp_path / "leakage.svg"
-    draw(path, found, history(structure, schedule, range(1, 11), 1e-5), "what holds")
+    draw(path, found, history(found, range(1, 11)), "what holds")
     text = path.read_text()
     assert "what holds" in text
     assert f"{structure.workers} workers" in text

@@ -39,7 +39,7 @@ def report(
     from coterie.reproduce.table import RECORD
 
     if kind is not None and figures is None:
-        raise InputError("--format: is that of figures that are files; allowed: with --figures FOLDER")
+        raise InputError("--format: says how figures are written; allowed: together with --figures FOLDER")
     if kind not in (None, *FORMATS):
         raise InputError(f"--format: '{kind}' is not allowed, {', '.join(FORMATS)} are")
     if RunFolder(folder).exists:
