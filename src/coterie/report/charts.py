@@ -222,12 +222,12 @@ def bar_figure(
         axes.set(xlim=(-0.5, len(groups) - 0.5), xlabel=x_title)
         width = min(0.8 / len(series), 0.064 * len(groups))
         for index, (named, values) in enumerate(series):
-            known = [(place, value) for place, value in enumerate(values) if value is not None]
-            at = [place + width * (index - (len(series) - 1) / 2) for place, _ in known]
+            known = {place: value for place, value in enumerate(values) if value is not None}
+            at = [place + width * (index - (len(series) - 1) / 2) for place in known]
             face = colour("accent" if chosen else index)
-            bars = axes.bar(at, [value for _, value in known], 0.85 * width, color=face, label=key(named))
-            axes.bar_label(bars, [label(value) for _, value in known], padding=3, color=colour("soft"))
-            for bar, (place, value) in zip(bars, known, strict=True):
+            bars = axes.bar(at, list(known.values()), 0.85 * width, color=face, label=key(named))
+            axes.bar_label(bars, list(map(label, known.values())), padding=3, color=colour("soft"))
+            for bar, (place, value) in zip(bars, known.items(), strict=True):
                 tips(bar, [f"{named}, {groups[place]}: {label(value)}".removeprefix(", ")])
                 if chosen not in (None, groups[place]):
                     bar.set(facecolor=colour("soft"), alpha=0.42)

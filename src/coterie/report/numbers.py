@@ -47,10 +47,8 @@ def span(values: Sequence[int]) -> str:
 def seconds(value: float) -> str:
     if math.isnan(value):
         return NONE
-    if value < 10:
-        return f"{value:.1f} s"
     if value < 120:
-        return f"{value:.0f} s"
+        return f"{value:.{int(value < 10)}f} s"
     minutes, rest = divmod(round(value), 60)
     if minutes < 120:
         return f"{minutes} min {rest} s"

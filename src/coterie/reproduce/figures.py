@@ -19,11 +19,11 @@ from coterie.report.figures import first_round_releases, sorted_scores
 from coterie.report.grid import Setting
 from coterie.report.record import LeakageRecord, RunRecord
 from coterie.reproduce import illustrations
+from coterie.reproduce.declared import EPSILON
 from coterie.reproduce.table import Reproduction
 
 Draw = Callable[[Reproduction], Iterator[Figure]]
 
-EPSILON = "privacy.epsilon"
 WORTH_DRAWING = 1000.0
 """Epsilon beyond which a run promises nothing, and would push all others into a corner."""
 CLEAR = 2.0
