@@ -32,8 +32,7 @@ class Scaling:
     @property
     def exponent(self) -> float:
         """Slope in logarithms between the ends: 1 is linear, below 1 is better."""
-        growth = math.log(self.seconds[-1] / self.seconds[0])
-        return growth / math.log(self.sizes[-1] / self.sizes[0])
+        return math.log(self.seconds[-1] / self.seconds[0]) / math.log(self.sizes[-1] / self.sizes[0])
 
 
 @dataclass(frozen=True)

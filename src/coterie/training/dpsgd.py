@@ -29,10 +29,9 @@ def noisy_mean(
     adjacencies, on the data. An empty batch releases noise like any other.
     """
     total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views)
-    clip, std, multiplier = mechanism.clip, mechanism.noise_std, mechanism.multiplier
-    drawn = gaussian(noise, tuple(total.shape), std, multiplier=multiplier, clip=clip)
-    total += torch.from_numpy(drawn).to(total.device)
-    return total.div_(mechanism.denominator)
+    planned = {"multiplier": mechanism.multiplier, "clip": mechanism.clip}
+    drawn = gaussian(noise, tuple(total.shape), mechanism.noise_std, **planned)
+    return total.add_(torch.from_numpy(drawn).to(total.device)).div_(mechanism.denominator)
 
 
 def train_privately(

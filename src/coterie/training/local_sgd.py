@@ -112,8 +112,7 @@ class LocalTrainer:
             room = _room(self.learner, rule)
             if sum(others for _, others in self._programs) + clients > room:
                 self._programs.clear()  # a program keeps its memory
-            size = min(rule.batch, self.learner.micro_batch)
-            own = kernels_agree(self.learner, size, tf32=self._tf32)
+            own = kernels_agree(self.learner, min(rule.batch, self.learner.micro_batch), tf32=self._tf32)
             # Several runs may share a GPU: a step that takes a large part of it must give it back.
             small = _GRAPHS * clients <= room
             self._programs[rule, clients] = StackedLocalSGD(

@@ -21,8 +21,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
-        trainable = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        return cls({name: parameter.shape for name, parameter in trainable})
+        return cls({name: p.shape for name, p in model.named_parameters() if p.requires_grad})
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -49,6 +48,5 @@ class Layout:
 
 def flatten(model: nn.Module) -> NDArray[np.float32]:
     """The model's trainable parameters as one vector."""
-    with torch.no_grad():
-        pieces = [p.detach().reshape(-1) for p in model.parameters() if p.requires_grad]
-        return torch.cat(pieces).to("cpu", torch.float32).numpy().copy()
+    pieces = [p.detach().reshape(-1) for p in model.parameters() if p.requires_grad]
+    return torch.cat(pieces).to("cpu", torch.float32).numpy().copy()

@@ -247,12 +247,12 @@ class _Program(Program):
         def each(value: Callable[[StackedJob], float], dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.tensor([value(job) for job in jobs], dtype=dtype)
 
-        start = torch.stack([job.start for job in jobs]).to(self.device, torch.float64)
+        start = torch.stack([job.start for job in jobs]).to(self.device).double()
         anchors = torch.stack([job.start if job.anchor is None else job.anchor for job in jobs])
         self.load(
             start=start,
             parameters=start,
-            anchors=anchors.double(),
+            anchors=anchors.to(self.device).double(),
             sums=torch.zeros_like(start),
             step=torch.zeros_like(self.row),
             noise_keys=philox.split_keys([job.noise_key for job in jobs]),

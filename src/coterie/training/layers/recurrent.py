@@ -21,12 +21,12 @@ class RecordingLstm(nn.Module):
         rule, names = LinearRule(layer), ("weight", "bias") if layer.bias else ("weight",)
 
         def maps(kind: str) -> nn.ModuleList:
-            levels = [f"{kind}_l{level}" for level in range(layer.num_layers)]
+            ends = (f"{kind}_l{level}" for level in range(layer.num_layers))
             return nn.ModuleList(
                 RecordingLayer(
                     f"{where}.{end}", {name: named[f"{name}_{end}"] for name in names}, rule, notes
                 )
-                for end in levels
+                for end in ends
             )
 
         self.input_maps, self.recurrent_maps = maps("ih"), maps("hh")
@@ -54,5 +54,5 @@ class RecordingLstm(nn.Module):
             values = torch.stack(steps, dim=1)
             states.append(state)
             cells.append(cell)
-        outputs = values if self.batch_first else values.transpose(0, 1)
-        return outputs, (torch.stack(states), torch.stack(cells))
+        values = values if self.batch_first else values.transpose(0, 1)
+        return values, (torch.stack(states), torch.stack(cells))

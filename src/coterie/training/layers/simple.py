@@ -27,10 +27,8 @@ class LinearRule(LayerRule):
             )
         flat = inputs.reshape(tiles.count, -1, inputs.shape[-1])
         matrix = tiles.gather(weights["weight"]).mT
-        if self.biased:
-            outputs = torch.baddbmm(tiles.gather(weights["bias"])[:, None], flat, matrix)
-        else:
-            outputs = flat @ matrix
+        bias = tiles.gather(weights["bias"])[:, None] if self.biased else None
+        outputs = flat @ matrix if bias is None else torch.baddbmm(bias, flat, matrix)
         return outputs.view(*inputs.shape[:-1], -1)
 
     def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
