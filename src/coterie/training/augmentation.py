@@ -52,16 +52,15 @@ class Augmentation:
         images = features.movedim(1, -1)[record, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
         return Batch(images.contiguous(), batch.targets.repeat_interleave(self.copies, dim=0))
 
-    def _draw(self, places: Tensor, step: int | Tensor, keys: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, places: Tensor, step: int | Tensor, keys: int | Tensor) -> tuple[Tensor, ...]:
         """Shift down, shift right and whether mirrored, of each view: (records, copies) each."""
         view = torch.arange(self.copies, device=places.device)
         seed = _mixed(torch.as_tensor(keys, device=places.device) * _KEY + places)
         seed = _mixed(seed + torch.as_tensor(step, device=places.device) * _STEP)
         bits = _mixed(seed[:, None] + view * _VIEW)
-        choices = 2 * self.shift + 1
-        down, right = ((_after(bits, skip) & 0xFFFFF) % choices - self.shift for skip in (0, 20))
+        shifts = ((_after(bits, skip) & 0xFFFFF) % (2 * self.shift + 1) - self.shift for skip in (0, 20))
         mirrored = (_after(bits, 40) & 1).bool() if self.flip else torch.zeros_like(bits, dtype=torch.bool)
-        return down, right, mirrored
+        return *shifts, mirrored
 
 
 @dataclass(frozen=True)

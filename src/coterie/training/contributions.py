@@ -283,8 +283,7 @@ def products_are_cheaper(positions: int, inner: int, outer: int, device: torch.d
     """
     half_speed = 2 if device.type == "cpu" else 1
     rows = inner * outer * (2 * positions + 130)
-    products = half_speed * 2 * (positions**2 * (inner + outer) + positions * inner * outer)
-    return products < rows
+    return half_speed * 2 * (positions**2 * (inner + outer) + positions * inner * outer) < rows
 
 
 def product_contributions(

@@ -67,10 +67,7 @@ class Isolation:
         width: of a record's output.
         mapped: whether `vmap` may be used; `why_not_mapped` finds out.
         """
-        self._model = model
-        self._layout = layout
-        self._losses = losses
-        self._width = width
+        self._model, self._layout, self._losses, self._width = model, layout, losses, width
         self._dtype = next((p.dtype for p in model.parameters() if p.requires_grad), torch.float32)
         self.mapped = mapped
         # A copy would share what its functions hold: such a model runs itself, and is watched.

@@ -285,18 +285,13 @@ def _elementwise(call: Operation) -> bool:
     return not named and all(map(apart, call.kinds, call.args))
 
 
-def _along(*, several: bool) -> Rule:
-    """Operations along dimensions, of which the first must not be one."""
-
-    def rule(call: Operation) -> bool:
-        dims, first = call.argument(1, "dim"), call.args[0]
-        dims = [dims] if isinstance(dims, int) else dims
-        if not isinstance(dims, list | tuple) or not dims or (len(dims) > 1 and not several):
-            return False
-        inside = isinstance(first, Tensor) and all(dim % first.dim() != 0 for dim in dims)
-        return call.on_records_only and inside
-
-    return rule
+def _along(call: Operation) -> bool:
+    """Along one dimension or several, of which the first must not be one."""
+    dims = call.argument(1, "dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, list | tuple) or not dims or not call.on_records_only:
+        return False
+    return isinstance(call.args[0], Tensor) and all(dim % call.rank != 0 for dim in dims)
 
 
 def _first_dimension_stays(call: Operation) -> bool:
@@ -336,8 +331,7 @@ _REDUCTIONS = ("mean", "sum", "amax", "amin", "logsumexp")
 
 _METHODS: dict[str, Rule] = {
     **dict.fromkeys((*_ELEMENTWISE, "float"), _elementwise),
-    **dict.fromkeys(_REDUCTIONS, _along(several=True)),
-    **dict.fromkeys(("softmax", "log_softmax"), _along(several=False)),
+    **dict.fromkeys((*_REDUCTIONS, "softmax", "log_softmax"), _along),
     **dict.fromkeys(("reshape", "contiguous"), _first_dimension_stays),
     **dict.fromkeys(("matmul", "bmm"), _product),
     "flatten": lambda call: call.on_records and call.argument(1, "start_dim", 0) % call.rank >= 1,
@@ -356,7 +350,7 @@ _FUNCTIONS: dict[int, tuple[object, Rule]] = {
             if callable(getattr(torch, name, None))
         ),
         *((getattr(functional, name), _elementwise) for name in _ACTIVATIONS),
-        *((getattr(functional, name), _along(several=False)) for name in ("softmax", "log_softmax")),
+        *((getattr(functional, name), _along) for name in ("softmax", "log_softmax")),
         *((pool, lambda call: call.on_records_only and call.rank == 4) for pool in _POOLS),
         *((getattr(operator, name), _elementwise) for name in ("add", "sub", "mul", "truediv", "neg")),
         (torch.cat, _joined),

@@ -147,8 +147,10 @@ class _Record(torch.autograd.Function):
 
 def named_parameters(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Parameter]]:
     """A layer's own parameters by their names in it, each with its name in the model."""
-    prefix = f"{where}." if where else ""
-    return {name: (prefix + name, value) for name, value in layer.named_parameters(recurse=False)}
+    return {
+        name: (f"{where}.{name}" if where else name, value)
+        for name, value in layer.named_parameters(recurse=False)
+    }
 
 
 def masked(gradient: Tensor, outputs: Tensor) -> Tensor:

@@ -183,8 +183,7 @@ class StackedTrainer:
         ]
         if all(kinds):
             apart = torch.cat([self.train([jobs[at] for at in kind]) for kind in kinds])
-            order = torch.tensor(kinds[0] + kinds[1], device=apart.device)
-            return apart[order.argsort()]
+            return apart[torch.tensor(kinds[0] + kinds[1], device=apart.device).argsort()]
         wave = self._clients_at_once(jobs)
         # Coarser products change no promise: norms are taken of the very gradients that are summed, or of the
         # same factors, and both in float64, where the matrix units do not round.
