@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,16 @@ DOORS: dict[str, set[str]] = {
 }
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names below `coterie` that a file imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module == "coterie":
@@ -69,7 +76,7 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names = (alias.name for alias in node.names)
             found |= {name.removeprefix("coterie.") for name in names if name.startswith("coterie.")}
-    return found
+    return frozenset(found)
 
 
 def room_of(path: Path) -> str:
@@ -119,7 +126,7 @@ def test_nothing_reads_pickles() -> None:
 
 
 def trees() -> list[tuple[Path, ast.Module]]:
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SOURCE.rglob("*.py"))]
+    return [(path, parsed(path)) for path in sorted(SOURCE.rglob("*.py"))]
 
 
 def test_no_file_grows_beyond_what_one_sitting_reads() -> None:
