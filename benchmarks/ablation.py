@@ -25,9 +25,9 @@ from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import PublicFacts
 from coterie.experiment.experiment_file import override
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.local import run_together
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.together import run_together
 from coterie.privacy import Budget, Unit, UnitPlan, calibrate
 
 EPSILON = 3.0

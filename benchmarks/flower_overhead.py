@@ -34,9 +34,9 @@ from coterie.engines.flower.network import open_link
 from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import AllowlistProxy, listening
 from coterie.engines.flower.transport import Timeouts
-from coterie.experiment.deployment import APP, Serving, on_grid
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.result import Callbacks, RoundReport
+from coterie.experiment.serving import APP, Serving, on_grid
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut
 from coterie.training.parameters import flatten

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from coterie.experiment.metrics import (
+from coterie.experiment.result import (
     Spread,
     cluster_means,
     clustering_accuracy,

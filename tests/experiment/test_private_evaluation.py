@@ -16,13 +16,13 @@ from coterie.data import Client, Federation
 from coterie.engines.clients import TrainingFacts
 from coterie.engines.evaluation import PrivateScores
 from coterie.errors import BudgetError, InputError
-from coterie.experiment import local, references
+from coterie.experiment import evaluator, local
 from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.evaluator import NORMAL_95, Evaluator, LocalScores, private_accuracy, private_mean
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate
 from coterie.experiment.loop import Run
-from coterie.experiment.recount import recount
+from coterie.experiment.recorded import recount
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.files import read_json
@@ -63,8 +63,10 @@ def evaluator_of(
     names = tuple(client.name for client in federation.clients)
     sizes = tuple(len(client.train) for client in federation.clients)
     facts = TrainingFacts(names, sizes, 0.1, noise_key=key, coin_key=key, public_seed=0)
-    engine: Any = SimpleNamespace(facts=facts, plan=prepared.plan, ledger=ledger, context="test")
-    scores = LocalScores(replace(prepared, federation=federation), engine)
+    engine: Any = SimpleNamespace(
+        facts=facts, plan=prepared.plan, ledger=ledger, context="test", learner=prepared.learner
+    )
+    scores = LocalScores(federation, engine)
     exact = scores.exact if prepared.experiment.evaluation_kind is EvaluationKind.EXACT else None
     return Evaluator(prepared, scores, exact)
 
@@ -223,7 +225,7 @@ def test_own_records_are_scored_privately_and_train_no_reference_unless_asked(
     def never(*arguments: object) -> None:
         raise AssertionError("a central model was trained on somebody's own records")
 
-    monkeypatch.setattr(references, "train_references", never)
+    monkeypatch.setattr(evaluator, "train_references", never)
     result = local.run(own(hospitals), tmp_path / "run")
     assert result.accuracy is not None
     assert result.accuracy.is_private

@@ -14,8 +14,8 @@ from coterie.errors import InputError, LedgerError
 from coterie.experiment import local
 from coterie.experiment.calibrated import HELD_OUT
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.opened import create_folder
-from coterie.experiment.recount import recount
+from coterie.experiment.loop import create_folder
+from coterie.experiment.recorded import recount
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import ChainedLines, Seal
 from coterie.files import read_json, write_json

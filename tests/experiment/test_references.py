@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from coterie.data import Client, Federation, Records, Task
-from coterie.experiment.references import train_references
+from coterie.experiment.evaluator import train_references
 from coterie.experiment.schema import Experiment
 from coterie.models import ModelSettings, build_model
 from coterie.training.learner import Learner

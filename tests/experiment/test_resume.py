@@ -18,7 +18,7 @@ from coterie.engines.secret import RunSecret
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.recount import recount
+from coterie.experiment.recorded import recount
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.seal import Seal
 from coterie.privacy import SecretKey

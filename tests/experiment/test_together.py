@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from coterie.errors import InputError
-from coterie.experiment import together
+from coterie.experiment import local
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.local import run
+from coterie.experiment.local import fit_together, run, run_together
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.together import fit_together, run_together
 from coterie.files import beside, read_lines
 from coterie.training.stacked import StackedTrainer
 
@@ -118,7 +117,7 @@ def test_the_process_writes_what_stopped_a_run_beside_its_folder(tmp_path: Path)
     for path in (good, bad):
         beside(path, ".yaml").write_text(to_yaml(CELLS["local"]))
     bad.write_text("in the way")
-    assert together.main([str(good), str(bad)]) == 1
+    assert local.main([str(good), str(bad)]) == 1
     assert RunFolder(good).finished
     assert "exists and is not a run folder" in beside(bad, ".log").read_text()
     assert beside(bad, ".log").read_text().count("\n") == 1

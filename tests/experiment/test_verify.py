@@ -16,19 +16,17 @@ from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment import cells, checkpoint, local
 from coterie.experiment.calibrated import CalibratedRun
 from coterie.experiment.cells import Progress, compare
-from coterie.experiment.claim import read_claim, with_claim
 from coterie.experiment.comparison import SweepResult
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.memory import RunMemory
-from coterie.experiment.opened import create_folder, drop_models
+from coterie.experiment.loop import create_folder, drop_models
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.experiment.verify import Verification, verify
-from coterie.files import read_json, write_json, write_text
+from coterie.experiment.verify import Verification, read_claim, verify, with_claim
+from coterie.files import json_text, read_json, write_json, write_text
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
 
@@ -443,7 +441,7 @@ def test_a_crash_while_models_are_dropped_leaves_them_whole_or_gone(
     def killed(*arguments: object) -> None:
         raise Killed
 
-    for step in ("coterie.experiment.opened.shutil.rmtree", "pathlib.Path.rename"):
+    for step in ("coterie.experiment.loop.shutil.rmtree", "pathlib.Path.rename"):
         with monkeypatch.context() as patch:
             patch.setattr(step, killed)
             with pytest.raises(Killed):
@@ -478,7 +476,8 @@ def test_a_guarantee_that_was_replaced_does_not_come_back(stopped: RunFolder) ->
     """Caveats may be added while a run is resumed; then the guarantee without them is an edit like any."""
     before = stopped.guarantee.read_text()
     content = read_json(stopped.guarantee)
-    Seal(stopped.path).write_json(stopped.guarantee, {**content, "caveats": [*content["caveats"], "more"]})
+    more = json_text({**content, "caveats": [*content["caveats"], "more"]})
+    Seal(stopped.path).write_text(stopped.guarantee, more)
     Seal(stopped.path).check("guarantee.json")
     stopped.guarantee.write_text(before)
     with pytest.raises(CoterieError, match=r"guarantee\.json: changed since it was written"):
@@ -596,9 +595,9 @@ def test_a_run_that_had_only_begun_is_missed_too(
     with monkeypatch.context() as patch:
         patch.setattr(cells, "run_cells", begin)
         if killed:
-            note = RunMemory.note
+            note = Seal.remember
             patch.setattr(
-                RunMemory, "note", lambda *runs, running: note(*runs, running=True) if running else None
+                Seal, "remember", lambda *runs, running: note(*runs, running=True) if running else None
             )
         with pytest.raises(KeyboardInterrupt):
             compare(grid, tmp_path / "comparison")

@@ -16,8 +16,7 @@ from coterie.algorithms.protocol import Findings
 from coterie.experiment.comparison import Row, table_csv, table_markdown
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Fairness, Spread
-from coterie.experiment.result import RunResult
+from coterie.experiment.result import Fairness, RunResult, Spread
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
 from coterie.files import append_line, write_json, write_text

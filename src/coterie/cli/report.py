@@ -29,8 +29,7 @@ def report(
     ] = None,
 ) -> None:
     from coterie.experiment.folder import RunFolder
-    from coterie.experiment.recorded import check_folder
-    from coterie.experiment.recount import recount
+    from coterie.experiment.recorded import check_folder, recount
     from coterie.report.comparison import comparison_figures, write_comparison_report
     from coterie.report.drawing import FORMATS, write_figures
     from coterie.report.run import run_figures, write_run_report
@@ -73,13 +72,10 @@ def _recount_all(folder: Path) -> str:
     """The ledger of every finished run of a comparison."""
     from coterie.experiment.comparison import SweepResult
     from coterie.experiment.folder import RunFolder
-    from coterie.experiment.memory import RunMemory
-    from coterie.experiment.recorded import check_folder
-    from coterie.experiment.recount import recount
+    from coterie.experiment.recorded import check_folder, recount
     from coterie.experiment.seal import Seal
 
-    seal = Seal(folder)
-    for check in (*seal.checks(), *RunMemory(seal).checks()):
+    for check in Seal(folder).checks():
         check()
     cells = SweepResult.load(folder).cells.values()
     for path in cells:

@@ -14,8 +14,7 @@ from coterie.files import finite
 from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
-    from coterie.experiment.metrics import Spread
-    from coterie.experiment.result import RoundReport, RunResult
+    from coterie.experiment.result import RoundReport, RunResult, Spread
 
 
 def run(

@@ -53,11 +53,11 @@ def serve(
     require_flower()
     from coterie.engines.flower.keys import KeyFolder
     from coterie.engines.flower.transport import Timeouts
-    from coterie.experiment.deployment import Serving
-    from coterie.experiment.deployment import serve as serve_experiment
     from coterie.experiment.experiment_file import read_experiment
     from coterie.experiment.folder import default_folder
     from coterie.experiment.result import Callbacks
+    from coterie.experiment.serving import Serving
+    from coterie.experiment.serving import serve as serve_experiment
     from coterie.report.run import write_run_report
 
     proofs = "--keys: needed, unless --plaintext asks for a trial on loopback without any"

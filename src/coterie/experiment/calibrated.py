@@ -4,22 +4,23 @@ Nothing here looks at a record. A simulation knows its records and could; a serv
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 
 from coterie import __version__
 from coterie.algorithms import AnyAlgorithm, find_algorithm
-from coterie.algorithms.protocol import PublicFacts, State, Vector
+from coterie.algorithms.protocol import PublicFacts, State
 from coterie.algorithms.smoothing import smoothed
 from coterie.data import Federation
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
 from coterie.errors import BudgetError, InputError
 from coterie.experiment.proven import ProvenPlan, one_delta
-from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.schema import EvaluationKind, Experiment, refuse
 from coterie.files import Json
 from coterie.groups import Structure
 from coterie.models import build_model
@@ -102,8 +103,7 @@ class CalibratedRun(ProvenPlan):
     def start(self) -> State:
         """The state before the first round."""
         rng = np.random.default_rng(self.experiment.seeds.simulation)
-        state: State = self.algorithm.start(self.facts, rng)
-        return state
+        return cast(State, self.algorithm.start(self.facts, rng))
 
     def context(self) -> str:
         """What decides, beside what a client is sent, what it computes: noise is bound to it."""
@@ -111,8 +111,9 @@ class CalibratedRun(ProvenPlan):
         return behaviour(settings.model, settings.schedule.lr, self.augmentation, self.plan, self.learner)
 
 
-Caveats = Callable[[Learner, Mapping[str, Budget]], Iterable[str]]
-"""What a guarantee must add because of how a run is set up, given its model and budgets."""
+Caveats = Callable[[Learner, Mapping[str, Budget]], Mapping[str | None, bool]]
+"""What a guarantee may have to add because of how a run is set up, and whether it must, given its model and
+budgets."""
 
 
 def calibrate_run(
@@ -143,23 +144,18 @@ def calibrate_run(
         max_memory=experiment.engine.max_bytes,
     )
     algorithm = build_algorithm(experiment, population.truth)
-
-    def initialise(seed: int) -> Vector:
-        return flatten(build_model(experiment.model, population.task, seed, additive=additive))
-
     facts = PublicFacts(
         clients=tuple(population.records),
         records=population.records,
         parameters=learner.layout.size,
-        initialise=initialise,
+        initialise=lambda seed: flatten(
+            build_model(experiment.model, population.task, seed, additive=additive)
+        ),
         layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
         structure=population.structure,
     )
-    draft = algorithm.plan(facts)
-    draft, budgets = with_evaluation(
-        draft, _budgets(experiment, draft, facts), population.reported, privacy.accountant
-    )
-    said = list(caveats(learner, budgets))
+    draft, budgets = _with_evaluation(experiment, algorithm.plan(facts), population)
+    said = [caveat for caveat, holds in caveats(learner, budgets).items() if holds and caveat is not None]
     unobserved = algorithm.observer(facts, with_shared_noise(draft, 1.0)) is None
     private = all(budget.is_private for budget in budgets.values())
     if unobserved or (has_free_noise(draft) and not private):
@@ -211,15 +207,13 @@ def _least_noise_between_workers(
 def build_algorithm(experiment: Experiment, truth: Mapping[str, int] | None) -> AnyAlgorithm:
     """The algorithm with its settings; one that needs the true clusters is handed them."""
     algorithm = find_algorithm(experiment.privacy.unit, experiment.algorithm.name)
-    arguments = (experiment.algorithm, experiment.schedule, experiment.privacy)
-    if not algorithm.needs_truth:
-        return smoothed(algorithm(*arguments))
-    if truth is None:
+    told = {"truth": truth} if algorithm.needs_truth else {}
+    if algorithm.needs_truth and truth is None:
         raise InputError(
             f"algorithm.name: '{experiment.algorithm.name}' needs the true clusters, which this federation "
             "does not know; allowed here: algorithms that find them"
         )
-    return smoothed(algorithm(*arguments, truth=truth))  # type: ignore[call-arg]
+    return smoothed(algorithm(experiment.algorithm, experiment.schedule, experiment.privacy, **told))
 
 
 def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:
@@ -227,22 +221,20 @@ def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:
     wanted, shape = experiment.schedule.augmentation, task.shape
     if wanted is None:
         return None
-    if experiment.privacy.unit is not Unit.RECORD:
-        raise InputError(
-            f"schedule.augmentation: with unit {experiment.privacy.unit} no record's gradient is clipped, so "
-            "nothing is averaged before a clip; allowed with unit record"
-        )
-    if task.vocabulary is not None or len(shape) != 3:
-        raise InputError(
-            f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; "
-            "views are made of images, [channels, height, width]; allowed here: null"
-        )
-    shift = wanted.pixels if "shift" in wanted.kinds else 0
-    if shift >= min(shape[1:]):
-        raise InputError(
-            f"schedule.augmentation.pixels: {shift} moves all of an image of {shape[1]} x {shape[2]} away; "
-            f"allowed: 1 to {min(shape[1:]) - 1}"
-        )
+    shift, least = wanted.pixels if "shift" in wanted.kinds else 0, min(shape[1:], default=0)
+    unit, image = experiment.privacy.unit, " x ".join(map(str, shape[1:]))
+    refuse(
+        {
+            f"schedule.augmentation: with unit {unit} no record's gradient is clipped, so nothing is "
+            "averaged before a clip; allowed with unit record": unit is not Unit.RECORD,
+            f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; views are "
+            "made of images, [channels, height, width]; allowed here: null": (
+                task.vocabulary is not None or len(shape) != 3
+            ),
+            f"schedule.augmentation.pixels: {shift} moves all of an image of {image} away; allowed: 1 to "
+            f"{least - 1}": shift >= least,
+        }
+    )
     return Augmentation(wanted.copies, shift, "flip" in wanted.kinds)
 
 
@@ -256,35 +248,21 @@ def default_delta(units: int) -> float:
     return math.floor(exact / digit) * digit
 
 
-def delta_caveats(
-    experiment: Experiment, population: Population, budgets: Mapping[str, Budget]
-) -> Iterator[str]:
+def delta_caveat(experiment: Experiment, population: Population, budgets: Mapping[str, Budget]) -> str | None:
     """A delta of one over the number of units allows to publish one of them outright."""
     unit, records = experiment.privacy.unit, population.records
-    if unit is not Unit.RECORD:
-        if max(budget.delta for budget in budgets.values()) >= 1 / len(records):
-            yield f"delta is not below 1/{len(records)}, the share of one {unit}"
-        return
-    large = [name for name, count in records.items() if budgets[name].delta >= 1 / count]
-    for name in large[:1]:
-        yield f"delta is not below 1/{records[name]}, the share of one record of {name}"
+    alike = records if unit is Unit.RECORD else dict.fromkeys(budgets, len(records))
+    for name, count in alike.items():
+        if budgets[name].delta >= 1 / count:
+            whose = f"record of {name}" if unit is Unit.RECORD else unit
+            return f"delta is not below 1/{count}, the share of one {whose}"
+    return None
 
 
-def count_caveats(experiment: Experiment) -> Iterator[str]:
-    """A client that may be there or not is one more or less of a number that everybody knows."""
+def counts_clients(experiment: Experiment) -> bool:
+    """Whether a client may be there or not, one more or less of a number that everybody knows."""
     privacy = experiment.privacy
-    if privacy.unit is Unit.CLIENT and privacy.adjacency is Adjacency.ADD_REMOVE:
-        yield PUBLIC_COUNT
-
-
-def _budgets(experiment: Experiment, draft: PrivacyPlan, facts: PublicFacts) -> dict[str, Budget]:
-    """Of each unit; where none is given, delta is small against how many there are like the protected one."""
-    privacy, budgets = experiment.privacy, {}
-    for subject in (unit.subject for unit in draft.units):
-        alike = facts.records[subject] if draft.unit is Unit.RECORD else len(facts.clients)
-        delta = privacy.delta_of(subject, default_delta(alike))
-        budgets[subject] = Budget(privacy.epsilon_of(subject), delta)
-    return budgets
+    return privacy.unit is Unit.CLIENT and privacy.adjacency is Adjacency.ADD_REMOVE
 
 
 # --- private evaluation ------------------------------------------------------------------------------
@@ -296,40 +274,40 @@ def reported_of(experiment: Experiment, allowed: Mapping[str, HeldOut]) -> dict[
     return {
         name: HeldOut(
             own.units,
-            min(own.epsilon, evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
+            min(own.epsilon, _evaluation_epsilon(experiment, experiment.privacy.epsilon_of(name))),
             min(own.reports, reports),
         )
         for name, own in allowed.items()
     }
 
 
-def with_evaluation(
-    draft: PrivacyPlan,
-    budgets: Mapping[str, Budget],
-    reported: Mapping[str, HeldOut],
-    accountant: str,
+def _with_evaluation(
+    experiment: Experiment, draft: PrivacyPlan, population: Population
 ) -> tuple[PrivacyPlan, dict[str, Budget]]:
-    """The draft of a plan, and its budgets, with all private scores in it.
+    """The draft of a plan with all private scores in it, and the budget of each unit.
 
-    Args:
-        reported: of every client that reports. Where clients are protected, all report, and as often.
+    Where no delta is given, it is small against how many there are like the protected one. Where clients are
+    protected, all of them report, and as often.
     """
+    privacy, reported, by_record = experiment.privacy, population.reported, draft.unit is Unit.RECORD
+    budgets = {}
+    for subject in (unit.subject for unit in draft.units):
+        delta = default_delta(population.records[subject] if by_record else len(population.records))
+        budgets[subject] = Budget(privacy.epsilon_of(subject), privacy.delta_of(subject, delta))
     if not reported:
-        return draft, dict(budgets)
-    if draft.unit is Unit.RECORD:
+        return draft, budgets
+    if by_record:
         return with_held_out_records(draft, budgets, reported)
-    each = {(own.epsilon, own.reports) for own in reported.values()}
-    epsilon, reports = min(epsilon for epsilon, _ in each), min(reports for _, reports in each)
-    together = HeldOut(len(reported), epsilon, reports)
-    return with_client_scores(draft, budgets, together, accountant), dict(budgets)
+    epsilon = min(own.epsilon for own in reported.values())
+    together = HeldOut(len(reported), epsilon, min(own.reports for own in reported.values()))
+    return with_client_scores(draft, budgets, together, privacy.accountant), budgets
 
 
-def evaluation_epsilon(experiment: Experiment, budget: float) -> float:
+def _evaluation_epsilon(experiment: Experiment, budget: float) -> float:
     """What evaluations may cost where the whole budget is this."""
     asked = experiment.evaluation.epsilon
     if asked is None:
-        share = 1.0 if experiment.privacy.unit is Unit.RECORD else CLIENT_SHARE
-        return min(MEMORABLE, share * budget)
+        return min(MEMORABLE, budget if experiment.privacy.unit is Unit.RECORD else CLIENT_SHARE * budget)
     if asked > budget:
         raise InputError(
             f"evaluation.epsilon: {asked:g} is more than the budget of {budget:g}; allowed: at most that"

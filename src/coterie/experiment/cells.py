@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -25,12 +24,11 @@ from coterie.experiment.comparison import CSV, MARKDOWN, SweepResult, table_csv,
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.keeper import settle
-from coterie.experiment.memory import RunMemory
+from coterie.experiment.local import fit_together
 from coterie.experiment.recorded import check_folder
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import Experiment, refuse
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.experiment.together import fit_together
 from coterie.files import beside, read_lines, write_text
 from coterie.privacy import Unit
 
@@ -48,26 +46,8 @@ class Progress:
     failed: frozenset[str]
 
 
-class Executor(Protocol):
-    """Where cells run: so many processes at a time, each with a GPU or none."""
-
-    workers: int
-    gpu: bool
-
-    def start(self, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
-        """Begin or resume these runs in one process; the function that is returned says whether it has ended.
-
-        What stops a run is then the last line of the log beside its folder.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop whatever still runs."""
-        ...
-
-
 class LocalProcesses:
-    """Cells as processes of this machine."""
+    """Cells as processes of this machine: so many at a time, each with a GPU or none."""
 
     def __init__(self, cells: Sequence[Cell], workers: int | None) -> None:
         self.gpu = torch.cuda.is_available() and all(cell.experiment.engine.device != "cpu" for cell in cells)
@@ -76,12 +56,16 @@ class LocalProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
+        """Begin or resume these runs in one process; the function that is returned says whether it has ended.
+
+        What stops a run is then the last line of the log beside its folder.
+        """
         paths = list(runs)
         if len(paths) == 1:
             arguments = ["coterie", "run", str(beside(paths[0], ".yaml")), "--out", str(paths[0])]
             arguments += ["--resume", "--json"]
         else:
-            arguments = ["coterie.experiment.together", *map(str, paths)]
+            arguments = ["coterie.experiment.local", *map(str, paths)]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if self.workers > 1 else {}
         with beside(paths[0], ".log").open("wb") as log:
             process = subprocess.Popen(
@@ -96,17 +80,21 @@ class LocalProcesses:
     def _ended(self, process: subprocess.Popen[bytes], paths: Sequence[Path]) -> bool:
         code = process.poll()
         if code is not None and code < 0:  # a process that was killed says nothing itself
-            for path in paths:
-                if not RunFolder(path).finished:
-                    with beside(path, ".log").open("a", encoding="utf-8") as log:
-                        log.write(f"killed by signal {-code}\n")
+            for path in (path for path in paths if not RunFolder(path).finished):
+                with beside(path, ".log").open("a", encoding="utf-8") as log:
+                    log.write(f"killed by signal {-code}\n")
         return code is not None
 
     def close(self) -> None:
+        """Stop whatever still runs."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
             process.wait()
+
+
+Executor = LocalProcesses | RayCluster
+"""Where cells run."""
 
 
 def _cores() -> int:
@@ -131,26 +119,29 @@ def compare(
         ray: address of a Ray cluster that this machine belongs to; None: cells run on this machine alone.
     """
     cells, new = sweep.cells(), not (out.exists() and any(out.iterdir()))
-    if not new and not resume:
-        raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")
-    if not new and not (out / "sweep.yaml").exists():
-        raise InputError(f"{out}: exists and is not a comparison; --out names another folder")
-    paths = [cell.folder(out) for cell in cells]
+    refuse(
+        {
+            f"{out}: exists already; --resume continues it, --out names another folder": not (new or resume),
+            f"{out}: exists and is not a comparison; --out names another folder": (
+                not new and not (out / "sweep.yaml").exists()
+            ),
+        }
+    )
+    paths = [cell.files(out).path for cell in cells]
     executor: Executor = LocalProcesses(cells, workers) if ray is None else RayCluster(ray, cells, workers)
     with closing(executor), _opened(sweep, out, new=new) as seal:
-        memory = RunMemory(seal)
 
         def remember(reached: Progress) -> None:
-            memory.note(paths, running=True)
+            seal.remember(paths, running=True)
             if progress is not None:
                 progress(reached)
 
         try:
-            memory.note(paths, running=True)  # what a comparison that was killed had begun
+            seal.remember(paths, running=True)  # what a comparison that was killed had begun
             run_cells(cells, out, executor, remember)
         finally:
             executor.close()
-            memory.note(paths, running=False)
+            seal.remember(paths, running=False)
         result = SweepResult.load(out)
         done = sorted(result.cells)
         seal.write_text(out / CSV, table_csv(result.rows), cells=done)
@@ -175,16 +166,17 @@ def _opened(sweep: Sweep, out: Path, *, new: bool) -> Iterator[Seal]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{out}: another comparison is at work in this folder") from None
-        cells, seal = sweep.cells(), Seal(out)
-        for cell in cells:
-            settle(cell.folder(out))
-        for check in (*seal.checks(), *RunMemory(seal).checks()):
+        seal = Seal(out)
+        files = [cell.files(out) for cell in sweep.cells()]
+        for run in files:
+            settle(run.path)
+        for check in seal.checks():
             check()
         if not sweep.contains(Sweep.read(stored)):
             raise InputError(f"{out}: was begun with another sweep; resume it as it was or with more values")
-        for cell in cells:
-            if _finished(cell, out):
-                check_folder(RunFolder(cell.folder(out)))
+        for run in files:
+            if run.finished:
+                check_folder(run)
         seal.settle()
         seal.write_text(stored, sweep.to_yaml())
         yield seal
@@ -194,14 +186,14 @@ def run_cells(
     cells: Sequence[Cell], out: Path, executor: Executor, progress: Callable[[Progress], None]
 ) -> None:
     """Keep the executor busy until every cell has finished or failed; a failure is in its log."""
-    waiting = shares([cell for cell in cells if not _finished(cell, out)], gpu=executor.gpu)
+    waiting = shares([cell for cell in cells if not cell.files(out).finished], gpu=executor.gpu)
     running: list[tuple[list[Cell], Callable[[], bool]]] = []
     failed: set[str] = set()
     rounds = {cell.name: cell.experiment.schedule.rounds for cell in cells}
     while waiting or running:
         while waiting and len(running) < executor.workers:
             share = waiting.pop(0)
-            runs = {cell.folder(out): cell.experiment for cell in share}
+            runs = {cell.files(out).path: cell.experiment for cell in share}
             for path, experiment in runs.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(beside(path, ".yaml"), to_yaml(experiment))
@@ -209,8 +201,8 @@ def run_cells(
         for share, ended in list(running):
             if ended():
                 running.remove((share, ended))
-                failed |= {cell.name for cell in share if not _finished(cell, out)}
-        done = {cell.name: _rounds_done(cell, out) for cell in cells}
+                failed |= {cell.name for cell in share if not cell.files(out).finished}
+        done = {cell.name: len(list(read_lines(cell.files(out).metrics))) for cell in cells}
         progress(Progress(done, rounds, frozenset(failed)))
         if running:
             time.sleep(POLL_SECONDS)
@@ -230,11 +222,3 @@ def shares(cells: Sequence[Cell], *, gpu: bool) -> list[list[Cell]]:
         for same in alike.values()
         for first in range(0, len(same), CELLS_AT_ONCE)
     ]
-
-
-def _finished(cell: Cell, out: Path) -> bool:
-    return RunFolder(cell.folder(out)).finished
-
-
-def _rounds_done(cell: Cell, out: Path) -> int:
-    return sum(1 for _ in read_lines(RunFolder(cell.folder(out)).metrics))

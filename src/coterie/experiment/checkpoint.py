@@ -33,23 +33,29 @@ Personal = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is needed to continue after `state.round` rounds."""
+    """What is needed to continue after `state.round` rounds.
+
+    Args:
+        heads: where ledger, metrics and seal stood; with the seal, the digests of plan and experiment.
+        personal: in a file that its owner alone reads.
+    """
 
     state: State
     heads: Mapping[str, ChainHead]
-    """Where ledger, metrics and seal stood; with the seal, the digests of plan and experiment."""
     personal: Personal = field(default_factory=dict)
-    """In a file that its owner alone reads."""
 
 
 @dataclass(frozen=True)
 class SavedRound:
-    """What a checkpoint says of itself and of the chains beside it, whatever the algorithm."""
+    """What a checkpoint says of itself and of the chains beside it, whatever the algorithm.
+
+    Args:
+        digest: of the file that holds the digests of all others.
+    """
 
     round: int
     heads: Mapping[str, ChainHead]
     digest: str
-    """Of the file that holds the digests of all others."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -79,13 +85,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     (scratch / STATE).write_text(hashed_text(content), encoding="utf-8")
     for written in scratch.iterdir():
         sync(written)
-    if target.exists():
-        shutil.rmtree(target)
+    shutil.rmtree(target, ignore_errors=True)
     scratch.rename(target)
     sync(folder)
-    for older in sorted(folder.glob("round-*")):
-        if older != target:
-            shutil.rmtree(older)
+    for older in sorted({*folder.glob("round-*")} - {target}):
+        shutil.rmtree(older)
 
 
 def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
@@ -136,12 +140,10 @@ def _checked(checkpoint: Path) -> dict[str, Any]:
     content = read_hashed(path)
     if version != FORMAT:
         raise InputError(f"{path}: written by another version (format {version}, ours is {FORMAT})")
-    found = _digests(checkpoint)
-    for name in sorted({*found, *content["arrays"]}):
-        if found.get(name) != content["arrays"].get(name):
-            raise InputError(
-                f"{checkpoint / name}: damaged checkpoint (not the file that was saved with {STATE})"
-            )
+    for name, _ in sorted(_digests(checkpoint).items() ^ content["arrays"].items()):
+        raise InputError(
+            f"{checkpoint / name}: damaged checkpoint (not the file that was saved with {STATE})"
+        )
     return content
 
 

@@ -28,9 +28,9 @@ from coterie import __version__
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.keeper import Keeper, pack, unpack
+from coterie.experiment.local import log_failure, reason_of, run_together
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Cell
-from coterie.experiment.together import log_failure, reason_of, run_together
 from coterie.files import beside
 
 CONNECT_SECONDS = 30.0
@@ -43,8 +43,8 @@ class RayCluster:
 
     def __init__(self, address: str, cells: Sequence[Cell], workers: int | None) -> None:
         self._ray = ray = connect(address)
-        gpus = ray.cluster_resources().get("GPU", 0.0)
-        self.gpu = gpus >= 1 and all(cell.experiment.engine.device != "cpu" for cell in cells)
+        wanted = all(cell.experiment.engine.device != "cpu" for cell in cells)
+        self.gpu = wanted and ray.cluster_resources().get("GPU", 0.0) >= 1
         self.workers = workers or MOST_TASKS
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
@@ -136,5 +136,5 @@ def run_elsewhere(keeper: Any, texts: Mapping[str, str], version: str, directory
         def keep(path: Path) -> None:
             ray.get(keeper.keep.remote(*homes[path], pack(path)))
 
-        outcomes = run_together(runs, keep)
-        return {homes[path][0]: reason_of(failure) for path, failure in outcomes.failures.items()}
+        failures = run_together(runs, keep).failures
+        return {homes[path][0]: reason_of(failure) for path, failure in failures.items()}

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import InputError, LedgerError
+from coterie.errors import InputError
 from coterie.experiment.composition import Total, total_of
 from coterie.experiment.experiment_file import SELECTORS
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Fairness
-from coterie.experiment.result import RunResult
-from coterie.experiment.seal import Seal
+from coterie.experiment.result import Fairness, RunResult
+from coterie.experiment.seal import Seal, require
 from coterie.experiment.sweep import Cell, Sweep
+from coterie.files import beside
 from coterie.privacy.units import number_to_json, round_up
 from coterie.table import NONE, Table
 
@@ -55,8 +54,7 @@ class Row:
     guarantee_text: str
 
     def to_json(self) -> dict[str, Any]:
-        content = {key: value for key, value in self.__dict__.items() if key != "values"}
-        return {"values": dict(self.values), **content, "epsilon": number_to_json(self.epsilon)}
+        return {**vars(self), "values": dict(self.values), "epsilon": number_to_json(self.epsilon)}
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,11 @@ class SweepResult:
         if not stored.exists():
             raise InputError(f"{path}: not the folder of a comparison, sweep.yaml is missing")
         sweep = Sweep.read(stored)
-        cells = sweep.cells()
-        finished = {
-            cell.name: RunResult.load(cell.folder(path))
-            for cell in cells
-            if RunFolder(cell.folder(path)).finished
-        }
-        failed = {
-            cell.name: _last_line(path / "cells" / f"{cell.name}.log")
-            for cell in cells
-            if cell.name not in finished
-        }
-        rows = tuple(_rows(sweep, cells, finished))
-        return cls(path, sweep, rows, {name: result.folder for name, result in finished.items()}, failed)
+        runs = {cell.name: cell.files(path) for cell in sweep.cells()}
+        done = {name: files.path for name, files in runs.items() if files.finished}
+        logs = {name: beside(files.path, ".log") for name, files in runs.items() if name not in done}
+        failed = {name: _last_line(log) for name, log in logs.items()}
+        return cls(path, sweep, tuple(_rows(sweep, path, done)), done, failed)
 
     @property
     def report(self) -> Path:
@@ -97,7 +87,7 @@ class SweepResult:
     @cached_property
     def total(self) -> Total | None:
         """What all cells that have begun spend together, finished or not."""
-        return total_of(cell.folder(self.folder) for cell in self.sweep.cells())
+        return total_of(cell.files(self.folder).path for cell in self.sweep.cells())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -119,17 +109,14 @@ def check_tables(out: Path) -> None:
     """Refuse a table whose rows are not those of the runs that it was made of."""
     if not (out / CSV).exists():
         return
-    made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})]
-    sweep = Sweep.read(out / "sweep.yaml")
-    cells = [cell for cell in sweep.cells() if made_of and cell.name in made_of[-1]]
-    results = {cell.name: RunResult.load(cell.folder(out)) for cell in cells}
-    counted = table_csv(tuple(_rows(sweep, cells, results)))
+    made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})] or [()]
+    counted = table_csv(tuple(_rows(Sweep.read(out / "sweep.yaml"), out, made_of[-1])))
     stated = (out / CSV).read_text(encoding="utf-8", errors="replace")
     # A sweep that has grown since has its rows in another order.
     lines = [sorted(csv.reader(io.StringIO(text))) for text in (counted, stated)]
     shapes = [[len(line) for line in table] for table in lines]
-    if shapes[0] != shapes[1] or not all(map(_same_cell, *map(chain.from_iterable, lines))):
-        raise LedgerError(f"{out / CSV}: its rows are not those of the runs that it was made of")
+    same = shapes[0] == shapes[1] and all(map(_same_cell, *map(chain.from_iterable, lines)))
+    require(same, out / CSV, "its rows are not those of the runs that it was made of")
 
 
 def _same_cell(one: str, other: str) -> bool:
@@ -143,13 +130,14 @@ def _same_cell(one: str, other: str) -> bool:
 # --- the table --------------------------------------------------------------------------------------
 
 
-def _rows(sweep: Sweep, cells: Sequence[Cell], finished: Mapping[str, RunResult]) -> Iterator[Row]:
+def _rows(sweep: Sweep, out: Path, names: Collection[str]) -> Iterator[Row]:
+    """Those of the cells with these names, which have finished."""
     groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.name in finished:
+    for cell in sweep.cells():
+        if cell.name in names:
             groups.setdefault(repr(sweep.setting(cell)), []).append(cell)
     for members in groups.values():
-        yield _row(sweep.setting(members[0]), [finished[cell.name] for cell in members])
+        yield _row(sweep.setting(members[0]), [RunResult.load(cell.files(out).path) for cell in members])
 
 
 def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
@@ -181,10 +169,8 @@ def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
 
 
 def _kind(results: Sequence[RunResult]) -> str:
-    reached = [result.accuracy for result in results if result.accuracy is not None]
-    if not reached:
-        return "none"
-    return "private" if all(spread.is_private for spread in reached) else "exact"
+    # Exact, where some were private.
+    return min((result.accuracy.kind for result in results if result.accuracy is not None), default="none")
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -193,8 +179,7 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
+    return None if None in values else _mean(values)
 
 
 FIGURES: Mapping[str, Callable[[Row], str]] = {
@@ -231,13 +216,9 @@ def table_columns(
         [*(str(row.values[key]) for key in keys), *(FIGURES[figure](row) for figure in figures)]
         for row in rows
     ]
-    return [*(heading_of(key) for key in keys), *figures], body
-
-
-def heading_of(key: str) -> str:
-    """A key of the grid in one word: `algorithm` for algorithm.name, `epsilon` for privacy.epsilon."""
-    section, _, name = key.rpartition(".")
-    return section if key in SELECTORS else name
+    # In one word: `algorithm` for algorithm.name, `epsilon` for privacy.epsilon.
+    headings = [key.rpartition(".")[0 if key in SELECTORS else 2] for key in keys]
+    return [*headings, *figures], body
 
 
 def _percent(value: float | None) -> str:
@@ -246,13 +227,13 @@ def _percent(value: float | None) -> str:
 
 def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
     """The table with what all runs spend together and the guarantee of every row beneath it."""
-    lines = [Table(*table_columns(rows)).markdown(), ""]
-    lines += [OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else []
-    lines += [total.text, ""] if total else []
-    for row in rows:
-        label = ", ".join(f"{key}={value}" for key, value in row.values.items()) or "all runs"
-        lines.append(f"- {label}: {row.guarantee}")
-    return "\n".join(lines) + "\n"
+    exact = [OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else []
+    spent = [total.text, ""] if total else []
+    settings = [", ".join(f"{key}={value}" for key, value in row.values.items()) for row in rows]
+    told = [
+        f"- {setting or 'all runs'}: {row.guarantee}" for setting, row in zip(settings, rows, strict=True)
+    ]
+    return "\n".join([Table(*table_columns(rows)).markdown(), "", *exact, *spent, *told, ""])
 
 
 def table_csv(rows: Sequence[Row]) -> str:

@@ -15,19 +15,22 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import Assignment, OwnChoice, State
-from coterie.data import ClustersFederation, load_dataset, whole_test
+from coterie.data import ClustersFederation, Federation, load_dataset, whole_test
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.local import LocalEngine
-from coterie.experiment import references
 from coterie.experiment.calibrated import CalibratedRun
-from coterie.experiment.metrics import Scores, Spread, cluster_means, fairness, groups
-from coterie.experiment.schema import EvaluationKind
+from coterie.experiment.result import Scores, Spread, cluster_means, fairness, groups
+from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.files import Json
 from coterie.privacy import Released, Unit
-from coterie.training.learner import Batch
-from coterie.training.scoring import Score, client_sums, evaluate
+from coterie.training.learner import Batch, Learner
+from coterie.training.scoring import Score, client_sums, evaluate, join
 
 NORMAL_95 = 1.959963984540054
+EPOCHS, BATCH = 30, 64
+"""Of central models without privacy, which show what a cluster could reach at best."""
+QUICK_WORK = 5e9
+"""Parameters times records of central models that `references: auto` still trains."""
 Served = Assignment | OwnChoice
 """The models that clients use, or choose from."""
 
@@ -54,11 +57,9 @@ class HeldOutScores(Protocol):
         self, served: Assignment, clients: Collection[str], round: int
     ) -> Mapping[str, Released[float]]:
         """Noisy number of held-out records that its model gets right, of each of the clients that answers."""
-        ...
 
     def of_clients(self, served: Served, round: int) -> Released[float]:
         """Noisy sum over all clients of the share of held-out records that each gets right."""
-        ...
 
 
 class Evaluator:
@@ -122,13 +123,10 @@ class Evaluator:
 class LocalScores:
     """Scores on held-out records that lie on this machine."""
 
-    def __init__(self, calibrated: CalibratedRun, engine: LocalEngine) -> None:
-        assert calibrated.federation is not None
-        self._learner = calibrated.learner
+    def __init__(self, federation: Federation, engine: LocalEngine) -> None:
         self._engine = engine
         self._tests = {
-            client.name: Batch.of(client.test, calibrated.learner.device)
-            for client in calibrated.federation.clients
+            client.name: Batch.of(client.test, engine.learner.device) for client in federation.clients
         }
         self._sizes = np.array([len(records) for records in self._tests.values()])
         self._private = PrivateScores(engine.facts, engine.plan, engine.ledger, engine.context)
@@ -144,19 +142,18 @@ class LocalScores:
     def of_records(
         self, served: Assignment, clients: Collection[str], round: int
     ) -> dict[str, Released[float]]:
-        def count() -> dict[str, float]:
-            return dict(zip(self._tests, self._sums(served)[:, 0].tolist(), strict=True))
-
         models = {client: served.model_of(client) for client in clients}
-        return self._private.of_records(models, round, count)
+        return self._private.of_records(models, round, lambda: self._right(served, 1))
 
     def of_clients(self, served: Served, round: int) -> Released[float]:
-        def shares() -> dict[str, float]:
-            # Which model each of them uses is found for this sum alone, and forgotten.
-            found = self._sums(self._assigned(served))[:, 0] / self._sizes
-            return dict(zip(self._tests, found.tolist(), strict=True))
+        # Which model each of them uses is found for this sum alone, and forgotten.
+        return self._private.of_clients(
+            rows_of(served), round, lambda: self._right(self._assigned(served), self._sizes)
+        )
 
-        return self._private.of_clients(rows_of(served), round, shares)
+    def _right(self, served: Assignment, parts: NDArray[np.int64] | int) -> dict[str, float]:
+        """How many held-out records each client gets right, in so many parts."""
+        return dict(zip(self._tests, (self._sums(served)[:, 0] / parts).tolist(), strict=True))
 
     def _assigned(self, served: Served) -> Assignment:
         """Which model each client uses now; where only the clients know, the engine asks them."""
@@ -164,7 +161,7 @@ class LocalScores:
 
     def _sums(self, served: Assignment) -> NDArray[np.float64]:
         """Of scores and of losses, by client."""
-        clients, learner = list(self._tests), self._learner
+        clients, learner = list(self._tests), self._engine.learner
         # Rows of clients with a model of their own come after those of the clusters.
         model_of = [served.cluster_of[client] for client in clients]
         for position, client in enumerate(served.own):
@@ -175,10 +172,8 @@ class LocalScores:
 
 def rows_of(served: Served) -> NDArray[np.float32]:
     """All models that clients use or choose from: those of the clusters, then those of single clients."""
-    own: Sequence[NDArray[np.float32]] = (
-        [row[None] for row in served.own.values()] if isinstance(served, Assignment) else []
-    )
-    return np.concatenate([served.models, *own])
+    own = served.own.values() if isinstance(served, Assignment) else ()
+    return np.concatenate([served.models, *(row[None] for row in own)])
 
 
 # --- what exact scores tell beside accuracy --------------------------------------------------------------
@@ -193,13 +188,15 @@ def exact_figures(
         return {}
     models = tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None
     federation, best = calibrated.federation, None
-    if federation and references.wanted(calibrated.experiment, federation, calibrated.facts.parameters):
-        best = references.train_references(calibrated, truth or clusters)
+    if federation and wants_references(calibrated.experiment, federation, calibrated.facts.parameters):
+        best = train_references(calibrated, truth or clusters)
     figures: dict[str, Any] = {"fairness": fairness(scores, best), "models": models}
     if truth is not None:
-        figures["cluster_accuracy"] = {str(k): v for k, v in cluster_means(scores, truth).items()}
-        figures["groups"] = groups(scores, truth)
-        figures["whole_tests"] = _whole_tests(calibrated, assignment, truth)
+        figures |= {
+            "cluster_accuracy": {str(k): v for k, v in cluster_means(scores, truth).items()},
+            "groups": groups(scores, truth),
+            "whole_tests": _whole_tests(calibrated, assignment, truth),
+        }
     return figures
 
 
@@ -223,6 +220,50 @@ def _whole_tests(
         model = torch.from_numpy(assignment.models[users.most_common(1)[0][0]]).to(learner.device)
         found[str(cluster)] = evaluate(learner, model, Batch.of(records, learner.device)).accuracy
     return found
+
+
+def wants_references(experiment: Experiment, federation: Federation, parameters: int) -> bool:
+    """Whether central models are trained beside a run: as the experiment says, or where that is quick."""
+    asked, exact = experiment.evaluation.references, experiment.evaluation_kind is EvaluationKind.EXACT
+    if asked != "auto" or not exact:
+        return exact and asked is True
+    # Workers in the same groups have nothing else in common; own records are not published.
+    alike = experiment.privacy.unit is not Unit.WORKER and not experiment.own_records
+    records = sum(len(client.train) for client in federation.clients)
+    return alike and EPOCHS * records * parameters <= QUICK_WORK
+
+
+def train_references(
+    calibrated: CalibratedRun, cluster_of: Mapping[str, int], epochs: int = EPOCHS
+) -> Scores:
+    """Score of each client under a model trained on the pooled records of its cluster."""
+    learner, federation = calibrated.learner, calibrated.federation
+    seed = calibrated.experiment.seeds.simulation
+    assert federation is not None
+    start = torch.from_numpy(calibrated.facts.initialise(seed)).to(learner.device)
+    scores = {}
+    for cluster in sorted(set(cluster_of.values())):
+        members = [client for client in federation.clients if cluster_of[client.name] == cluster]
+        pooled = join([Batch.of(client.train, learner.device) for client in members])
+        best = _train_centrally(learner, start, pooled, seed, epochs)
+        for client in members:
+            scores[client.name] = evaluate(learner, best, Batch.of(client.test, learner.device))
+    return scores
+
+
+def _train_centrally(
+    learner: Learner, start: torch.Tensor, records: Batch, seed: int, epochs: int
+) -> torch.Tensor:
+    parameters = start.clone().requires_grad_(True)
+    optimiser = torch.optim.Adam([parameters], lr=3e-3)
+    shuffle = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        order = torch.randperm(len(records), generator=shuffle).to(learner.device)
+        for batch in torch.split(order, BATCH):
+            optimiser.zero_grad()
+            learner.client_losses(parameters, records.take(batch)).mean().backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return parameters.detach()
 
 
 # --- from noisy sums to figures -----------------------------------------------------------------------

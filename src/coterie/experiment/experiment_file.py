@@ -1,7 +1,6 @@
 """Reading and writing YAML experiment files, and overriding single keys."""
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,7 @@ def read_yaml(path: Path) -> Tree:
 def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment in a file (or the built-in default), with `key=value` overrides applied."""
     tree = read_yaml(path) if path is not None else {}
-    changes = dict(parse_override(text) for text in overrides)
-    return Experiment.model_validate(override(tree, changes))
+    return Experiment.model_validate(override(tree, dict(map(parse_override, overrides))))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -63,36 +61,31 @@ def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
     Changing a selector (`algorithm.name`) drops the section's other keys, which belonged to the old choice.
     """
-    changed: Tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    changed = dict(tree)
     for key in sorted(changes, key=lambda key: key not in SELECTORS):
-        section, _, rest = key.partition(".")
-        if not rest:
-            changed[section] = changes[key]
-            continue
-        current = changed.get(section)
-        target: Tree = dict(current) if isinstance(current, dict) else {}
-        if key in SELECTORS and target.get(rest, _default(section, rest)) != changes[key]:
-            target = {}
-        changed[section] = _put(target, rest, changes[key])
+        section, _, name = key.partition(".")
+        if key in SELECTORS:
+            default = getattr(getattr(Experiment(), section), name, None)
+            if _section(changed, section).get(name, default) != changes[key]:
+                changed[section] = {}
+        changed = _put(changed, key, changes[key])
     return changed
 
 
 def _put(tree: Tree, path: str, value: Any) -> Tree:
     first, _, rest = path.partition(".")
-    if not rest:
-        return {**tree, first: value}
-    inner = tree.get(first)
-    return {**tree, first: _put(dict(inner) if isinstance(inner, dict) else {}, rest, value)}
+    return {**tree, first: _put(_section(tree, first), rest, value) if rest else value}
 
 
-def _default(section: str, key: str) -> object:
-    return getattr(getattr(Experiment(), section), key, None)
+def _section(tree: Tree, name: str) -> Tree:
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def to_yaml(experiment: Experiment) -> str:
     """The whole experiment, every default written out, as stored in a run folder."""
-    content = experiment.model_dump(mode="json")
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+    whole = experiment.model_dump(mode="json")
+    return yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, width=100)
 
 
 def commented_default() -> str:
@@ -102,18 +95,11 @@ def commented_default() -> str:
         "# Every key is optional; what stands here is the default.",
     ]
     experiment = Experiment()
-    for section in type(experiment).model_fields:
-        settings: BaseModel = getattr(experiment, section)
-        lines += ["", f"# {(type(settings).__doc__ or '').strip().splitlines()[0]}", f"{section}:"]
-        for name, field in type(settings).model_fields.items():
-            entry = f"  {name}: {_scalar(getattr(settings, name))}"
+    for section, values in experiment.model_dump(mode="json").items():
+        settings: type[BaseModel] = type(getattr(experiment, section))
+        lines += ["", f"# {(settings.__doc__ or '').strip().splitlines()[0]}", f"{section}:"]
+        for name, field in settings.model_fields.items():
+            value = yaml.safe_dump(values[name], default_flow_style=True).strip().removesuffix("...").strip()
+            entry = f"  {name}: {value}"
             lines.append(f"{entry:<44}# {field.description}" if field.description else entry)
     return "\n".join(lines) + "\n"
-
-
-def _scalar(value: object) -> str:
-    if isinstance(value, Enum):
-        value = value.value
-    if isinstance(value, tuple):
-        value = list(value)
-    return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()

@@ -2,8 +2,8 @@
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from coterie.errors import InputError
-from coterie.files import read_lines, write_text
+from coterie.files import beside, read_lines, write_text
 
 
 class _Named:
@@ -74,24 +74,18 @@ def new_folder(path: Path) -> Iterator[Path]:
     if path.is_symlink():
         raise InputError(f"{path}: a symbolic link that leads back to itself; --out names another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    scratch = beside(path.with_name(f".{path.name}"), f".{secrets.token_hex(4)}")
+    scratch.mkdir()
     try:
         yield scratch
-        scratch.chmod(0o777 & ~_umask())
         scratch.rename(path)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
 def keep_rounds(path: Path, last: int) -> None:
     """Drop lines of rounds after `last`: those will run again."""
-    kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["round"] <= last]
     if path.exists():
+        kept = (json.dumps(line) + "\n" for line in read_lines(path) if line["round"] <= last)
         write_text(path, "".join(kept))

@@ -1,42 +1,55 @@
-"""One run in this process: from an experiment to its records, its proof, its engine and its result."""
+"""Runs in this process: from an experiment to its records, its proof, its engine and its result.
+
+Several runs go side by side, so that a GPU trains the clients of all of them as one program:
+
+    python -m coterie.experiment.local FOLDER...
+
+Each run's experiment stands beside its folder, in FOLDER.yaml. Every run keeps a folder, a ledger and a
+checkpoint of its own, as if it ran alone, and resumes in any company. What stops a run is written to
+FOLDER.log and stops no other.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from coterie.algorithms import find_algorithm
 from coterie.data import ClustersFederation, Federation, build_federation, load_dataset
-from coterie.engines.driver import Work, answer_all
+from coterie.engines.driver import Outcomes, Work, answer_all, answer_together
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
-from coterie.errors import InputError, ModelError
-from coterie.experiment import references
+from coterie.errors import CoterieError, InputError, ModelError
 from coterie.experiment.calibrated import (
     HELD_OUT,
     OWN_CHOICE,
+    PUBLIC_COUNT,
     REFERENCES,
     CalibratedRun,
     Population,
     calibrate_run,
-    count_caveats,
-    delta_caveats,
+    counts_clients,
+    delta_caveat,
     reported_of,
 )
-from coterie.experiment.evaluator import Evaluator, LocalScores
+from coterie.experiment.evaluator import Evaluator, LocalScores, wants_references
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder, default_folder
-from coterie.experiment.loop import Run
-from coterie.experiment.opened import open_folder
+from coterie.experiment.loop import Run, open_folder
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
+from coterie.files import beside
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Unit
 from coterie.training.learner import Learner
 
+T = TypeVar("T")
 PERSONAL = (
     "the run folder keeps the personal part of every client's model as it was learnt, without noise "
     "(checkpoint/*/personal.safetensors): it is not covered, and must not be given away"
@@ -52,19 +65,20 @@ def run(
     callbacks: Callbacks | None = None,
 ) -> RunResult:
     """Run an experiment (a file, an object, or the built-in default) and return what it found."""
-    if not isinstance(experiment, Experiment):
-        experiment = read_experiment(Path(experiment) if experiment is not None else None)
-    chosen = experiment
+    chosen = (
+        experiment
+        if isinstance(experiment, Experiment)
+        else read_experiment(None if experiment is None else Path(experiment))
+    )
 
     def resumable(path: Path) -> bool:
         files = RunFolder(path)
-        unfinished = resume and files.exists and not files.finished
-        return unfinished and read_experiment(files.experiment) == chosen
+        return resume and files.exists and not files.finished and read_experiment(files.experiment) == chosen
 
-    name = f"{experiment.algorithm.name}-{experiment.data.name}"
+    name = f"{chosen.algorithm.name}-{chosen.data.name}"
     target = Path(out) if out is not None else default_folder(name, resumable)
-    done = finished(experiment, target, resume=resume)
-    return done or finish(calibrate(experiment), RunFolder(target), callbacks)
+    done = finished(chosen, target, resume=resume)
+    return done or finish(calibrate(chosen), RunFolder(target), callbacks)
 
 
 def finish(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | None = None) -> RunResult:
@@ -96,11 +110,10 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
             max_memory=experiment.engine.max_bytes,
         )
         engine.members.personal = opened.personal
-        scores = LocalScores(calibrated, engine)
+        scores = LocalScores(federation, engine)
         exact = scores.exact if experiment.evaluation_kind is EvaluationKind.EXACT else None
         run = Run(calibrated, opened, engine, Evaluator(calibrated, scores, exact, opened.metrics.bodies))
-        state = yield from run.rounds((callbacks or Callbacks()).round)
-        result = run.result(state)
+        result = run.result((yield from run.rounds((callbacks or Callbacks()).round)))
         opened.finish(result.to_json())
     return result
 
@@ -116,9 +129,8 @@ def load_federation(experiment: Experiment) -> Federation:
 
 def truth_of(federation: Federation) -> dict[str, int] | None:
     """The true cluster of each client, where it is known."""
-    if federation.truth is None:
-        return None
-    return {client.name: own for client, own in zip(federation.clients, federation.truth, strict=True)}
+    truth, names = federation.truth, (client.name for client in federation.clients)
+    return None if truth is None else dict(zip(names, truth, strict=True))
 
 
 def calibrate(experiment: Experiment, federation: Federation | None = None) -> CalibratedRun:
@@ -138,27 +150,26 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
     reported = reported_of(experiment, all_of_them) if kind is EvaluationKind.PRIVATE else {}
     population = Population(known.task, records, known.structure, truth_of(known), tests, reported)
 
-    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
-        if kind is EvaluationKind.EXACT:
-            yield HELD_OUT
-            if references.wanted(experiment, known, learner.layout.size):
-                yield REFERENCES
-            if unit is Unit.CLIENT:
-                yield OWN_CHOICE
-        if isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1:
-            yield SHARED_RECORDS
-        yield from delta_caveats(experiment, population, budgets)
-        if experiment.seeds.noise is not None:
-            yield SEEDED
-        if find_algorithm(unit, experiment.algorithm.name).personal:
-            yield PERSONAL
-        yield from count_caveats(experiment)
-        yield from code_caveats(experiment.model)
-        windows = experiment.data.windows_per_character
-        if unit is Unit.RECORD and windows > 1:
-            yield f"a record is a window of text, and a character is in up to {windows} of them"
-        if unit is Unit.RECORD and (drawn := randomness_caveat(learner)) is not None:
-            yield drawn
+    exact = kind is EvaluationKind.EXACT
+    shifted = isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1
+    windows = experiment.data.windows_per_character
+
+    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> dict[str | None, bool]:
+        return {
+            HELD_OUT: exact,
+            REFERENCES: wants_references(experiment, known, learner.layout.size),
+            OWN_CHOICE: exact and unit is Unit.CLIENT,
+            SHARED_RECORDS: shifted,
+            delta_caveat(experiment, population, budgets): True,
+            SEEDED: experiment.seeds.noise is not None,
+            PERSONAL: find_algorithm(unit, experiment.algorithm.name).personal,
+            PUBLIC_COUNT: counts_clients(experiment),
+            **dict.fromkeys(code_caveats(experiment.model), True),
+            f"a record is a window of text, and a character is in up to {windows} of them": (
+                unit is Unit.RECORD and windows > 1
+            ),
+            randomness_caveat(learner): unit is Unit.RECORD,
+        }
 
     return calibrate_run(experiment, population, _device(experiment), caveats, Custody.ONE_PROCESS, known)
 
@@ -190,14 +201,85 @@ def _device(experiment: Experiment) -> torch.device:
 
 
 def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
-    stored = read_experiment(files.experiment)
-    if stored == experiment:
-        return
-    before, now = stored.model_dump(mode="json"), experiment.model_dump(mode="json")
-    for section, content in now.items():
+    before = read_experiment(files.experiment).model_dump(mode="json")
+    for section, content in experiment.model_dump(mode="json").items():
         for key in {**before[section], **content}:
             if before[section].get(key) != content.get(key):
                 raise InputError(
                     f"{section}.{key}: {content.get(key)!r} is not {before[section].get(key)!r}, with "
                     f"which {files.path} was begun; resume it as it was or start a new run"
                 )
+
+
+# --- several runs side by side --------------------------------------------------------------------------
+
+
+def run_together(
+    experiments: Mapping[Path, Experiment], keep: Callable[[Path], None] = lambda path: None
+) -> Outcomes[Path, RunResult]:
+    """Begin or resume the run of every folder, and finish all of them.
+
+    Args:
+        keep: is called with a run's folder before anything of a round is released, and at the run's end.
+    """
+    federations: dict[str, Federation] = {}
+    works: dict[Path, Work[RunResult]] = {}
+    done: dict[Path, RunResult] = {}
+    failures: dict[Path, Exception] = {}
+    for path, experiment in experiments.items():
+        try:
+            if (result := finished(experiment, path, resume=True)) is not None:
+                done[path] = result
+                continue
+            records = f"{experiment.data!r} {experiment.federation!r} {experiment.seeds.simulation}"
+            if records not in federations:
+                federations[records] = load_federation(experiment)
+            begun = work(calibrate(experiment, federations[records]), RunFolder(path))
+            works[path] = _kept(begun, partial(keep, path))
+        except Exception as failure:
+            failures[path] = failure
+    ended = answer_together(works)
+    return Outcomes({**done, **ended.results}, {**failures, **ended.failures})
+
+
+def _kept(work: Work[T], keep: Callable[[], None]) -> Work[T]:
+    """The same work; what it has on disk is kept whenever a round begins, and at the end."""
+    round = 0
+    try:
+        ask = next(work)
+        while True:
+            if ask.round != round:
+                keep()
+                round = ask.round
+            ask = work.send((yield ask))
+    except StopIteration as done:
+        result: T = done.value
+    keep()
+    return result
+
+
+def fit_together(experiment: Experiment) -> str:
+    """Experiments for which this is the same train the same network on the same kind of data."""
+    return f"{experiment.data!r} {experiment.model!r} {experiment.privacy.unit} {experiment.engine!r}"
+
+
+def reason_of(failure: Exception) -> str:
+    """What stopped a run, in one line."""
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    return text if isinstance(failure, CoterieError) else f"{type(failure).__name__}: {text}"
+
+
+def log_failure(path: Path, reason: str) -> None:
+    beside(path, ".log").write_text(f"error: {reason}\n", encoding="utf-8")
+
+
+def main(folders: Sequence[str]) -> int:
+    experiments = {path: read_experiment(beside(path, ".yaml")) for path in map(Path, folders)}
+    failures = run_together(experiments).failures
+    for path, failure in failures.items():
+        log_failure(path, reason_of(failure))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

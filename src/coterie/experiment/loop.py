@@ -1,24 +1,190 @@
-"""The run loop, the same on every engine: rounds, evaluation, metrics, checkpoint, result."""
+"""The run loop, the same on every engine, in the folder that it works in.
 
+A folder is written, or checked and gone on with; then rounds, evaluation, metrics, checkpoint, result.
+"""
+
+import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 
 from coterie.algorithms.protocol import Assignment, State
 from coterie.engines.driver import Engine, Work, addressed
+from coterie.engines.secret import RunSecret
+from coterie.errors import InputError
+from coterie.experiment import checkpoint, folder
 from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.checkpoint import Checkpoint, Personal
 from coterie.experiment.evaluator import Evaluation, Evaluator, exact_figures
-from coterie.experiment.metrics import (
+from coterie.experiment.experiment_file import to_yaml
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.recorded import check_folder
+from coterie.experiment.result import (
+    RoundReport,
+    RunResult,
     clustering_accuracy,
     live_clusters,
     minority_found,
-    round_line,
     same_partition,
 )
-from coterie.experiment.opened import OpenRunFolder
-from coterie.experiment.result import RoundReport, RunResult
-from coterie.files import append_line, read_lines
-from coterie.privacy import POPULATION, Ledger, PrivacyPlan
+from coterie.experiment.schema import refuse
+from coterie.experiment.seal import DROPPED, METRICS, ChainedLines, Seal
+from coterie.files import Json, append_line, json_text, read_json, read_lines, write_json, write_text
+from coterie.privacy import POPULATION, Guarantee, Ledger, PrivacyPlan, SecretKey
+from coterie.privacy.units import number_to_json
+
+
+@dataclass(frozen=True)
+class OpenRunFolder:
+    """A folder whose ledger is open and locked.
+
+    Args:
+        state: what the run goes on from.
+        personal: what clients have kept to themselves so far.
+        guarantee: with everything that must be said from now on.
+        secret: None where the noise keys are those of sites.
+    """
+
+    files: RunFolder
+    ledger: Ledger
+    seal: Seal
+    metrics: ChainedLines
+    state: State
+    personal: Personal
+    guarantee: Guarantee
+    secret: RunSecret | None
+
+    @property
+    def key(self) -> SecretKey:
+        """The noise key of a run that has one here."""
+        assert self.secret is not None
+        return self.secret.key
+
+    def save(self, state: State, personal: Personal) -> None:
+        """Keep what the rounds so far have led to."""
+        heads = {"ledger": self.ledger.head, "metrics": self.metrics.head, "seal": self.seal.lines.head}
+        checkpoint.save(self.files.checkpoint, Checkpoint(state, heads, personal))
+
+    def finish(self, result: Json) -> None:
+        """Write the result, sealed with all that it tells of; then nobody needs the noise key any more."""
+        heads = {"ledger": self.ledger.head.to_json(), "metrics": self.metrics.head.to_json()}
+        if (saved := checkpoint.stored(self.files.checkpoint)) is not None:
+            heads["checkpoint"] = {"digest": saved.digest}
+        self.seal.write_text(self.files.result, json_text(result), **heads)
+        self.files.secret.unlink(missing_ok=True)
+
+
+def drop_models(files: RunFolder) -> None:
+    """Remove the models of a finished run, on purpose: that they are gone is sealed before they go."""
+    if not files.checkpoint.exists():
+        return
+    seal = Seal(files.path)
+    if not seal.models_dropped:
+        seal.lines.append({DROPPED: files.checkpoint.name})
+    for saved in files.checkpoint.glob("round-*"):
+        saved.rename(saved.with_name(f".{saved.name}"))  # a crash leaves a whole checkpoint, or none
+    shutil.rmtree(files.checkpoint)
+
+
+@contextmanager
+def open_folder(
+    files: RunFolder, calibrated: CalibratedRun, data: str | None, sites: Json | None = None
+) -> Iterator[OpenRunFolder]:
+    """Write down what will be run, or check that it is what was being run, and open the ledger.
+
+    Args:
+        data: what the noise key of this run is for; None where noise keys are those of sites.
+        sites: public facts of the sites, where clients are sites.
+    """
+    secret = (
+        _check(files, calibrated, data) if files.exists else create_folder(files, calibrated, data, sites)
+    )
+    saved = checkpoint.load(files.checkpoint, calibrated.algorithm.state_type)
+    state = saved.state if saved else calibrated.start()
+    with Ledger.open(
+        files.ledger,
+        calibrated.plan,
+        budget=calibrated.budgets,
+        accountant=calibrated.accountant,
+        anchor=saved.heads["ledger"] if saved else Seal(files.path).ledger(),
+    ) as ledger:
+        # Only now: the ledger's lock says that no other process works in this folder.
+        seal = Seal(files.path)
+        seal.settle()
+        if seal.ledger() is None:  # from now on, a ledger without this line is not this folder's
+            seal.lines.append({"ledger": ledger.head.to_json()})
+        said, metrics = _keep_caveats(files, seal, calibrated.guarantee), _metrics_of(files, state.round)
+        folder.keep_rounds(files.timing, state.round)
+        personal = saved.personal if saved else {}
+        yield OpenRunFolder(files, ledger, seal, metrics, state, personal, said, secret)
+
+
+def create_folder(
+    files: RunFolder, calibrated: CalibratedRun, data: str | None, sites: Json | None
+) -> RunSecret | None:
+    """Write down what will be run, before anything is charged."""
+    secret, seed = None, calibrated.experiment.seeds.noise
+    if data is not None:
+        key = SecretKey.from_os() if seed is None else SecretKey.from_seed(seed)
+        secret = RunSecret(key, data, calibrated.plan.digest())
+    with folder.new_folder(files.path) as scratch:
+        new = RunFolder(scratch)
+        if secret is not None:
+            secret.save(new.secret)
+        contents = {
+            new.sites: sites,
+            new.federation: calibrated.population.facts(calibrated.facts.parameters),
+            new.plan: calibrated.plan.to_json(),
+            new.guarantee: calibrated.guarantee.to_json(),
+            new.leakage: calibrated.leakage_facts(),
+        }
+        for path, content in contents.items():
+            if content is not None:
+                write_json(path, content)
+        write_text(new.experiment, to_yaml(calibrated.experiment))
+        Seal.create(scratch, key=secret.key.fingerprint if secret else None)
+    return secret
+
+
+def _check(files: RunFolder, calibrated: CalibratedRun, data: str | None) -> RunSecret | None:
+    secret = None
+    if data is not None:
+        secret = RunSecret.load(files.secret, Seal(files.path).key)
+        planned = calibrated.plan.digest(), calibrated.experiment.seeds.noise is not None
+        refuse(
+            {
+                f"{files.path}: the data changed since this run began, or its noise key belongs to another "
+                "run; start a new run": secret.data != data,
+                f"{files.path}: the plan changed since this run began; start a new run": (
+                    (secret.plan, secret.key.simulation) != planned
+                ),
+            }
+        )
+    check_folder(files)
+    return secret
+
+
+def _keep_caveats(files: RunFolder, seal: Seal, promised: Guarantee) -> Guarantee:
+    """What was true of the rounds so far (noise of a GPU, say) stays said, wherever the run goes on."""
+    stored = Guarantee.from_json(read_json(files.guarantee)).caveats
+    both = replace(promised, caveats=tuple(dict.fromkeys((*stored, *promised.caveats))))
+    if both.caveats != stored:
+        seal.write_text(files.guarantee, json_text(both.to_json()))
+    return both
+
+
+def _metrics_of(files: RunFolder, rounds: int) -> ChainedLines:
+    """The metrics of so many rounds, to be gone on with: later ones will run again."""
+    lines = ChainedLines(files.metrics, METRICS)
+    try:
+        lines.cut(sum(int(body["round"]) <= rounds for body in lines.bodies))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{files.metrics}: a line without the number of its round") from None
+    return lines
+
+
+# --- the rounds -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,12 +222,19 @@ class Run:
         return state
 
     def _log(self, state: State, judged: Evaluation | None) -> None:
-        opened, spent = self.opened, self.calibrated.spent(self.opened.ledger)
-        scores = (judged.accuracy, judged.loss) if judged else None
-        opened.metrics.append(round_line(state.round, scores, self._clusters(state, judged), spent))
+        opened = self.opened
+        opened.metrics.append(
+            {
+                "round": state.round,
+                "accuracy": asdict(judged.accuracy) if judged else None,
+                "loss": asdict(judged.loss) if judged and judged.loss else None,
+                "clusters": dict(self._clusters(state, judged)),
+                "epsilon": number_to_json(self.calibrated.spent(opened.ledger)),
+            }
+        )
         findings = self.calibrated.algorithm.findings(state)
         if findings is not None:
-            opened.seal.write_json(opened.files.findings, asdict(findings))
+            opened.seal.write_text(opened.files.findings, json_text(asdict(findings)))
 
     def _clusters(self, state: State, judged: Evaluation | None) -> Mapping[str, int]:
         """Who uses which model; nothing where that is known to the clients alone."""
@@ -108,8 +281,7 @@ class Run:
 def training_noise(plan: PrivacyPlan) -> float:
     """The largest noise multiplier that any unit trains with."""
     mechanisms = (release.mechanism for unit in plan.units for release in unit.releases)
-    noises = (mechanism.multiplier for mechanism in mechanisms if mechanism.sampled)
-    return max(noise for noise in noises if noise is not None)
+    return max(each.multiplier for each in mechanisms if each.sampled and each.multiplier is not None)
 
 
 def sample_gradients(calibrated: CalibratedRun, ledger: Ledger) -> int:

@@ -90,18 +90,8 @@ class ProvenPlan(Plain):
         structure, found = self.observer.structure, self._leakage(self.observer.epochs)
         moments = _MOST_EPOCHS if len(structure.classes) <= _MANY_CLASSES else _FEWER_EPOCHS
         epochs = np.unique(np.linspace(0, self.observer.epochs, moments + 1).astype(int)).tolist()
-        history = []
-        for epoch in epochs:
-            rows = self._leakage(epoch).per_worker
-            seen = rows[np.isfinite(rows)]
-            history.append(
-                {
-                    "epoch": epoch,
-                    "mean": float(seen.mean()),
-                    "deviation": float(seen.std()),
-                    "largest": float(seen.max()),
-                }
-            )
+        rows = ((epoch, self._leakage(epoch).per_worker) for epoch in epochs)
+        seen = ((epoch, own[np.isfinite(own)]) for epoch, own in rows)
         return {
             "workers": [structure.name(worker) for worker in range(structure.workers)],
             "groups": {structure.group_name(g): list(members) for g, members in enumerate(structure.groups)},
@@ -111,7 +101,15 @@ class ProvenPlan(Plain):
             "counts": cells(found.counts),
             "epsilon": cells(found.epsilon),
             "per_worker": _by_name(found),
-            "history": history,
+            "history": [
+                {
+                    "epoch": epoch,
+                    "mean": float(own.mean()),
+                    "deviation": float(own.std()),
+                    "largest": float(own.max()),
+                }
+                for epoch, own in seen
+            ],
         }
 
     def _leakage(self, epochs: int) -> Leakage:

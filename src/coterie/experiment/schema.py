@@ -1,21 +1,31 @@
-"""The experiment file: everything a run depends on, validated."""
+"""The experiment file: everything a run depends on, validated; every mistake as one line to act on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 from coterie.data import ClustersFederation, DataSettings, FederationSettings
 from coterie.errors import InputError
-from coterie.experiment.explain import explain
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
 from coterie.privacy.ranges import SEED
 from coterie.settings import Settings
+
+
+def refuse(reasons: Mapping[str, bool]) -> None:
+    """Raise the first of these reasons that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(reason)
 
 
 class EngineSettings(Settings):
@@ -124,22 +134,20 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _evaluation_is_possible(self) -> Self:
         """Refuse what no noise on a score makes private, and references that would break it."""
-        private = self.evaluation.kind == "private"
-        if private and self.privacy.unit is Unit.WORKER:
-            raise InputError(
+        private, exact = self.evaluation.kind == "private", self.evaluation_kind is EvaluationKind.EXACT
+        refuse(
+            {
                 "evaluation.kind: private with privacy.unit worker; a score tells of models of groups that "
                 "its reader does not see, so no noise on it keeps what workers are promised; allowed: exact, "
-                "none"
-            )
-        if private and self.privacy.mode is Mode.PAPER:
-            raise InputError(
-                "evaluation.kind: private with privacy.mode paper, which proves nothing; allowed: exact, none"
-            )
-        if self.evaluation.references is True and self.evaluation_kind is not EvaluationKind.EXACT:
-            raise InputError(
+                "none": private and self.privacy.unit is Unit.WORKER,
+                "evaluation.kind: private with privacy.mode paper, which proves nothing; allowed: exact, "
+                "none": private and self.privacy.mode is Mode.PAPER,
                 f"evaluation.references: true with evaluation.kind {self.evaluation_kind}; central models "
-                "are trained and compared without privacy; allowed: false, or evaluation.kind exact"
-            )
+                "are trained and compared without privacy; allowed: false, or evaluation.kind exact": (
+                    self.evaluation.references is True and not exact
+                ),
+            }
+        )
         return self
 
     @model_validator(mode="wrap")
@@ -147,7 +155,11 @@ class Experiment(Settings):
     def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
         """Turn pydantic's list of mistakes into one line that names the key and what is allowed."""
         if isinstance(value, Mapping):
-            value = {**value, **cls._algorithm_section(value), **cls._federation_section(value)}
+            value = {**value, **cls._algorithm_section(value)}
+            if isinstance(
+                value.get("federation"), Mapping
+            ):  # one that does not say its kind is of the default one
+                value["federation"] = {"kind": "clusters", **value["federation"]}
         try:
             experiment: Self = handler(value)
         except ValidationError as mistakes:
@@ -155,23 +167,13 @@ class Experiment(Settings):
         return experiment
 
     @classmethod
-    def _federation_section(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A federation that does not say its kind is of the default one."""
-        section = value.get("federation")
-        return {"federation": {"kind": "clusters", **section}} if isinstance(section, Mapping) else {}
-
-    @classmethod
     def _algorithm_section(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Which options an algorithm has depends on its name and on the privacy unit, in another section."""
         section = value.get("algorithm")
         if not isinstance(section, Mapping):
             return {}
-        privacy = value.get("privacy", {})
-        unit = (
-            privacy.unit
-            if isinstance(privacy, PrivacySettings)
-            else dict(privacy or {}).get("unit", "record")
-        )
+        privacy = value.get("privacy") or {}
+        unit = privacy.unit if isinstance(privacy, PrivacySettings) else dict(privacy).get("unit", "record")
         if unit not in list(Unit):
             return {}  # the privacy section reports it
         algorithm = find_algorithm(Unit(unit), str(section.get("name", "r-dpcfl")))
@@ -179,3 +181,92 @@ class Experiment(Settings):
             return {"algorithm": algorithm.settings_type.model_validate(section)}
         except ValidationError as mistakes:
             raise InputError(explain(mistakes, algorithm.settings_type, prefix="algorithm")) from None
+
+
+# --- from pydantic's errors to one line: the key, the value, what is allowed -------------------------------
+
+
+def explain(mistakes: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first mistake in words, and how many more there are."""
+    errors = mistakes.errors(include_url=False)
+    more = len({error["loc"] for error in errors}) - 1
+    told = f" (and {more} more mistake{'s' if more > 1 else ''})" if more > 0 else ""
+    return _explain_one(errors[0], model, prefix) + told
+
+
+def _explain_one(error: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
+    path, known = _walk(error["loc"], model)
+    key, name = ".".join(part for part in (prefix, *path) if part), path[-1] if path else ""
+    description = known[name].description if name in known else None
+    allowed = f"; {name} is {description}" if description else ""
+    if error["type"] == "extra_forbidden":
+        guesses = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = "".join(f"did you mean '{guess}'? " for guess in guesses)
+        return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{key}: missing{allowed}"
+    reason, sections = _reason(error), _sections(known, name)
+    opening, colon, rest = reason.partition(": ")
+    if colon and len(sections) == 1 and opening in sections[0].model_fields:
+        # A check of a whole section names the key it is about itself.
+        return f"{key}.{opening}: {rest}"
+    return f"{key}: {_shown(error['input'])} is not allowed, {reason}{allowed}"
+
+
+def _reason(error: ErrorDetails) -> str:
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "should be a section of keys and values"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return message[0].lower() + message[1:]
+
+
+def _shown(value: object) -> str:
+    text = str(value) if isinstance(value, date) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _walk(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], dict[str, FieldInfo]]:
+    """Path as written in the file, and the fields of the section that holds the last key.
+
+    Pydantic puts the tag of a union (`federation.clusters.sizes`) into the location; the file has none.
+    """
+    path: list[str] = []
+    known: dict[str, FieldInfo] = {}
+    members = [model]
+    for step in location:
+        tagged = [member for member in members if len(members) > 1 and str(step) in _tags(member)]
+        if tagged:
+            members = tagged
+        elif isinstance(step, int) and path:
+            path[-1] += f"[{step}]"
+        elif not _is_type_branch(str(step)):
+            path.append(str(step))
+            known = members[0].model_fields if len(members) == 1 else {}
+            members = _sections(known, path[-1])
+    return path, known
+
+
+def _sections(known: Mapping[str, FieldInfo], name: str) -> list[type[BaseModel]]:
+    """The kinds of section that may stand under a key."""
+    return list(_models_in(known[name].rebuild_annotation())) if name in known else []
+
+
+def _is_type_branch(step: str) -> bool:
+    """Whether a step names the branch of a union of plain types, such as `int` or `literal['auto']`."""
+    return step in {"int", "float", "str", "bool"} or step.startswith(
+        ("literal[", "constrained-", "tuple[", "function-")
+    )
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Annotated, Union) or get_args(annotation):
+        for part in get_args(annotation):
+            yield from _models_in(part)
+
+
+def _tags(member: type[BaseModel]) -> Iterator[str]:
+    """Discriminator values of a member of a tagged union: those of its literal fields."""
+    values = (value for field in member.model_fields.values() for value in get_args(field.annotation))
+    return (value for value in values if isinstance(value, str))

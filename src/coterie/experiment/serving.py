@@ -1,4 +1,4 @@
-"""One run over Flower, from the server's side: its sites agree to a plan, then the run loop asks them.
+"""Serving an experiment to real sites: the link, its sites, their consent, the run, going on after a crash.
 
 The server keeps a run folder like any other: what it asked for is in its ledger, what it concluded in its
 checkpoint. Sites keep ledgers of their own.
@@ -8,9 +8,16 @@ the run and the ledger of the whole population. Who was sampled is a secret that
 nothing that stays in the folder tells who answered.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from coterie.algorithms.protocol import Assignment, OwnChoice
 from coterie.engines.clients import TrainingFacts
@@ -18,23 +25,29 @@ from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import answer_all
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import server
+from coterie.engines.flower.keys import KeyFolder
 from coterie.engines.flower.members import RemoteMembers
+from coterie.engines.flower.network import open_link
 from coterie.engines.flower.server import FlowerEngine, Participation
-from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
+from coterie.engines.flower.transport import Journal, NobodyAnswered, Timeouts, Transport
 from coterie.engines.local import coin_key
 from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.evaluator import Evaluator, Served, rows_of
+from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.loop import Run
-from coterie.experiment.opened import OpenRunFolder, open_folder
+from coterie.experiment.local import finished
+from coterie.experiment.loop import OpenRunFolder, Run, open_folder
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import Experiment, refuse
 from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, trusts_server
 from coterie.files import append_line, forget_rounds, read_lines
 from coterie.privacy import Ledger, Released
 
+log = logging.getLogger(__name__)
+APP = Path(__file__).parent / "flower_app"
+"""The Flower app under whose name runs go; for `flwr run`, also its code: two imports."""
 EVERYONE = "everyone"
 """In place of a client's name, where what was spent is the same for all."""
 
@@ -109,36 +122,27 @@ class ServedRun:
     def _engine(
         self, opened: OpenRunFolder, note: Callable[[Participation], None]
     ) -> "tuple[FlowerEngine, SiteScores]":
-        calibrated, lr = self.calibrated, self.calibrated.experiment.schedule.lr
-        plan, context, parameters = calibrated.plan, calibrated.context(), calibrated.facts.parameters
-        cohorts = members = private = None
+        calibrated, ledger, lr = self.calibrated, opened.ledger, self.calibrated.experiment.schedule.lr
+        plan, context, size = calibrated.plan, calibrated.context(), calibrated.facts.parameters
+        cohorts = trusted = None
         if self._trusted:  # then coins, sums and noise are the server's
             seed, records = calibrated.experiment.seeds.simulation, calibrated.facts.records
             coins = coin_key(opened.key, seed)
             facts = TrainingFacts(tuple(records), tuple(records.values()), lr, opened.key, coins, seed)
-            members = RemoteMembers(self.transport, self.contracts, parameters, self._journal)
-            private = PrivateScores(facts, plan, opened.ledger, context)
-            cohorts = Cohorts(facts, members, parameters, plan, opened.ledger, context)
+            members = RemoteMembers(self.transport, self.contracts, size, self._journal)
+            cohorts = Cohorts(facts, members, size, plan, ledger, context)
+            trusted = PrivateScores(facts, plan, ledger, context), members
         engine = FlowerEngine(
-            self.transport,
-            self.contracts,
-            plan,
-            opened.ledger,
-            lr,
-            parameters,
-            context,
-            self._journal,
-            note,
-            cohorts,
+            self.transport, self.contracts, plan, ledger, lr, size, context, self._journal, note, cohorts
         )
-        return engine, SiteScores(engine, tuple(self.contracts), private, members)
+        return engine, SiteScores(engine, tuple(self.contracts), trusted)
 
     def _spent(self, ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
         """Epsilon and its budget by client; one for all of a population, or of workers in groups."""
         plan, budgets = self.calibrated.plan, self.calibrated.budgets
         if self._trusted:
-            most = min(budget.epsilon for budget in budgets.values())
-            return {EVERYONE: self.calibrated.spent(ledger)}, {EVERYONE: most}
+            least = min(budget.epsilon for budget in budgets.values())
+            return {EVERYONE: self.calibrated.spent(ledger)}, {EVERYONE: least}
         return {
             client: max(ledger.spent(unit.subject) for unit in plan.units if unit.owner == client)
             for client in self.contracts
@@ -150,13 +154,12 @@ class SiteScores:
     """Scores on held-out records that lie at sites.
 
     Args:
-        private, members: of a server that the sites trust.
+        trusted: who adds the noise and who asks the sites, of a server that they trust.
     """
 
     engine: FlowerEngine
     names: tuple[str, ...]
-    private: PrivateScores | None
-    members: RemoteMembers | None
+    trusted: tuple[PrivateScores, RemoteMembers] | None
 
     def of_records(
         self, served: Assignment, clients: Collection[str], round: int
@@ -168,9 +171,8 @@ class SiteScores:
             return {}
 
     def of_clients(self, served: Served, round: int) -> Released[float]:
-        private, members = self.private, self.members
-        assert private is not None
-        assert members is not None
+        assert self.trusted is not None
+        private, members = self.trusted
         rows = {
             client: served.models if isinstance(served, OwnChoice) else served.model_of(client)[None]
             for client in self.names
@@ -183,27 +185,152 @@ class Participants:
 
     def __init__(self, path: Path, rounds: int) -> None:
         """Go on with what is known of so many rounds."""
-        self._path = path
-        self._latest: list[Participation] = []
-        self.tally: dict[str, dict[str, int]] = {}
         folder.keep_rounds(path, rounds)
-        for line in read_lines(path):
-            self._count(line["answered"], line["missing"])
+        self._path = path
+        self._known = [Participation(**line) for line in read_lines(path)]
 
     def note(self, participation: Participation) -> None:
         """Keep who answered a request, and why the others did not."""
         append_line(self._path, asdict(participation))
-        self._latest.append(participation)
-        self._count(participation.answered, participation.missing)
+        self._known.append(participation)
 
     def of_round(self, round: int) -> tuple[tuple[str, ...], dict[str, str]]:
         """Who answered everything in a round, and why the others did not."""
-        self._latest = [one for one in self._latest if one.round == round]
-        missing = {name: why for request in self._latest for name, why in request.missing.items()}
-        answered = {name for request in self._latest for name in request.answered} - set(missing)
+        requests = [one for one in self._known if one.round == round]
+        missing = {name: why for request in requests for name, why in request.missing.items()}
+        answered = {name for request in requests for name in request.answered} - set(missing)
         return tuple(sorted(answered)), missing
 
-    def _count(self, answered: Iterable[str], missing: Iterable[str]) -> None:
-        for what, names in (("answered", answered), ("missed", missing)):
-            for name in names:
-                self.tally.setdefault(name, {"answered": 0, "missed": 0})[what] += 1
+    @property
+    def tally(self) -> dict[str, dict[str, int]]:
+        """How many requests each site answered, and how many it missed."""
+        answered = Counter(name for request in self._known for name in request.answered)
+        missed = Counter(name for request in self._known for name in request.missing)
+        asked = dict.fromkeys(name for one in self._known for name in (*one.answered, *one.missing))
+        return {name: {"answered": answered[name], "missed": missed[name]} for name in asked}
+
+
+# --- the link and those who come to it ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How to serve.
+
+    Args:
+        out: the run folder; the link's own state lies beside, in `link/`.
+        keys: certificates and the sites' public keys; None is the plaintext mode, on loopback only.
+        sites: how many sites to wait for where no keys name them.
+        wait: seconds until all sites must be there.
+        truth: the true clusters, for `oracle`; its guarantee says that it was told.
+        opened: is told the port that sites can come to.
+    """
+
+    out: Path
+    keys: KeyFolder | None
+    host: str = "127.0.0.1"
+    port: int = 0
+    sites: int = 0
+    wait: float = 600.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    truth: Mapping[str, int] | None = None
+    resume: bool = False
+    opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
+
+
+def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> RunResult:
+    """Serve an experiment from its first round, or from where it stopped, to its end."""
+    check_servable(experiment)
+    refuse(
+        {
+            "seeds.noise: noise is the sites' own (coterie join --noise-seed); allowed here: null": (
+                experiment.seeds.noise is not None and not trusts_server(experiment)
+            ),
+            "--sites: how many to wait for is needed where no keys name them": (
+                serving.keys is None and serving.sites < 1
+            ),
+        }
+    )
+    if finished(experiment, serving.out, resume=serving.resume) is not None:
+        raise InputError(f"{RunFolder(serving.out).result}: the run is finished")
+    folder = serving.out.with_name(f"{serving.out.name}.link")
+    with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
+        serving.opened(link.port, list(link.nodes))
+        with link.grid() as grid:
+            nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
+            result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.proxy.expect)
+    if trusts_server(experiment):
+        shutil.rmtree(folder)  # what the link remembers of messages tells who was sampled
+    return result
+
+
+def on_grid(
+    experiment: Experiment,
+    grid: Grid,
+    nodes: Mapping[str, int],
+    serving: Serving,
+    callbacks: Callbacks,
+    *,
+    sent: Callable[[int], None] = lambda size: None,
+) -> RunResult:
+    """The run itself, once the sites' nodes are known.
+
+    Args:
+        sent: is told how large messages are, so that answers need be no larger.
+    """
+    transport = Transport(grid, nodes, serving.timeouts, sent)
+    files = RunFolder(serving.out)
+    wait_for(transport, serving.wait, everyone=not files.exists)
+    return ServedRun(experiment, files, transport, truth=serving.truth, callbacks=callbacks).finish()
+
+
+def wait_for(transport: Transport, seconds: float, *, everyone: bool) -> None:
+    """Wait for all sites (or, in a run that goes on, for as many as come in time)."""
+    sites = set(transport.nodes)
+    if not _wait(lambda: sites <= transport.online(), seconds, transport.timeouts):
+        missing = sites - transport.online()
+        if missing and (everyone or missing == sites):
+            raise InputError(f"--wait: after {seconds:g} seconds {', '.join(sorted(missing))} did not join")
+
+
+def discover(grid: Grid, sites: int, seconds: float, timeouts: Timeouts) -> dict[str, int]:
+    """Nodes by the names that they give themselves, where no keys say who they are."""
+    if not _wait(lambda: len(list(grid.get_node_ids())) >= sites, seconds, timeouts):
+        there = len(list(grid.get_node_ids()))
+        raise InputError(f"--wait: after {seconds:g} seconds {there} of {sites} sites have joined")
+    return server.names_of(grid, list(grid.get_node_ids()), timeouts)
+
+
+def _wait(arrived: Callable[[], bool], seconds: float, timeouts: Timeouts) -> bool:
+    """Whether they came in time."""
+    until = time.monotonic() + seconds
+    while not (there := arrived()) and time.monotonic() < until:
+        time.sleep(timeouts.poll)
+    return there
+
+
+# --- the server as an ordinary Flower app ---------------------------------------------------------------
+
+
+def main(grid: Grid, context: Context) -> None:
+    """One run, or the rest of one: a folder that holds a run is continued.
+
+    flwr run src/coterie/experiment/flower_app LINK -c 'experiment="/srv/heart.yaml" out="/srv/run" clients=4'
+    """
+    config = context.run_config
+    needed = ("experiment", "out", "clients")
+    refuse({f"run config: {key} is needed": not config.get(key) for key in needed})
+    experiment = read_experiment(Path(str(config["experiment"])))
+    serving = Serving(Path(str(config["out"])), None, wait=float(config["wait"]), resume=True)
+    nodes = discover(grid, int(config["clients"]), serving.wait, serving.timeouts)
+    if not RunFolder(serving.out).finished:
+        on_grid(experiment, grid, nodes, serving, Callbacks(agreed=log.info, round=_tell))
+
+
+def _tell(report: RoundReport) -> None:
+    missing = ", ".join(report.missing) or "nobody"
+    log.info("round %d of %d, missing: %s", report.round, report.rounds, missing)
+
+
+app = ServerApp()
+app.main()(main)

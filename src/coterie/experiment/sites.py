@@ -5,7 +5,7 @@ it proposes it.
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,14 +21,15 @@ from coterie.engines.flower.transport import Transport
 from coterie.engines.secret import SEEDED
 from coterie.errors import CoterieError, InputError
 from coterie.experiment.calibrated import (
+    PUBLIC_COUNT,
     CalibratedRun,
     Population,
     calibrate_run,
-    count_caveats,
-    delta_caveats,
+    counts_clients,
+    delta_caveat,
     reported_of,
 )
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import Experiment, refuse
 from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
@@ -57,19 +58,17 @@ class Sites(Plain):
         found = server.gather_facts(transport)
         for name, reason in found.missing.items():
             raise InputError(f"client {name}: no facts ({reason}); all are needed before the first round")
-        tasks = {name: facts.task for name, facts in found.by_client.items()}
-        for name, task in tasks.items():
-            if task != tasks[names[0]]:
-                raise InputError(
-                    f"client {name}: its task is {task}, that of {names[0]} is {tasks[names[0]]}"
-                )
+        sites, task = found.by_client, found.by_client[names[0]].task
+        for name, site in sites.items():
+            if site.task != task:
+                raise InputError(f"client {name}: its task is {site.task}, that of {names[0]} is {task}")
         return cls(
             secrets.token_hex(16),
-            tasks[names[0]],
-            {name: facts.records for name, facts in found.by_client.items()},
-            {name: facts.held_out for name, facts in found.by_client.items()},
-            {name: facts.reported for name, facts in found.by_client.items() if facts.reported is not None},
-            any(facts.simulation for facts in found.by_client.values()),
+            task,
+            {name: site.records for name, site in sites.items()},
+            {name: site.held_out for name, site in sites.items()},
+            {name: site.reported for name, site in sites.items() if site.reported is not None},
+            any(site.simulation for site in sites.values()),
         )
 
     @classmethod
@@ -89,18 +88,18 @@ def check_servable(experiment: Experiment) -> None:
     """Refuse, before anybody is asked, what cannot be done between sites."""
     privacy, federation = experiment.privacy, experiment.federation
     labels = isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL
-    refused = {
-        "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without noise; "
-        "allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
-        "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
-        "sound": privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER,
-        "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to that; allowed "
-        "between sites: null": getattr(experiment.algorithm, "adaptive_clip", None) is not None,
-        "federation.structure: label is made from the workers' labels, which the server does not have; "
-        "allowed over Flower: global, ring, string, clustered or a file of groups": labels,
-    }
-    for reason in (reason for reason, wrong in refused.items() if wrong):
-        raise InputError(reason)
+    refuse(
+        {
+            "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
+            "noise; allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
+            "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
+            "sound": privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER,
+            "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to that; allowed "
+            "between sites: null": getattr(experiment.algorithm, "adaptive_clip", None) is not None,
+            "federation.structure: label is made from the workers' labels, which the server does not have; "
+            "allowed over Flower: global, ring, string, clustered or a file of groups": labels,
+        }
+    )
 
 
 def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | None:
@@ -135,15 +134,15 @@ def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, in
         reported_of(experiment, sites.reported) if scored else {},
     )
 
-    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> Iterator[str]:
-        yield from delta_caveats(experiment, population, budgets)
-        yield from count_caveats(experiment)
-        yield from code_caveats(experiment.model)
-        if trusted:
-            yield IN_THE_CLEAR
-            yield WHO_IS_ASKED
-        if experiment.seeds.noise is not None if trusted else sites.simulation:
-            yield SEEDED
+    def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> dict[str | None, bool]:
+        return {
+            delta_caveat(experiment, population, budgets): True,
+            PUBLIC_COUNT: counts_clients(experiment),
+            **dict.fromkeys(code_caveats(experiment.model), True),
+            IN_THE_CLEAR: trusted,
+            WHO_IS_ASKED: trusted,
+            SEEDED: experiment.seeds.noise is not None if trusted else sites.simulation,
+        }
 
     held_by = Custody.TRUSTED_SERVER if trusted else Custody.EACH_SITE
     return calibrate_run(experiment, population, torch.device("cpu"), caveats, held_by)

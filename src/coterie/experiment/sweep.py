@@ -14,7 +14,8 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import override, read_yaml
-from coterie.experiment.schema import Experiment
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.schema import Experiment, refuse
 
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
@@ -33,9 +34,9 @@ class Cell:
     values: Mapping[str, Any]
     experiment: Experiment
 
-    def folder(self, out: Path) -> Path:
+    def files(self, out: Path) -> RunFolder:
         """Its run folder, inside that of the sweep."""
-        return out / "cells" / self.name
+        return RunFolder(out / "cells" / self.name)
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,18 @@ class Sweep:
     def read(cls, path: Path | None) -> "Sweep":
         """The sweep in a file, or the built-in comparison."""
         content = read_yaml(path) if path is not None else BUILT_IN
-        unknown = set(content) - {"base", "grid", "parts"}
-        if unknown:
-            raise InputError(
-                f"{path}: unknown key '{min(unknown)}'; a sweep has base and grid, or base and parts"
-            )
-        base = content.get("base") or {}
-        if not isinstance(base, dict):
-            raise InputError(f"{path}: base should hold sections of an experiment")
+        base, parts = content.get("base") or {}, content.get("parts")
+        unknown = min(content.keys() - {"base", "grid", "parts"}, default=None)
+        refuse(
+            {
+                f"{path}: unknown key '{unknown}'; a sweep has base and grid, or base and parts": (
+                    unknown is not None
+                ),
+                f"{path}: base should hold sections of an experiment": not isinstance(base, dict),
+            }
+        )
         if "parts" not in content:
             return cls(base, _read_grid(content.get("grid"), f"{path}: "))
-        parts = content["parts"]
         if "grid" in content or not isinstance(parts, list) or not parts:
             raise InputError(f"{path}: parts should be a list of grids, in place of grid")
         return cls.of_parts(
@@ -115,8 +117,7 @@ class Sweep:
         found: dict[str, Cell] = {}
         for part in self.parts or (Part(self.grid),):
             for cell in self._cells_of(part):
-                known = found.setdefault(cell.name, cell)
-                if known.experiment != cell.experiment:
+                if found.setdefault(cell.name, cell).experiment != cell.experiment:
                     raise InputError(f"parts: {cell.name} stands twice, with different settings")
         return list(found.values())
 
@@ -126,10 +127,8 @@ class Sweep:
             values = dict(zip(part.choices, combination, strict=True))
             ordered = {key: values[key] for key in self.grid}
             name = _cell_name(ordered)
-            if len(name) > LONGEST:
-                raise InputError(f"grid: {name[:40]}... is too long for a folder; allowed: {LONGEST} letters")
-            if name in seen:
-                raise InputError(f"grid: {name} stands twice")
+            long = f"grid: {name[:40]}... is too long for a folder; allowed: {LONGEST} letters"
+            refuse({long: len(name) > LONGEST, f"grid: {name} stands twice": name in seen})
             seen.add(name)
             values.pop(LABEL, None)
             changed = override(self.base, {**part.settings, **values})
@@ -180,13 +179,11 @@ def _read_grid(grid: Any, where: str) -> dict[str, list[Any]]:
 def _read_part(part: Any, where: str) -> Part:
     if not isinstance(part, dict) or set(part) - {"label", "set", "grid"}:
         raise InputError(f"{where.rstrip('.')}: {part!r} is not allowed; allowed: label, set and grid")
-    settings = part.get("set") or {}
+    settings, label = part.get("set") or {}, part.get("label")
     if not isinstance(settings, dict):
         raise InputError(f"{where}set: {settings!r} is not allowed; allowed: keys such as privacy.clip")
-    label = part.get("label")
-    return Part(
-        _read_grid(part.get("grid"), where), settings, None if label is None else " ".join(str(label).split())
-    )
+    name = None if label is None else " ".join(str(label).split())
+    return Part(_read_grid(part.get("grid"), where), settings, name)
 
 
 def _cell_name(values: Mapping[str, Any]) -> str:

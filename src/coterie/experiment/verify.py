@@ -2,8 +2,15 @@
 
 All problems are collected, each as one line that names the file. What is found are accidents and edits;
 whoever rewrites everything consistently, ledger and seal and all, is not found by looking at the files.
+
+What a page claims is inside the page: the plan that proves it, the ledger's head, a hash of the page. The
+claim is one JSON object in a comment before the end of the page. It is enough to count the epsilon again
+without the run's folder. Its last entry is the hash of the whole page with that entry left empty, so a page
+of which one byte was changed is found.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,20 +19,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coterie.errors import CoterieError, InputError, LedgerError
-from coterie.experiment.claim import RunClaim, is_page, read_claim
 from coterie.experiment.comparison import check_tables
 from coterie.experiment.composition import total_of
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.memory import RunMemory
-from coterie.experiment.recorded import RecordedRun
-from coterie.experiment.recount import recount_checks
-from coterie.experiment.seal import Check, Seal
+from coterie.experiment.proven import ProvenPlan
+from coterie.experiment.recorded import RecordedRun, close_to
+from coterie.experiment.seal import Check, Seal, require
 from coterie.experiment.sweep import Sweep
+from coterie.files import digest_bytes
 from coterie.privacy import ChainHead
+from coterie.privacy.plain import Plain
 from coterie.privacy.units import number_to_json
 
 T = TypeVar("T")
 HOLDS, BROKEN = "holds", "broken"
+FORMAT = 1
+_BLOCK = re.compile(rb"<!-- coterie-claim (\{.*\}) -->\n")
+_OURS = re.compile(rb"coterie (run|comparison)</title>|<!-- coterie-claim ")
 
 
 @dataclass(frozen=True)
@@ -55,28 +65,22 @@ class Verification:
         return BROKEN if self.problems else HOLDS
 
     def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = {
+        dropped = {"models_dropped": self.models_dropped} if self.models_dropped else {}
+        runs = {name: run.to_json() for name, run in self.runs.items()}
+        return {
             "verdict": self.verdict,
             "finished": self.finished,
             "epsilon_claimed": _number(self.epsilon_claimed),
             "epsilon_recounted": _number(self.epsilon_recounted),
             "ledger_head": None if self.ledger_head is None else self.ledger_head.to_json(),
             "problems": list(self.problems),
+            **dropped,
+            **({"epsilon_total": _number(self.epsilon_total), "runs": runs} if runs else {}),
         }
-        if self.models_dropped:
-            content["models_dropped"] = self.models_dropped
-        if self.runs:
-            content["epsilon_total"] = _number(self.epsilon_total)
-            content["runs"] = {name: run.to_json() for name, run in self.runs.items()}
-        return content
 
 
 def verify(path: Path) -> Verification:
-    """Check a run folder, the folder of a comparison, or a page.
-
-    Raises:
-        InputError: the path is none of these.
-    """
+    """Check a run folder, the folder of a comparison, or a page; an InputError where it is none of these."""
     if (path / "sweep.yaml").exists() or (path / "cells").is_dir():
         return _verify_comparison(path)
     if _is_run(path):
@@ -100,7 +104,7 @@ def _verify_run(path: Path) -> Verification:
     problems += _problems([run.check_models], known=bool(problems))
     begun = _found(lambda: run.begun)
     if begun is not False:
-        problems += _problems(recount_checks(run), known=bool(problems))
+        problems += _problems(run.recount_checks(), known=bool(problems))
     problems += _problems_of_pages(path, run)
     return Verification(
         finished=run.files.finished,
@@ -116,7 +120,10 @@ def _verify_run(path: Path) -> Verification:
 
 
 def _verify_comparison(path: Path) -> Verification:
-    problems = _problems(_comparison_checks(path))
+    sealed: list[Check] = []
+    with suppress(CoterieError):  # said by the first check
+        sealed += Seal(path).checks()
+    problems = _problems([lambda: Seal(path), *sealed])
     problems += _problems([partial(check_tables, path)], known=bool(problems))
     planned = _found(lambda: [cell.name for cell in Sweep.read(path / "sweep.yaml").cells()]) or []
     runs = {name: _verify_run(run.files.path) for name, run in _cells_of(path).items()}
@@ -135,17 +142,10 @@ def _verify_comparison(path: Path) -> Verification:
     )
 
 
-def _comparison_checks(path: Path) -> Iterator[Check]:
-    yield lambda: Seal(path)
-    with suppress(CoterieError):  # said by the check before
-        yield from Seal(path).checks()
-        yield from RunMemory(Seal(path)).checks()
-
-
 def _cells_of(path: Path) -> dict[str, RecordedRun]:
     """The runs of a comparison, by name."""
-    cells = sorted(path.glob("cells/*"))
-    return {cell.name: RecordedRun.of_this_version(cell) for cell in cells if _is_run(cell)}
+    cells = filter(_is_run, sorted(path.glob("cells/*")))
+    return {cell.name: RecordedRun.of_this_version(cell) for cell in cells}
 
 
 # --- a page -----------------------------------------------------------------------------------------
@@ -172,18 +172,14 @@ def _problems_of_pages(folder: Path, beside: Mapping[str, RecordedRun] | Recorde
 def _page_checks(path: Path, beside: Mapping[str, RecordedRun] | RecordedRun) -> Iterator[Check]:
     """Checks of a page by itself and against the run, or the runs by name, beside it."""
     yield lambda: read_claim(path)
-    with suppress(CoterieError):  # said by the check before
-        for name, claim in read_claim(path).items():
-            yield partial(claim.check, str(path))
-            if beside:
-                run = beside if isinstance(beside, RecordedRun) else beside.get(name)
-                yield partial(_check_beside, path, name, claim, run)
-
-
-def _check_beside(path: Path, name: str, claim: RunClaim, run: RecordedRun | None) -> None:
-    if run is None:
-        raise LedgerError(f"{path.parent / 'cells' / name}: missing; {path.name} tells of this run")
-    claim.check_against(str(path), run)
+    for name, claim in (_found(lambda: read_claim(path)) or {}).items():
+        yield partial(claim.check, path)
+        run = beside if isinstance(beside, RecordedRun) else beside.get(name)
+        if run is not None:
+            yield partial(claim.check_against, path, run)
+        elif beside:
+            lost = path.parent / "cells" / name
+            yield partial(require, False, lost, f"missing; {path.name} tells of this run")
 
 
 # --- all of them ------------------------------------------------------------------------------------
@@ -221,3 +217,93 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 def _number(value: float | None) -> object:
     return None if value is None else number_to_json(value)
+
+
+# --- the claim inside a page --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunClaim(Plain):
+    """What a page says about one run.
+
+    Args:
+        epsilon: as the page prints it.
+        basis: what it follows from; None before the ledger was opened.
+        ledger: where the ledger stood when the page was written.
+    """
+
+    called = "claim"
+    mistake = LedgerError
+    epsilon: float
+    finished: bool
+    basis: ProvenPlan | None
+    ledger: ChainHead | None
+
+    @classmethod
+    def of(cls, path: Path) -> "RunClaim":
+        """The claim that a run folder supports as it is now."""
+        run = RecordedRun.of_this_version(path)
+        begun = run.files.ledger.exists()
+        proven, head = (run.proven, run.ledger.head) if begun else (None, None)
+        return cls(run.guarantee.epsilon, run.files.finished, proven, head)
+
+    def recounted(self) -> float | None:
+        """Epsilon as it follows from what the page embeds."""
+        return None if self.basis is None else self.basis.prove().epsilon
+
+    def check(self, page: Path) -> None:
+        """Refuse an epsilon that does not follow from what is embedded beside it."""
+        counted = self.recounted()
+        problem = f"claims epsilon {self.epsilon}; counted again it is {counted}"
+        require(counted is None or close_to(self.epsilon, counted), page, problem)
+
+    def check_against(self, page: Path, run: RecordedRun) -> None:
+        """Refuse a page that is not about the run folder beside it."""
+        files, stated = run.files, run.guarantee.epsilon
+        problem = f"claims epsilon {self.epsilon}, {files.guarantee} states {stated}"
+        require(close_to(self.epsilon, stated), page, problem)
+        problem = f"is the page of a finished run, {files.result} is missing"
+        require(files.finished or not self.finished, page, problem)
+        same = self.basis is None or self.basis.plan.digest() == run.plan.digest()
+        require(same, page, f"its plan is not {files.plan}")
+        if self.ledger is not None:
+            run.ledger.check_seen(self.ledger, str(page))
+
+
+def with_claim(page: str, runs: Mapping[str, RunClaim]) -> str:
+    """The page with the claims that it makes about runs, by their names, and its own hash inside."""
+    content = {"claim": FORMAT, "runs": {name: run.to_json() for name, run in runs.items()}, "page": ""}
+    # Inside a comment nothing may look like its end.
+    text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    body, end, rest = page.rpartition("</body>")
+    if not end:
+        raise ValueError("a page ends with its body")
+    whole = f"{body}<!-- coterie-claim {text} -->\n{end}{rest}"
+    return whole.replace('"page":""} -->', f'"page":"{digest_bytes(whole.encode())}"}} -->')
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of ours, whatever became of it."""
+    return path.is_file() and _OURS.search(path.read_bytes()) is not None
+
+
+def read_claim(path: Path) -> dict[str, RunClaim]:
+    """The claims of a page, by the names of its runs; a LedgerError where one byte of it was changed."""
+    content = path.read_bytes()
+    blocks = _BLOCK.findall(content)
+    require(len(blocks) == 1, path, "embeds no claim; it was changed, or written by an earlier version")
+    try:
+        data = json.loads(blocks[0])
+        version, digest = data["claim"], data["page"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise LedgerError(f"{path}: its claim is not readable; the page was changed") from None
+    entry = f'"page":"{digest}"}} -->'.encode()
+    empty = content.replace(entry, b'"page":""} -->')
+    whole = content.count(entry) == 1 and digest_bytes(empty) == digest
+    require(whole, path, "changed since it was written; its hash does not fit")
+    problem = f"its claim is of another version (format {version}, ours is {FORMAT})"
+    require(version == FORMAT, path, problem)
+    try:
+        return {str(name): RunClaim.read(run) for name, run in data["runs"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, CoterieError) as mistake:
+        raise LedgerError(f"{path}: its claim is not one of this version ({mistake!r})") from None

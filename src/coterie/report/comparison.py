@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.verify import RunClaim, with_claim
 from coterie.files import write_text
 from coterie.report import grid_figures, words
 from coterie.report.clusters import Clusters

@@ -8,7 +8,6 @@ from typing import Any
 
 from coterie.experiment.comparison import Row, SweepResult
 from coterie.experiment.composition import Total
-from coterie.experiment.folder import RunFolder
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.report.numbers import count
 from coterie.report.record import ACCURACY, SCORE, Measure, RunRecord, read_rounds, read_run
@@ -108,7 +107,7 @@ def read_comparison(path: Path) -> Comparison:
         runs = tuple(read_run(loaded.cells[cell.name]) for cell in members)
         settings.append(Setting(row.values, row, runs, colour))
     failures = tuple(
-        Failure(cell, len(read_rounds(RunFolder(cell.folder(path)).metrics)), loaded.failed[cell.name])
+        Failure(cell, len(read_rounds(cell.files(path).metrics)), loaded.failed[cell.name])
         for cell in cells
         if cell.name in loaded.failed
     )

@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 from coterie.errors import InputError
-from coterie.experiment.metrics import Spread
+from coterie.experiment.result import Spread
 from coterie.privacy import Unit
 from coterie.report.grid import Comparison, Setting
 from coterie.report.record import RunRecord

@@ -12,8 +12,7 @@ from coterie.algorithms.protocol import Findings
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Spread
-from coterie.experiment.result import RunResult
+from coterie.experiment.result import RunResult, Spread
 from coterie.experiment.schema import Experiment
 from coterie.files import read_json, read_lines
 from coterie.privacy import Guarantee, PrivacyPlan

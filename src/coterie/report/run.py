@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from coterie.experiment.claim import RunClaim, with_claim
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Spread
+from coterie.experiment.result import Spread
+from coterie.experiment.verify import RunClaim, with_claim
 from coterie.files import write_text
 from coterie.privacy import Unit
 from coterie.report import words

@@ -8,9 +8,9 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
+from coterie.experiment.evaluator import train_references
 from coterie.experiment.local import calibrate
-from coterie.experiment.metrics import Scores
-from coterie.experiment.references import train_references
+from coterie.experiment.result import Scores
 from coterie.experiment.schema import Experiment
 from coterie.files import read_json, write_json
 from coterie.privacy.plan import canonical_json

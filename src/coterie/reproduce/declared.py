@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import override, parse_override
-from coterie.experiment.explain import explain
+from coterie.experiment.schema import explain
 from coterie.experiment.sweep import Part, Sweep
 from coterie.settings import Settings
 

@@ -16,8 +16,7 @@ import yaml
 
 from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.opened import drop_models
+from coterie.experiment.loop import drop_models
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text
 from coterie.report.comparison import write_comparison_report
@@ -53,7 +52,7 @@ def reproduce(
     if sweep is not None:
         compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress)
         for cell in sweep.cells():
-            files = RunFolder(cell.folder(begun.sweep_folder))
+            files = cell.files(begun.sweep_folder)
             if files.finished:
                 # Models are no part of any table; without them a folder is small enough to carry.
                 drop_models(files)

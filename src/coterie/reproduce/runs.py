@@ -9,8 +9,7 @@ import numpy as np
 
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.metrics import Fairness, Spread, fairness
-from coterie.experiment.result import RunResult
+from coterie.experiment.result import Fairness, RunResult, Spread, fairness
 from coterie.privacy import LedgerView, Unit
 from coterie.privacy.units import round_up
 from coterie.report.record import RunRecord

@@ -25,10 +25,9 @@ from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.network import open_link
 from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment import checkpoint, local
-from coterie.experiment.deployment import APP, wait_for
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import ServedRun
+from coterie.experiment.serving import APP, ServedRun, wait_for
 from coterie.privacy import Unit
 
 pytestmark = pytest.mark.deployment

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 import coterie
 from coterie.engines.flower import internals
 from coterie.engines.flower.proxy import ALLOWED, SELF_REGISTRATION
-from coterie.experiment.deployment import APP
+from coterie.experiment.serving import APP
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 

@@ -14,7 +14,7 @@ from real_federation import PATIENCE, processes_about, wait_until
 from site_folders import write_sites
 
 from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
-from coterie.experiment.deployment import APP
+from coterie.experiment.serving import APP
 
 pytestmark = pytest.mark.deployment
 

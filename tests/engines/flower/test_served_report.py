@@ -15,7 +15,7 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
 from coterie.errors import LedgerError
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.recount import recount
+from coterie.experiment.recorded import recount
 from coterie.files import read_json, write_json
 from coterie.privacy import Budget, HeldOut
 
