@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from coterie.errors import InputError
 from coterie.experiment import local
@@ -47,13 +46,13 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Stacked programs on a CPU; how many clients each of them trained."""
     monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: True)
     sizes: list[int] = []
-    train_wave = StackedTrainer._train_wave
+    program = StackedTrainer._program
 
-    def counted(self: StackedTrainer, jobs: Any) -> torch.Tensor:
+    def counted(self: StackedTrainer, jobs: Any) -> Any:
         sizes.append(len(jobs))
-        return train_wave(self, jobs)
+        return program(self, jobs)
 
-    monkeypatch.setattr(StackedTrainer, "_train_wave", counted)
+    monkeypatch.setattr(StackedTrainer, "_program", counted)
     return sizes
 
 
