@@ -1,4 +1,4 @@
-"""YAML reads no, yes, on and off as truth values: none of them may become a number."""
+"""Truth values are no numbers, however a file writes them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,17 +58,19 @@ def test_there_are_numbers_to_look_at() -> None:
 
 
 IN_A_FILE = {
-    "seeds: {noise: no}": r"seeds.noise: False is not allowed, no truth value",
-    "seeds: {noise: off}": r"seeds.noise: False is not allowed",
-    "seeds: {simulation: yes}": r"seeds.simulation: True is not allowed",
+    "seeds: {noise: false}": r"seeds.noise: False is not allowed, no truth value",
+    "seeds: {noise: off}": r"seeds.noise: 'off' is not allowed",
+    "seeds: {simulation: yes}": r"seeds.simulation: 'yes' is not allowed",
     "privacy: {delta: true}": r"privacy.delta: True is not allowed",
-    "privacy: {budgets: {a: {epsilon: yes}}}": r"privacy.budgets.a.epsilon: True is not allowed",
-    "schedule: {lr: on}": r"schedule.lr: True is not allowed",
-    "algorithm: {name: r-dpcfl, clusters: no}": r"algorithm.clusters: False is not allowed",
-    "algorithm: {name: r-dpcfl, first_round_noise: no}": r"algorithm.first_round_noise: False",
-    "algorithm: {name: r-dpcfl, candidates: [2, yes]}": r"algorithm.candidates: \[2, True\]",
-    "federation: {kind: clusters, sizes: [yes, 3]}": r"federation.sizes: \[True, 3\]",
-    "engine: {workers: yes}": r"engine.workers: True",
+    "privacy: {budgets: {a: {epsilon: yes}}}": r"privacy.budgets.a.epsilon: 'yes' is not allowed",
+    "schedule: {lr: on}": r"schedule.lr: 'on' is not allowed",
+    "algorithm: {name: r-dpcfl, clusters: no}": r"algorithm.clusters: 'no' is not allowed",
+    "algorithm: {name: r-dpcfl, first_round_noise: False}": r"algorithm.first_round_noise: False",
+    "algorithm: {name: r-dpcfl, candidates: [2, true]}": r"algorithm.candidates: \[2, True\]",
+    "federation: {kind: clusters, sizes: [true, 3]}": r"federation.sizes: \[True, 3\]",
+    "engine: {workers: TRUE}": r"engine.workers: True",
+    "evaluation: {references: yes}": r"evaluation.references: 'yes' is not allowed",
+    "privacy: {unit: client}\nalgorithm: {name: dp-ifca, revive: off}": r"algorithm.revive: 'off'",
 }
 
 

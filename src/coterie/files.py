@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,28 +168,110 @@ def forget_rounds(folder: Path, before: int) -> None:
             path.unlink()
 
 
+LARGEST_YAML = 4 * 2**20
+"""Letters of a YAML text: more take longer to read than anybody waits."""
+_LARGEST_COPY = 10_000
+"""Entries that all aliases of a text together may stand for."""
+_LONGEST_NUMBER = 64
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML whose keys are names, each given once: no silent overwrite, no number for a name."""
+    """YAML by the core schema of version 1.2, whose keys are names, each given once.
+
+    yes, no, dates and 1:30 are texts, no key is merged, nothing names its own type, and no number begins with
+    a zero that one reader takes for octal and another does not.
+    """
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node | None, int] = {}
+        self._seen = self._copied = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._seen
+        if getattr(event, "tag", None) is not None:
+            raise _refusal(f"{event.tag} is not allowed, values without a tag are", event.start_mark)
+        self._seen += 1
+        node = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent):
+            # Not known yet where it stands inside what it names.
+            copied = self._sizes.get(node, _LARGEST_COPY + 1)
+            self._seen, self._copied = self._seen + copied, self._copied + copied
+            if self._copied > _LARGEST_COPY:
+                raise _refusal(f"alias *{event.anchor} stands for too much, or for itself", event.start_mark)
+        else:
+            self._sizes[node] = self._seen - before
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Before merge keys (<<) are replaced by what they stand for, which may well be overwritten.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key in (key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"):
+        for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
                 problem = f"key {shown or 'null'} must be a string; quote it"
+            elif key.value == "<<" and key.style is None:
+                problem = "merge keys (<<) are not allowed; write the keys out"
             elif key.value in seen:
                 problem = f"key '{key.value}' stands twice"
             else:
                 seen.add(key.value)
                 continue
-            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            raise _refusal(problem, key.start_mark)
         return node
+
+    def construct_yaml_int(self, node: Any) -> int:
+        digits = node.value.lstrip("+-")
+        if len(digits) > _LONGEST_NUMBER:
+            raise _refusal(f"a number of {len(digits)} digits", node.start_mark)
+        if digits.strip("0") and digits[0] == "0" and digits[1] not in "ox":
+            meant = digits.lstrip("0")
+            raise _refusal(f"{digits} begins with a zero; write {meant}, or '{digits}'", node.start_mark)
+        return int(node.value, {"0o": 8, "0x": 16}.get(digits[:2], 10))
+
+    def construct_yaml_float(self, node: Any) -> float:
+        value = float(super().construct_yaml_float(node))
+        if math.isinf(value) and node.value[-1] not in "fF":
+            raise _refusal(f"{node.value} is too large for a number; .inf is infinite", node.start_mark)
+        return value
+
+
+class _StrictDumper(yaml.SafeDumper):
+    """Quotes every text that is a number or a truth value to the reader above, or to one of version 1.1."""
+
+
+def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
+
+
+for _tag, _pattern, _first in (
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", "true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    for _kind in (_StrictLoader, _StrictDumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _StrictLoader.construct_yaml_float)
+
+
+def yaml_text(content: Any, **style: Any) -> str:
+    """Plain values as YAML that `parse_yaml` reads as they were."""
+    return str(yaml.dump(content, Dumper=_StrictDumper, sort_keys=False, **style))
 
 
 def parse_yaml(text: str) -> Any:
     """What a YAML text says; a ValueError that names the line where it says nothing, or one thing twice."""
+    if len(text) > LARGEST_YAML:
+        raise ValueError(f"it is too long; allowed: {LARGEST_YAML // 2**20} MiB")
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 _NO_TRUTH = PydanticCustomError(
-    "truth", "no truth value is meant here; put yes, no, true, false in quotes where they are names"
+    "truth", "no truth value is meant here; put true and false in quotes where they are names"
 )
 
 
@@ -25,7 +25,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _truth_is_no_number(cls, values: Any) -> Any:
-        """Refuse the 0 and 1 that YAML's no and yes would become: `seeds.noise: no` would be a known seed."""
+        """Refuse the 0 and 1 that false and true would become: `seeds.noise: false` would be a known seed."""
         if not isinstance(values, Mapping):
             return values
         mistakes = [

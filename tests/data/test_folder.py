@@ -188,7 +188,7 @@ def test_scaling_by_a_clients_own_statistics_is_refused_with_the_reason(folder: 
         ("task: [", "not YAML, line 1"),
         (TABLE.replace("classification", "clustering"), "task: .*'classification' or 'regression'"),
         (TABLE + "colour: red\n", "colour: Extra inputs"),
-        (TABLE.replace('"no", "yes"', "no, yes"), "put yes, no, true, false in quotes"),
+        (TABLE.replace('"no", "yes"', "true, false"), "put true and false in quotes"),
         (
             TABLE.replace("[20, 80]", "[80, 20]"),
             r"features\.0\.range: \[80, 20\]; allowed: two finite numbers",

@@ -1,5 +1,8 @@
 """The experiment file: defaults, overrides, and mistakes in one line that names the key."""
 
+import math
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from coterie.algorithms.record.r_dpcfl import RDPCFLSettings
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import commented_default, override, read_experiment, to_yaml
 from coterie.experiment.schema import Experiment
-from coterie.files import parse_yaml
+from coterie.files import parse_yaml, yaml_text
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -99,18 +102,22 @@ MISTAKES = {
     "- a\n- b": r"should hold sections",
     "schedule: {rounds: 3": r"not YAML, line 1",
     "schedule: {rounds: 3}\nschedule: {rounds: 4}": r"key 'schedule' stands twice",
-    "schedule: {rounds: 2020-01-01}": r"schedule.rounds: 2020-01-01 is not allowed, should be",
+    "schedule: {rounds: 2020-01-01}": r"schedule.rounds: '2020-01-01' is not allowed, should be",
     "1: {rounds: 3}": r"line 1: key 1 must be a string",
     "schedule: {3: 4}": r"line 1: key 3 must be a string",
     "schedule: {rounds: 3}\nnull: {}": r"line 2: key null must be a string",
     "schedule: {true: 4}": r"key true must be a string",
-    "privacy: {budgets: {2020-01-01: {epsilon: 2}}}": r"key 2020-01-01 must be a string; quote it",
+    "schedule: {rounds: 1:30}": r"schedule.rounds: '1:30' is not allowed",
+    "schedule: {rounds: 017}": r"line 1: 017 begins with a zero; write 17, or '017'",
+    "privacy: {epsilon: 1e400}": r"line 1: 1e400 is too large for a number; .inf is infinite",
+    "seeds: {simulation: 0x" + 5000 * "f" + "}": r"line 1: a number of 5002 digits",
+    "schedule: {rounds: !!int 3}": r"line 1: tag:yaml.org,2002:int is not allowed, values without a tag",
     "? [a]\n: 3": r"key a list or a mapping must be a string",
     "schedule:\n\trounds: 3": r"line 2: .*indent with spaces",
-    "schedule: {rounds: 2020-13-45}": r"not YAML, month must be in 1..12",
-    "schedule: &loop {rounds: *loop}": r"schedule.rounds: .* is not allowed, should be a valid integer",
+    "schedule: {rounds: 2020-13-45}": r"schedule.rounds: '2020-13-45' is not allowed",
+    "schedule: &loop {rounds: *loop}": r"line 1: alias \*loop stands for too much, or for itself",
     "schedule: *nowhere": r"line 1: found undefined alias",
-    "schedule: !!python/object:os.system {}": r"could not determine a constructor",
+    "schedule: !!python/object:os.system {}": r"python/object:os.system is not allowed",
     "seeds: {simulation: 9223372036854775808}": r"seeds.simulation: 9223372036854775808 is not allowed",
     "a: " + 3000 * "[": r"not YAML, it is nested too deeply",
     "schedule: {rounds: 3, lr: 1, bacth: 2, epoch: 1}": r"unknown key.* \(and 1 more mistake\)",
@@ -124,14 +131,58 @@ def test_a_mistake_is_one_line_that_names_the_key(text: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_anchors_and_merge_keys_mean_what_yaml_says(tmp_path: Path) -> None:
-    text = "seeds: &both {simulation: 3, noise: 5}\nschedule: {rounds: 7}\n"
-    assert read_experiment(written(tmp_path, text)).seeds.noise == 5
-    merged = parse_yaml("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: [*b], x: 4, z: 5}")
-    assert merged["b"] == {"x": 1, "y": 3}
-    assert merged["c"] == {"x": 4, "y": 3, "z": 5}
-    with pytest.raises(ValueError, match="line 2: key 'y' stands twice"):
-        parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3, y: 4}")
+CORE = "[yes, off, 1:30, 2020-01-01, 0o17, 0x1f, 1e3, .5, -3, .inf, ~, null, True, 1_000, 00, '017', =]"
+SAID = ["yes", "off", "1:30", "2020-01-01", 15, 31, 1000.0, 0.5, -3, math.inf, None, None, True]
+
+
+def test_plain_values_mean_what_yaml_1_2_says() -> None:
+    assert parse_yaml(CORE) == [*SAID, "1_000", 0, "017", "="]
+    assert parse_yaml("2020-01-01: 3\nyes: no") == {"2020-01-01": 3, "yes": "no"}
+    assert parse_yaml("a: &a {x: 1}\nb: *a") == {"a": {"x": 1}, "b": {"x": 1}}
+
+
+def test_what_is_written_is_read_as_it_was() -> None:
+    for text in ("1e3", "0o17", "yes", "1:30", "017", "2020-01-01", "", "~", "<<", "=", ".inf", "true", "1."):
+        assert parse_yaml(yaml_text({text: [text]})) == {text: [text]}
+    assert parse_yaml(yaml_text([1e-300, 1e22, math.inf, 7, None, False])) == [
+        *(1e-300, 1e22, math.inf, 7, None, False)
+    ]
+
+
+LISTS = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+LISTS += [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in pairwise("abcdefghi")]
+MERGED = ["a: &a {x: 1}"]
+MERGED += [f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}" for old, new in pairwise("abcdefghi")]
+BOMBS = {
+    "\n".join(LISTS): "line 5: alias .* too much",
+    "\n".join(MERGED): "line 2: merge keys .* not allowed",
+}
+BOMBS["a: 1\n" + 2**22 * "#"] = "it is too long; allowed: 4 MiB"
+
+
+@pytest.mark.parametrize("text", BOMBS, ids=["aliases", "merges", "long"])
+def test_no_text_takes_longer_than_its_length_says(text: str, tmp_path: Path) -> None:
+    before = time.monotonic()
+    with pytest.raises(InputError, match=BOMBS[text]) as caught:
+        read_experiment(written(tmp_path, text))
+    assert time.monotonic() - before < 5
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["3", "[1]", "text", ""])
+def test_an_override_repairs_no_section_that_is_wrong(wrong: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"schedule: {wrong}")
+    for overrides in ([], ["schedule.rounds=3"], ["algorithm.name=global"]):
+        with pytest.raises(InputError, match=r"schedule: .* is not allowed, should be a section of keys"):
+            read_experiment(path, overrides)
+    nested = written(tmp_path, "schedule: {augmentation: null}")
+    assert read_experiment(nested, ["schedule.augmentation.copies=2"]).schedule.augmentation is not None
+
+
+@pytest.mark.parametrize("second", ["schedule.rounds=4", "schedule={rounds: 4}"])
+def test_no_override_takes_another_ones_place(second: str) -> None:
+    with pytest.raises(InputError, match=r"--set: schedule\S* is set twice"):
+        read_experiment(None, ["schedule.rounds=3", second])
 
 
 def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_requirements_come_from_a_file(tmp_path):
         ("- {target: 3}", "missing or unknown fields: epsilon"),
         ("- {epsilon: -1}", "epsilon: -1"),
         ("- {epsilon: .nan}", "epsilon: nan is not allowed"),
-        ("- {epsilon: yes}", "epsilon: True is not allowed"),
+        ("- {epsilon: true}", "epsilon: True is not allowed"),
         ("- {epsilon: 1, distance: 1.5}", "distance: 1.5 is not allowed"),
         ("- {epsilon: 1, target: 99}", "'99' is unknown"),
         ("- {epsilon: 1, observer: everyone}", "'everyone' is unknown"),

@@ -22,8 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from coterie import __version__
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import to_yaml
@@ -31,7 +29,7 @@ from coterie.experiment.keeper import Keeper, pack, unpack
 from coterie.experiment.local import log_failure, reason_of, run_together
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Cell
-from coterie.files import beside
+from coterie.files import beside, parse_yaml
 
 CONNECT_SECONDS = 30.0
 MOST_TASKS = 1000
@@ -131,7 +129,7 @@ def run_elsewhere(keeper: Any, texts: Mapping[str, str], version: str, directory
             homes[path] = home, attempt
             if packed is not None:
                 unpack(packed, path)
-            runs[path] = Experiment.model_validate(yaml.safe_load(text))
+            runs[path] = Experiment.model_validate(parse_yaml(text))
 
         def keep(path: Path) -> None:
             ray.get(keeper.keep.remote(*homes[path], pack(path)))

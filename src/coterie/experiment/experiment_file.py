@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from coterie.errors import InputError
 from coterie.experiment.schema import Experiment
-from coterie.files import parse_yaml
+from coterie.files import LARGEST_YAML, parse_yaml, yaml_text
 
 Tree = dict[str, Any]
 """Nested sections as YAML gives them: validated before anything else looks inside."""
@@ -21,7 +20,8 @@ SELECTORS = ("data.name", "federation.kind", "model.name", "algorithm.name", "en
 def read_yaml(path: Path) -> Tree:
     """The mapping in a YAML file; anything else in it is one clear line."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            content = parse_yaml(file.read(LARGEST_YAML + 1))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
@@ -42,7 +42,22 @@ def read_yaml(path: Path) -> Tree:
 def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment in a file (or the built-in default), with `key=value` overrides applied."""
     tree = read_yaml(path) if path is not None else {}
-    return Experiment.model_validate(override(tree, dict(map(parse_override, overrides))))
+    return Experiment.model_validate(override(tree, parse_overrides(overrides)))
+
+
+def parse_overrides(texts: Iterable[str]) -> Tree:
+    """Keys and values of `key=value` texts, none of which says what another one says, too."""
+    changes: Tree = {}
+    for key, value in map(parse_override, texts):
+        if other := next((other for other in changes if within(key, other) or within(other, key)), None):
+            raise InputError(f"--set: {key} is set twice, beside {other}; allowed: once")
+        changes[key] = value
+    return changes
+
+
+def within(key: str, other: str) -> bool:
+    """Whether a dotted key is the other, or stands inside its section."""
+    return f"{key}.".startswith(f"{other}.")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -66,26 +81,33 @@ def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
         section, _, name = key.partition(".")
         if key in SELECTORS:
             default = getattr(getattr(Experiment(), section), name, None)
-            if _section(changed, section).get(name, default) != changes[key]:
+            if _section(changed, section, "").get(name, default) != changes[key]:
                 changed[section] = {}
         changed = _put(changed, key, changes[key])
     return changed
 
 
-def _put(tree: Tree, path: str, value: Any) -> Tree:
+def _put(tree: Tree, path: str, value: Any, inside: str = "") -> Tree:
     first, _, rest = path.partition(".")
-    return {**tree, first: _put(_section(tree, first), rest, value) if rest else value}
+    if rest:
+        value = _put(_section(tree, first, inside), rest, value, f"{inside}{first}.")
+    return {**tree, first: value}
 
 
-def _section(tree: Tree, name: str) -> Tree:
-    found = tree.get(name)
-    return found if isinstance(found, dict) else {}
+def _section(tree: Tree, name: str, inside: str) -> Tree:
+    """The keys under a name, where there may be none; of a section inside another, null is none."""
+    found = tree.get(name, {})
+    if found is None and inside:
+        return {}
+    if not isinstance(found, dict):
+        raise InputError(f"{inside}{name}: {found!r} is not allowed, should be a section of keys and values")
+    return found
 
 
 def to_yaml(experiment: Experiment) -> str:
     """The whole experiment, every default written out, as stored in a run folder."""
     whole = experiment.model_dump(mode="json")
-    return yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, width=100)
+    return yaml_text(whole, default_flow_style=None, width=100)
 
 
 def commented_default() -> str:
@@ -99,7 +121,7 @@ def commented_default() -> str:
         settings: type[BaseModel] = type(getattr(experiment, section))
         lines += ["", f"# {(settings.__doc__ or '').strip().splitlines()[0]}", f"{section}:"]
         for name, field in settings.model_fields.items():
-            value = yaml.safe_dump(values[name], default_flow_style=True).strip().removesuffix("...").strip()
+            value = yaml_text(values[name], default_flow_style=True).strip().removesuffix("...").strip()
             entry = f"  {name}: {value}"
             lines.append(f"{entry:<44}# {field.description}" if field.description else entry)
     return "\n".join(lines) + "\n"

@@ -1,12 +1,11 @@
 """The experiment file: everything a run depends on, validated; every mistake as one line to act on."""
 
 from collections.abc import Iterator, Mapping
-from datetime import date
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, StrictBool, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
@@ -88,7 +87,7 @@ class EvaluationSettings(Settings):
         description="private: what all evaluations may cost a held-out record (a client: part of "
         "privacy.epsilon); null: 1.0, or privacy.epsilon (a client: a tenth of it) where that is less",
     )
-    references: bool | Literal["auto"] = Field(
+    references: StrictBool | Literal["auto"] = Field(
         "auto",
         description="exact: train a central model per cluster for the fairness figures (auto: if quick, and "
         "never on your own records)",
@@ -221,7 +220,7 @@ def _reason(error: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    text = str(value) if isinstance(value, date) else repr(value)
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import override, read_yaml
+from coterie.experiment.experiment_file import override, read_yaml, within
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment, refuse
+from coterie.files import yaml_text
 
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
@@ -123,16 +122,20 @@ class Sweep:
 
     def _cells_of(self, part: Part) -> Iterator[Cell]:
         seen: set[str] = set()
+        runs: dict[str, str] = {}
         for combination in itertools.product(*part.choices.values()):
             values = dict(zip(part.choices, combination, strict=True))
             ordered = {key: values[key] for key in self.grid}
             name = _cell_name(ordered)
             long = f"grid: {name[:40]}... is too long for a folder; allowed: {LONGEST} letters"
-            refuse({long: len(name) > LONGEST, f"grid: {name} stands twice": name in seen})
-            seen.add(name)
+            refuse({long: len(name) > LONGEST})
             values.pop(LABEL, None)
-            changed = override(self.base, {**part.settings, **values})
-            yield Cell(name, ordered, Experiment.model_validate(changed))
+            experiment = Experiment.model_validate(override(self.base, {**part.settings, **values}))
+            other = runs.setdefault(repr(experiment), name)  # 1 and 1.0 have two names
+            same = f"grid: {name} is the same run as {other}"
+            refuse({f"grid: {name} stands twice": name in seen, same: other != name})
+            seen.add(name)
+            yield Cell(name, ordered, experiment)
 
     def contains(self, other: "Sweep") -> bool:
         """Whether every cell of the other sweep is one of this, setting for setting."""
@@ -164,7 +167,7 @@ class Sweep:
             content["parts"] = [part.to_content() for part in self.parts]
         else:
             content["grid"] = {key: list(values) for key, values in self.grid.items()}
-        return yaml.safe_dump(content, sort_keys=False)
+        return yaml_text(content)
 
 
 def _read_grid(grid: Any, where: str) -> dict[str, list[Any]]:
@@ -173,6 +176,8 @@ def _read_grid(grid: Any, where: str) -> dict[str, list[Any]]:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}grid.{key}: {values!r} is not allowed; allowed: a list of values")
+        if outer := next((other for other in grid if other != key and within(key, other)), None):
+            raise InputError(f"{where}grid.{key}: stands inside {outer}, which varies, too; allowed: one")
     return grid
 
 
@@ -182,8 +187,11 @@ def _read_part(part: Any, where: str) -> Part:
     settings, label = part.get("set") or {}, part.get("label")
     if not isinstance(settings, dict):
         raise InputError(f"{where}set: {settings!r} is not allowed; allowed: keys such as privacy.clip")
-    name = None if label is None else " ".join(str(label).split())
-    return Part(_read_grid(part.get("grid"), where), settings, name)
+    name, grid = None if label is None else " ".join(str(label).split()), _read_grid(part.get("grid"), where)
+    for key in settings:
+        if any(within(key, varying) for varying in grid):
+            raise InputError(f"{where}set.{key}: the grid decides it; allowed: in one of them")
+    return Part(grid, settings, name)
 
 
 def _cell_name(values: Mapping[str, Any]) -> str:

@@ -6,13 +6,13 @@ from enum import StrEnum
 from importlib import resources
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import override, parse_override
+from coterie.experiment.experiment_file import override, parse_overrides
 from coterie.experiment.schema import explain
 from coterie.experiment.sweep import Part, Sweep
+from coterie.files import parse_yaml
 from coterie.settings import Settings
 
 EPSILON = "privacy.epsilon"
@@ -113,7 +113,7 @@ def find(name: str) -> PublishedExperiment:
 def parse(name: str, text: str) -> PublishedExperiment:
     """A published experiment from the text of its file."""
     try:
-        return PublishedExperiment.model_validate({**yaml.safe_load(text), "name": name})
+        return PublishedExperiment.model_validate({**parse_yaml(text), "name": name})
     except ValidationError as mistakes:
         raise InputError(f"reproduction {name}: {explain(mistakes, PublishedExperiment)}") from None
 
@@ -150,4 +150,4 @@ def sweep_of(
     ]
     sections = dict.fromkeys([*published.base, *chosen.base])
     base = {name: {**published.base.get(name, {}), **chosen.base.get(name, {})} for name in sections}
-    return Sweep.of_parts(override(base, dict(parse_override(text) for text in overrides)), parts)
+    return Sweep.of_parts(override(base, parse_overrides(overrides)), parts)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-import yaml
+from coterie.files import parse_yaml
 
 Key = tuple[str, str, str, str, float]
 """Data, shift, algorithm, figure and epsilon."""
@@ -41,7 +41,7 @@ class Publication:
 def read_publication(name: str) -> Publication:
     """A publication in `published/`, checked to have a cell for every epsilon in every row."""
     text = resources.files(__package__).joinpath("published", f"{name}.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
+    content = parse_yaml(text)
     source = content["source"]
     numbers: dict[Key, Printed] = {}
     for table in content["tables"]:

@@ -12,13 +12,11 @@ All paths inside are relative: a folder that was filled on one machine is render
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import yaml
-
 from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.loop import drop_models
 from coterie.experiment.sweep import Sweep
-from coterie.files import write_text
+from coterie.files import write_text, yaml_text
 from coterie.report.comparison import write_comparison_report
 from coterie.reproduce.central import central_scores
 from coterie.reproduce.declared import EVERYTHING, PublishedExperiment, ScaleName, Subset, find, sweep_of
@@ -78,7 +76,7 @@ def _claim(
     if not out.exists() or not any(out.iterdir()):
         out.mkdir(parents=True, exist_ok=True)
         content = {"name": published.name, "scale": scale.value, "set": list(overrides)}
-        write_text(out / RECORD, yaml.safe_dump(content, sort_keys=False))
+        write_text(out / RECORD, yaml_text(content))
         return Reproduction(out, published, scale, overrides)
     if not resume:
         raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from coterie.algorithms.client import revival
 from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSettings, ClientLevelState
@@ -15,7 +15,7 @@ from coterie.privacy import Mechanism, Released
 class ClusteredSettings(StartSettings, ClientLevelSettings):
     """Options of every clustered algorithm whose unit is a client."""
 
-    revive: bool = Field(
+    revive: StrictBool = Field(
         True, description="split a large cluster where the released histogram (if any) shows a dead one"
     )
 
