@@ -1,13 +1,14 @@
 # make demo   environment, install, the built-in comparison, where its report is
 # make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
+# make fuzz   thousands of strange inputs to every command, and a table of what became of them; half an hour
 # make test-deployment   real servers and sites over Flower, killed, stopped and lied to; a Ray cluster; some minutes
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-deployment bench lint clean
+.PHONY: demo test fuzz test-deployment bench lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/coterie compare --out runs/demo --resume
@@ -17,6 +18,9 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadfile
+
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/fuzz/everything.py --log "fuzz/$$(date +%Y%m%d-%H%M%S)"
 
 test-deployment: $(VENV)/installed-dev
 	$(BIN)/pytest -m deployment tests/engines/flower tests/experiment

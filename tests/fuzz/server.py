@@ -1,0 +1,182 @@
+"""The process that cases run in: it imports everything once, and each case is a child of its own.
+
+A line of JSON on standard input asks for a case, a line on standard output says what its exit code was.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import IO, Any
+
+MEMORY = 6 * 2**30
+"""Bytes that a case may take."""
+COTERIE = [sys.executable, "-m", "coterie"]
+SMALL = """
+federation: {sizes: [2, 2], records_per_client: 40, test_per_client: 10}
+schedule: {rounds: 1, batch: 20}
+evaluation: {references: false}
+engine: {workers: 1}
+algorithm: {name: global}
+"""
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.environ.update(COLUMNS="200", MPLBACKEND="agg", OMP_NUM_THREADS="1", BROWSER="true")
+    _warm_up()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    gc.collect()
+    gc.freeze()
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        began = time.monotonic()
+        code = _ended(_begun(asked["arguments"], Path(asked["folder"])), asked["seconds"])
+        print(json.dumps({"code": code, "seconds": time.monotonic() - began}), file=answers, flush=True)
+
+
+def _warm_up() -> None:
+    """Import what commands import, and let a small run compile what it compiles."""
+    import torch
+
+    torch.set_num_threads(1)
+    import coterie.report.comparison
+    import coterie.reproduce.running  # noqa: F401
+    from coterie.cli.main import COMMANDS, load
+
+    for name in COMMANDS:
+        load(name)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "e.yaml").write_text(SMALL)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            code = _command(["run", f"{folder}/e.yaml", "--out", f"{folder}/out"])
+    if code != 0:
+        raise RuntimeError("the smallest run does not work")
+
+
+def _begun(arguments: Sequence[str], folder: Path) -> int:
+    """The child that runs a command in `folder/work` and prints to `folder/out` and `folder/err`."""
+
+    def child() -> int:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        for number, name, mode in (
+            (0, os.devnull, "rb"),
+            (1, folder / "out", "wb"),
+            (2, folder / "err", "wb"),
+        ):
+            with open(name, mode) as file:
+                os.dup2(file.fileno(), number)
+        os.chdir(folder / "work")
+        subprocess.Popen = _popen  # type: ignore[assignment, misc]
+        return _command(arguments)
+
+    return _forked(child)
+
+
+def _forked(work: Callable[[], int]) -> int:
+    """A child, the first of a group of processes, that ends with what the function returns."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        return pid
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        code = work()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code & 255)
+
+
+def _command(arguments: Sequence[str]) -> int:
+    """Run `coterie` as a shell would; what no shell would ever see is printed as Python prints it."""
+    from coterie.cli.main import main as coterie
+
+    sys.argv = ["coterie", *arguments]
+    try:
+        coterie()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _ended(pid: int, seconds: float) -> int | None:
+    """The exit code of a child, as a shell would say it; None where its time ran out and it was killed."""
+    handle = os.pidfd_open(pid)
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    in_time = bool(waiting.poll(seconds * 1000))
+    os.close(handle)
+    with suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)  # with whatever it started
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return None if not in_time else code if code >= 0 else 128 - code
+
+
+class Forked:
+    """As much of a `Popen` as a comparison uses: a run as a child of this process, with all its imports."""
+
+    def __init__(self, arguments: Sequence[str], stderr: IO[bytes] | None) -> None:
+        def child() -> int:
+            if stderr is not None:
+                os.dup2(stderr.fileno(), 2)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return _command(arguments)
+
+        self.pid = _forked(child)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.wait(os.WNOHANG)
+
+    def wait(self, how: int = 0) -> int | None:
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, how)
+            self.returncode = os.waitstatus_to_exitcode(status) if found else None
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+_Popen = subprocess.Popen
+
+
+def _popen(arguments: Sequence[str], *rest: Any, **named: Any) -> Any:
+    """A process; one that runs `coterie` is a fork of this one, which saves the seconds of its imports."""
+    if list(arguments[:3]) == COTERIE:
+        return Forked([str(word) for word in arguments[3:]], named.get("stderr"))
+    return _Popen(arguments, *rest, **named)
+
+
+if __name__ == "__main__":
+    main()
