@@ -74,8 +74,8 @@ def test_the_paper_scale_is_the_papers(name: str) -> None:
         algorithm: sum(cell.values["algorithm.name"] == algorithm for cell in cells)
         for algorithm in sweep.grid["algorithm.name"]
     }
-    assert counts["r-dpcfl"] == counts["oracle"] == 4  # two budgets, two seeds
-    assert counts["global"] == counts["local"] == counts["mr-mtl"] == counts["dp-ifca"] == 2
+    assert counts["r-dpcfl"] == counts["oracle"] == 15  # five budgets, three seeds
+    assert counts["global"] == counts["local"] == counts["mr-mtl"] == counts["dp-ifca"] == 5
     shared = {(cell.experiment.schedule, cell.experiment.privacy.clip) for cell in cells}
     assert len(shared) == 1, "step size and clip are the same for every algorithm"
     experiment = cells[0].experiment
