@@ -26,6 +26,8 @@ class Case:
         base: a folder that is copied first, such as that of a finished run.
         option: the one key that was changed, where that is all there is.
         without: the same case without that change, whose answer must be another.
+        broken: whether a claim was changed, so that no command may accept it.
+        room: bytes that a file may grow to, as on a disk that is nearly full; None: as many as it likes.
     """
 
     kind: str
@@ -34,6 +36,8 @@ class Case:
     base: Path | None = None
     option: str | None = None
     without: Case | None = None
+    broken: bool = False
+    room: int | None = None
 
     def lay_out(self, folder: Path) -> None:
         """Write the files into an empty folder."""
@@ -70,6 +74,7 @@ class Outcome(StrEnum):
     BARE_NAME = "bare exception name"
     HALF_WRITTEN = "half-written"
     IGNORED = "ignored option"
+    UNSEEN = "unseen change"
     NOT_ONE_LINE = "not one line"
     NOT_JSON = "not one JSON object"
     OTHER_CODE = "another exit code"

@@ -263,15 +263,15 @@ def overrides(draw: st.DrawFn) -> Case:
     tree = draw(bases())
     known = options(tree)
     changes: list[tuple[str, str]] = []
-    for _ in range(draw(st.sampled_from([0, 1, 2]))):
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
         option = draw(st.sampled_from(known))
         changes.append((option.key, _spelled(draw(st.sampled_from(option.values)))))
-    if not changes or draw(st.booleans()):
+    if not changes or draw(st.integers(0, 2)) == 0:
         odd = ["schedule", "nothing.here", "schedule.bogus", "..", "", "privacy.budgets.client-0.epsilon"]
-        key = draw(st.one_of(st.sampled_from(known).map(lambda option: option.key), st.sampled_from(odd)))
-        changes.append(
-            (key, draw(st.one_of(WILD.map(str), WILD.map(_spelled), st.sampled_from(ODD_SCALARS))))
-        )
+        keys = st.sampled_from(known).map(lambda option: option.key)
+        key = draw(st.one_of(keys, keys, keys, st.sampled_from(odd)))
+        text = draw(st.one_of(WILD.map(str), WILD.map(_spelled), st.sampled_from(ODD_SCALARS)))
+        changes.append((key, text))
     arguments = [part for key, text in changes for part in ("--set", f"{key}={text}".replace("\x00", ""))]
     return Case("--set", ("plan", "e.yaml", *arguments, *_json(draw)), {"e.yaml": as_yaml(tree)})
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 from case import FIFO, Case, Content
-from experiments import HARMLESS, TINY, WILD, Tree, as_yaml, options, put
+from experiments import HARMLESS, TINY, WILD, Tree, as_yaml, bases, options, put
 from hypothesis import strategies as st
 
 DECLARED: Tree = {
@@ -222,6 +222,21 @@ def written_folders(draw: st.DrawFn, folder: Path) -> Case:
     return Case("comparison" if compared else "run folder", command, files, folder.parent)
 
 
+UNPROTECTED = (".log", "timing.jsonl", "participation.jsonl", ".yaml.lock", ".lock")
+"""Files that no claim depends on, of which nobody keeps a digest."""
+
+
+@st.composite
+def flips(draw: st.DrawFn, folder: Path) -> Case:
+    """A run or a comparison with one bit of one file flipped: `verify` has to see it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    path = draw(st.sampled_from([path for path in files if not path.name.endswith(UNPROTECTED)]))
+    content = bytearray(path.read_bytes())
+    content[draw(st.integers(0, len(content) - 1))] ^= 1 << draw(st.integers(0, 7))
+    name = f"{folder.name}/{path.relative_to(folder)}"
+    return Case("flip", ("verify", folder.name), {name: bytes(content)}, folder.parent, broken=True)
+
+
 @st.composite
 def _changed(draw: st.DrawFn, name: str, content: bytes) -> Content:
     """A file of a run with bytes or a value changed, or something else in its place."""
@@ -268,3 +283,20 @@ def sweeps(draw: st.DrawFn) -> Case:
     as_json = ("--json",) if draw(st.booleans()) else ()
     arguments = ("compare", "s.yaml", "--out", "out", "--workers", "1", *as_json)
     return Case("sweep", arguments, {"s.yaml": as_yaml(tree)})
+
+
+@st.composite
+def full_disks(draw: st.DrawFn, written: Path) -> Case:
+    """A command that works, on a disk that has room for small files only."""
+    room = 4_000 + draw(st.integers(0, 400_000)) // draw(st.sampled_from([1, 4, 20]))
+    tree = draw(bases())
+    commands = [("run", "e.yaml", "--out", "out", *json) for json in ((), ("--json",))] * 3
+    commands += [("compare", "s.yaml", "--out", "new", "--workers", "1"), ("report", "run", "--figures", "f")]
+    commands += [("plan", "e.yaml"), ("verify", "run"), ("run", "--resume", "--out", "run")]
+    command = draw(st.sampled_from(commands))
+    base = written / ("unfinished" if "--resume" in command else "finished")
+    files = {
+        "e.yaml": as_yaml(tree),
+        "s.yaml": as_yaml({"base": TINY, "grid": {"algorithm.name": ["local"]}}),
+    }
+    return Case("full disk", command, files, base, room=room)

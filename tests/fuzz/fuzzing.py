@@ -14,7 +14,7 @@ from pathlib import Path
 from case import Case, Outcome
 from commands import FILES, command_lines
 from experiments import TINY, as_yaml, overrides, planned, single_options, trained, yaml_texts
-from folders import data_folders, sweeps, written_folders
+from folders import data_folders, flips, full_disks, sweeps, written_folders
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from watcher import Seen, Watcher, judge
@@ -80,10 +80,10 @@ def fuzzers(written: Path) -> dict[str, tuple[st.SearchStrategy[Case], int]]:
     """The fuzzers by name, and how often each is asked in a hundred cases."""
     run = written / "finished" / "run"
     return {
-        "plan": (planned(), 22),
+        "plan": (planned(), 19),
         "run": (trained(), 14),
         "option": (single_options(), 6),
-        "--set": (overrides(), 12),
+        "--set": (overrides(), 8),
         "YAML": (yaml_texts(), 8),
         "command": (command_lines(run), 16),
         "data": (data_folders(), 10),
@@ -91,6 +91,9 @@ def fuzzers(written: Path) -> dict[str, tuple[st.SearchStrategy[Case], int]]:
         "unfinished run": (written_folders(written / "unfinished" / "run"), 2),
         "comparison": (written_folders(written / "compared" / "out"), 2),
         "sweep": (sweeps(), 2),
+        "flip of a run": (flips(run), 3),
+        "flip of a comparison": (flips(written / "compared" / "out"), 1),
+        "full disk": (full_disks(written), 3),
     }
 
 

@@ -47,7 +47,8 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         began = time.monotonic()
-        code = _ended(_begun(asked["arguments"], Path(asked["folder"])), asked["seconds"])
+        child = _begun(asked["arguments"], Path(asked["folder"]), asked["room"])
+        code = _ended(child, asked["seconds"])
         print(json.dumps({"code": code, "seconds": time.monotonic() - began}), file=answers, flush=True)
 
 
@@ -70,11 +71,13 @@ def _warm_up() -> None:
         raise RuntimeError("the smallest run does not work")
 
 
-def _begun(arguments: Sequence[str], folder: Path) -> int:
+def _begun(arguments: Sequence[str], folder: Path, room: int | None) -> int:
     """The child that runs a command in `folder/work` and prints to `folder/out` and `folder/err`."""
 
     def child() -> int:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         for number, name, mode in (
             (0, os.devnull, "rb"),
             (1, folder / "out", "wb"),

@@ -92,6 +92,17 @@ def test_an_option_that_does_nothing_is_seen(
     assert outcome is expected, seen
 
 
+def test_a_change_that_nobody_sees_is_seen(watcher: Watcher) -> None:
+    case = Case("flip", ("plan", "e.yaml"), {"e.yaml": as_yaml(TINY)}, broken=True)
+    assert put_to(watcher, case, frozenset())[0] is Outcome.UNSEEN
+
+
+def test_a_full_disk_is_told_in_one_line(watcher: Watcher) -> None:
+    case = Case("full disk", ("run", "e.yaml", "--out", "out"), {"e.yaml": as_yaml(TINY)}, room=4000)
+    outcome, seen = put_to(watcher, case, frozenset())
+    assert outcome is Outcome.FAILED, seen
+
+
 def test_a_run_without_its_result_is_half_written(watcher: Watcher) -> None:
     case = Case("run", ("run", "e.yaml", "--out", "out"), {"e.yaml": as_yaml(TINY)})
     assert put_to(watcher, case, frozenset())[0] is Outcome.ACCEPTED

@@ -21,7 +21,7 @@ SECONDS = 20.0
 """A command over tiny files that takes longer hangs."""
 BARE = re.compile(
     r"(?:^|: )[A-Za-z.]*(?:Error|Exception|Warning)\b|COTERIE_DEBUG|<class '"
-    r"|function-(?:before|after|wrap)\[|type=\w+_type\b"
+    r"|function-(?:before|after|wrap)\[|\bconstrained-\w+|type=\w+_type\b"
 )
 """Names of Python's or of a library's own in place of words; a sentence may have one in brackets."""
 OWN_CODE = "error: model.name: "
@@ -74,6 +74,8 @@ def judge(case: Case, seen: Seen) -> Outcome:
         return Outcome.NOT_ONE_LINE
     if "--json" in case.arguments and "--help" not in case.arguments and not _one_object(seen):
         return Outcome.NOT_JSON
+    if seen.code == 0 and case.broken:
+        return Outcome.UNSEEN
     return {0: Outcome.ACCEPTED, 1: Outcome.FAILED}.get(seen.code, Outcome.REFUSED)
 
 
@@ -117,7 +119,7 @@ class Watcher:
         try:
             case.lay_out(work)
             before = _sizes(work)
-            code, took = self._answer(case.arguments, folder, SECONDS)
+            code, took = self._answer(case, folder, SECONDS)
             out, err = (_text(folder / name) for name in ("out", "err"))
             return Seen(code, out, err, before, _sizes(work), took, _learnt(work))
         finally:
@@ -129,7 +131,7 @@ class Watcher:
             work = Path(scratch, "work")
             work.mkdir()
             case.lay_out(work)
-            code, _ = self._answer(case.arguments, Path(scratch), 10 * SECONDS)
+            code, _ = self._answer(case, Path(scratch), 10 * SECONDS)
             if code != 0:
                 raise RuntimeError(f"{' '.join(case.arguments)}: {_text(Path(scratch, 'err'))}")
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -141,17 +143,17 @@ class Watcher:
             self._server.communicate()
             self._server = None
 
-    def _answer(self, arguments: tuple[str, ...], folder: Path, seconds: float) -> tuple[int | None, float]:
+    def _answer(self, case: Case, folder: Path, seconds: float) -> tuple[int | None, float]:
         server = self._ready()
         assert server.stdin is not None
         assert server.stdout is not None
-        asked = {"arguments": arguments, "folder": str(folder), "seconds": seconds}
+        asked = {"arguments": case.arguments, "room": case.room, "folder": str(folder), "seconds": seconds}
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
         line = server.stdout.readline()
         if not line:
             self.close()
-            raise RuntimeError(f"the server broke at {arguments!r}")
+            raise RuntimeError(f"the server broke at {case.arguments!r}")
         answer = json.loads(line)
         return answer["code"], answer["seconds"]
 
