@@ -1,12 +1,16 @@
 """Text, JSON and YAML on disk: replaced in one step or appended line by line, and read without surprises."""
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +20,123 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from coterie.errors import InputError
+from coterie.errors import CoterieError, InputError
 
 Json = Mapping[str, Any]
+LONGEST = 255 - len("..draft-12345678")
+"""Bytes in the name of something whose draft lies beside it."""
+DEEPEST = 4096 - 200
+"""Bytes in the path of a folder with files in it."""
+
+
+def regular(path: Path) -> Path:
+    """A path to read from: a pipe may never end and a device has no end, so neither is opened."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: a folder, a pipe or a device; allowed: a file")
+    return path
+
+
+def check_place(path: Path, option: str, *, file: bool = False) -> None:
+    """Refuse a folder that cannot be made, or written into, before anything is read or spent for it.
+
+    Args:
+        file: it names a file, in a folder that is there.
+    """
+    try:
+        whole = Path(os.path.realpath(path))
+        text = str(whole).encode()
+        there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+        if file and not whole.is_dir():
+            there = whole.parent
+        if not there.is_dir() or (file and there == whole):
+            problem = "it is a folder" if there == whole and file else f"{there} is no folder"
+        elif max(map(len, text.split(b"/"))) > LONGEST or len(text) > DEEPEST:
+            problem = f"names of at most {LONGEST} bytes, and {DEEPEST} in all, leave room for files"
+        else:
+            tempfile.TemporaryFile(dir=there).close()
+            return
+    except UnicodeEncodeError:
+        problem = "its name is not UTF-8"
+    except (OSError, ValueError) as mistake:
+        problem = getattr(mistake, "strerror", None) or str(mistake)
+    raise InputError(f"{option}: {str(path)!r} cannot be written ({problem}); name another")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A disk that is full, or fails, is one line that names the file."""
+    try:
+        yield
+    except (OSError, SafetensorError) as mistake:
+        reason = getattr(mistake, "strerror", None) or str(mistake)
+        raise CoterieError(f"{path}: cannot be written ({reason})") from mistake
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file's content in one step."""
-    with _replacing(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file's content in one step."""
+    with replacing(path) as draft:
+        draft.write_bytes(content)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the other's place once it is on the disk."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    yield scratch
-    sync(scratch)
-    scratch.replace(path)
+def replacing(path: Path, make: Callable[[Path], None] = Path.touch) -> Iterator[Path]:
+    """A draft to fill, which takes its place once it is on the disk; where that fails, it is gone.
+
+    Whoever fills a draft holds it locked, so one that nobody holds was left by a process that was killed.
+
+    Args:
+        make: what makes a new one: a file, or a folder.
+    """
+    with writing(path):
+        draft, handle = _draft(path, make)
+        try:
+            yield draft
+            sync(draft)
+            draft.replace(path)
+        except BaseException:
+            _remove(draft)
+            raise
+        finally:
+            os.close(handle)
+
+
+def _draft(path: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
+    """A new draft, held by us; those that killed processes left are gone."""
+    for name in os.listdir(path.parent):
+        if name.startswith(f".{path.name}.draft-"):
+            _forget(path.with_name(name))
+    while True:
+        draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
+        make(draft)
+        with suppress(FileNotFoundError):  # somebody took it for left, just before we held it
+            handle = os.open(draft, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if draft.exists():
+                return draft, handle
+            os.close(handle)
+
+
+def _forget(left: Path) -> None:
+    """Remove a draft, unless somebody holds it."""
+    with suppress(OSError):
+        handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(left)
+        finally:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -59,7 +162,7 @@ def hashed_text(content: Json) -> str:
 def read_hashed(path: Path) -> dict[str, Any]:
     """What `hashed_text` wrote, byte for byte; an error where a byte was changed."""
     rest = {key: value for key, value in read_json(path).items() if key != "hash"}
-    if path.read_bytes() != hashed_text(rest).encode():
+    if regular(path).read_bytes() != hashed_text(rest).encode():
         raise InputError(
             f"{path}: changed since it was written, or of another version: its hash does not fit"
         )
@@ -71,7 +174,7 @@ def digest_bytes(content: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    with path.open("rb") as handle:
+    with regular(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -86,10 +189,10 @@ def finite(value: Any) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({type(error).__name__})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: should hold a JSON object")
@@ -97,7 +200,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_line(path: Path, content: Json) -> None:
-    with path.open("a", encoding="utf-8") as handle:
+    with writing(path), path.open("a", encoding="utf-8") as handle:
         handle.write(json.dumps(finite(content), allow_nan=False) + "\n")
 
 
@@ -106,12 +209,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     # By newlines alone: a text has other line ends, which JSON allows inside.
-    *lines, _torn = path.read_bytes().split(b"\n")
-    for line in lines:
+    *lines, _torn = regular(path).read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
-        except ValueError:
-            raise InputError(f"{path}: not readable as JSON lines") from None
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            raise InputError(f"{path}: line {number} is not a JSON object")
+        yield content
 
 
 def write_arrays(
@@ -119,8 +225,8 @@ def write_arrays(
 ) -> None:
     """Replace a file of named arrays, and of texts that are kept with them, in one step."""
     kept = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    with _replacing(path) as scratch:
-        save_file(kept, scratch, {**(notes or {}), "hash": _arrays_hash(kept, notes or {})})
+    with replacing(path) as draft:
+        save_file(kept, draft, {**(notes or {}), "hash": _arrays_hash(kept, notes or {})})
     sync(path.parent)
 
 
@@ -153,18 +259,18 @@ def read_notes(path: Path) -> dict[str, str]:
 
 def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]] | None, dict[str, str]]:
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(regular(path), framework="numpy") as file:
             notes = dict(file.metadata() or {})
         arrays = dict(load_file(path))
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, InputError):
         return None, {}
     return (arrays, notes) if notes.pop("hash", None) == _arrays_hash(arrays, notes) else (None, {})
 
 
 def forget_rounds(folder: Path, before: int) -> None:
-    """Delete the files of arrays whose names begin with an earlier round, and what a crash left of them."""
-    for path in folder.glob("*.safetensors*"):
-        if int(path.name.removeprefix(".")[:6]) < before:
+    """Delete the files of arrays whose names begin with an earlier round, in six digits."""
+    for path in folder.glob("*.safetensors"):
+        if int(path.name[:6]) < before:
             path.unlink()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from coterie.data import Dataset, DataSettings, NaturalFederation, Task, build_federation, load_dataset
 from coterie.data.folder import read_folder
-from coterie.errors import DataError
+from coterie.errors import DataError, InputError
 
 TABLE = """
 task: classification
@@ -47,7 +49,7 @@ def load(folder: Path) -> Dataset:
 
 
 def refused(folder: Path, line: str) -> None:
-    with pytest.raises(DataError, match=line) as error:
+    with pytest.raises(InputError, match=line) as error:
         load(folder)
     assert "\n" not in str(error.value)
     assert folder.name in str(error.value)
@@ -395,3 +397,120 @@ def test_identifiers_longer_than_floats_can_tell_apart_stay_apart(tmp_path: Path
     categories = f"  - {{column: id, categories: {long}}}\n"
     (tmp_path / "federation.yaml").write_text(declared + categories)
     assert read_folder(tmp_path).train.features.tolist() == np.eye(4).tolist()
+
+
+def table(ages: list[int]) -> pa.Table:
+    rows = len(ages)
+    return pa.table({"ill": ["no"] * rows, "age": ages, "ward": ["a"] * rows, "dose": [1.0] * rows})
+
+
+def write_parts(path: Path, *parts: pa.Table) -> None:
+    """As Spark writes a table: a folder of parts, with marks and checksums beside them."""
+    path.mkdir()
+    (path / "_SUCCESS").touch()
+    for number, part in enumerate(parts):
+        pq.write_table(part, path / f"part-{number:05d}-9c1e.snappy.parquet")
+        (path / f".part-{number:05d}-9c1e.snappy.parquet.crc").write_bytes(b"crc")
+
+
+def test_a_folder_of_parquet_parts_is_one_client(folder: Path) -> None:
+    declare(folder, TABLE)
+    pq.write_table(table([20, 30]), folder / "north.parquet")
+    write_parts(folder / "south.parquet", table([40, 50]), table([60]).slice(1), table([80]))
+    data = load(folder)
+    assert data.owners is not None
+    assert data.owners.names == ("north", "south")
+    assert data.owners.train.tolist() == [0, 0, 1, 1, 1]
+    np.testing.assert_allclose(data.train.features[2:, 0], [-1 / 3, 0, 1], rtol=1e-6)
+
+
+def test_parts_that_do_not_fit_together_are_refused(folder: Path) -> None:
+    declare(folder, TABLE)
+    write_parts(folder / "south.parquet", table([40]), table([50]).drop_columns(["dose"]))
+    refused(folder, r"south\.parquet: cannot be read")
+    write_parts(folder / "east.parquet")
+    (folder / "south.parquet").rename(folder.parent / "elsewhere")
+    refused(folder, r"east\.parquet: no records")
+    pq.write_table(table([40]), folder / "east.parquet" / "part-0.parquet")
+    (folder / "east.parquet" / "year=2020").mkdir()
+    refused(folder, r"year=2020: .*allowed: parquet files")
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+def to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def with_a_file(path: Path) -> None:
+    path.mkdir()
+    (path / "part-0.csv").write_text(ROWS)
+
+
+@pytest.mark.parametrize("name", ["south.csv", "south.parquet", "federation.yaml"])
+@pytest.mark.parametrize("make", [os.mkfifo, dangling, to_zeros])
+def test_what_is_no_file_is_refused_and_never_opened(
+    folder: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    declare(folder, TABLE)
+    (folder / "north.csv").write_text(ROWS)
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    refused(folder, name if make is not dangling or name != "federation.yaml" else "no federation.yaml")
+
+
+def test_a_pipe_among_the_parts_of_a_table_is_refused(folder: Path) -> None:
+    declare(folder, TABLE)
+    write_parts(folder / "south.parquet", table([40]))
+    os.mkfifo(folder / "south.parquet" / "part-00001.parquet")
+    refused(folder, r"part-00001\.parquet: ")
+
+
+@pytest.mark.parametrize("name", ["south.csv", "south", "south.npz", "south.d"])
+def test_a_folder_that_may_be_a_client_is_refused(folder: Path, name: str) -> None:
+    declare(folder, TABLE)
+    (folder / "north.csv").write_text(ROWS)
+    with_a_file(folder / name)
+    refused(folder, rf"{name}: a folder; .*NAME\.parquet")
+
+
+def test_folders_without_records_lie_there_unread(folder: Path) -> None:
+    declare(folder, TABLE)
+    (folder / "north.csv").write_text(ROWS)
+    for name in ("notes", ".coterie"):
+        (folder / name).mkdir()
+        (folder / name / "what.md").write_text("ours")
+    assert len(load(folder).train) == 3
+
+
+def test_a_hidden_file_of_records_is_refused(folder: Path) -> None:
+    declare(folder, TABLE)
+    (folder / "north.csv").write_text(ROWS)
+    (folder / ".north.csv.swp").write_bytes(b"\0")
+    assert len(load(folder).train) == 3
+    (folder / ".south.csv").write_text(ROWS)
+    refused(folder, r"\.south\.csv: hidden; ")
+
+
+def test_a_client_whose_name_is_no_text_is_refused(folder: Path) -> None:
+    declare(folder, TABLE)
+    (folder / os.fsdecode(b"n\xffrth.csv")).write_text(ROWS)
+    refused(folder, r"rth\.csv: its name is not UTF-8")
+
+
+@pytest.mark.parametrize("rows", [b"(9999999999, 2, 2)", b"(5, 2, 2)", b"(-1, 2, 2)", b"(3, 2, 2)"])
+def test_arrays_that_claim_what_the_file_does_not_hold_are_refused_by_their_header(
+    folder: Path, rows: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(folder, ARRAYS)
+    savez(folder / "north.npz", GOOD, [0] * 4)
+    content = io.BytesIO()
+    np.save(content, GOOD)
+    claimed = b"(4, 2, 2), }".ljust(len(rows) + 3)
+    with zipfile.ZipFile(folder / "north.npz", "w") as archive:
+        archive.writestr("x.npy", content.getvalue().replace(claimed, rows + b", }"))
+        np.lib.format.write_array(archive.open("y.npy", "w"), np.zeros(4))
+    monkeypatch.setattr("numpy.lib.format.read_array", lambda *_, **__: pytest.fail("memory was taken"))
+    refused(folder, r"north\.npz: array x claims .* not what the file holds")

@@ -5,6 +5,7 @@ To add a command, write `cli/NAME.py` with a function `NAME` (or, for a command 
 work is imported in the function, so that help needs none of it.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -101,6 +102,10 @@ def _usage_line(mistake: Exception) -> str:
     return f"{text}; {command} --help says what is allowed"
 
 
+_NAMES = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES}
+"""What the system says of a path that cannot be one, or is not ours; a full disk is nobody's mistake."""
+
+
 def _explain(mistake: Exception) -> tuple[str, int]:
     """A mistake in one line, and the exit code of its kind; raised again for whoever looks for its place."""
     if isinstance(mistake, _UsageError):
@@ -113,12 +118,25 @@ def _explain(mistake: Exception) -> tuple[str, int]:
             raise mistake
         return " ".join(str(mistake).split()), mistake.exit_code
     if isinstance(mistake, OSError):
-        where = f"{mistake.filename}: " if mistake.filename else ""
-        return f"{where}{mistake.strerror or mistake}", 1
+        printing = "standard output" if mistake.errno in (errno.ENOSPC, errno.EPIPE) else None
+        where = mistake.filename or printing  # whoever writes into a file names it
+        code = 2 if mistake.errno in _NAMES else 1
+        return (f"{where}: " if where else "") + (mistake.strerror or str(mistake)), code
     if debug:
         raise mistake
     reason = " ".join(str(mistake).split())[:300]
     return f"{type(mistake).__name__}: {reason} (COTERIE_DEBUG=1 shows where)", 1
+
+
+def _unprinted() -> str:
+    """Why what was printed did not arrive; empty where it did."""
+    try:
+        sys.stdout.flush()
+    except OSError as mistake:
+        # Python would say so once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"standard output: {mistake.strerror}"
+    return ""
 
 
 def main() -> None:
@@ -126,13 +144,17 @@ def main() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)
+    line = ""
     try:
         code = app(prog_name="coterie", standalone_mode=False)
     except Exception as mistake:
         line, code = _explain(mistake)
-        if line:
-            print(f"error: {line}", file=sys.stderr)
     except (KeyboardInterrupt, Ended):
         print("stopped; --resume continues", file=sys.stderr)
         code = 1
+    if unprinted := _unprinted():
+        line, code = unprinted, 1
+    if line:
+        readable = line.encode("utf-8", "backslashreplace").decode()  # a path may be no text
+        print(f"error: {readable}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

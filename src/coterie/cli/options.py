@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from coterie.errors import InputError
+from coterie.files import check_place
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
@@ -25,5 +26,4 @@ def check_plot(path: Path) -> None:
     """Refuse a figure that cannot be written, before anything is worked out for it."""
     if path.suffix.lower() not in PLOT_FORMATS:
         raise InputError(f"--plot: {path} is not allowed, a file ending in {', '.join(PLOT_FORMATS)} is")
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"--plot: {path} cannot be written, its folder does not exist")
+    check_place(path, "--plot", file=True)

@@ -9,6 +9,7 @@ import typer
 
 from coterie.cli.console import say
 from coterie.errors import InputError
+from coterie.files import check_place
 
 
 def report(
@@ -41,6 +42,8 @@ def report(
         raise InputError("--format: says how figures are written; allowed: together with --figures FOLDER")
     if kind not in (None, *FORMATS):
         raise InputError(f"--format: '{kind}' is not allowed, {', '.join(FORMATS)} are")
+    if figures is not None:
+        check_place(figures, "--figures")
     if RunFolder(folder).exists:
         check_folder(RunFolder(folder))
         counted = recount(folder)

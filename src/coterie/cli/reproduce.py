@@ -10,7 +10,7 @@ import typer
 from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
-from coterie.files import finite
+from coterie.files import check_place, finite
 
 if TYPE_CHECKING:
     from coterie.reproduce.table import Line, Reproduction
@@ -48,7 +48,7 @@ def reproduce(
 ) -> None:
     from coterie.reproduce import running
     from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
-    from coterie.reproduce.markdown import write_into
+    from coterie.reproduce.markdown import parted, write_into
 
     if name is None:
         width = max(map(len, names())) + 2
@@ -64,6 +64,9 @@ def reproduce(
         if result.experiment.name != name:
             raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
     else:
+        if docs is not None:
+            check_place(docs, "--docs", file=True)
+            parted(docs, published.name, ScaleName(scale))
         planned = sweep_of(published, ScaleName(scale), selection, overrides or [])
         total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
         with ProgressBar(name, total) as bar:

@@ -16,7 +16,7 @@ from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.cli.run import private_figures
 from coterie.engines.flower import require_flower
 from coterie.errors import InputError
-from coterie.files import finite
+from coterie.files import finite, regular
 from coterie.privacy.plain import from_plain
 from coterie.privacy.units import round_up
 
@@ -119,8 +119,8 @@ def _read_truth(path: Path | None) -> dict[str, int] | None:
     if path is None:
         return None
     try:
-        return from_plain(dict[str, int], jsonlib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        return from_plain(dict[str, int], jsonlib.loads(regular(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
         raise InputError(f"--truth: {path} is not a JSON object of cluster numbers by client") from None
 
 

@@ -1,7 +1,7 @@
 """A user's own data: a folder with one file per client and a declaration of what is public about them.
 
 `federation.yaml` declares the task, the label and the features; every `.csv`, `.parquet` or `.npz` file
-beside it is a client, named like the file. For tables:
+beside it is a client, named like the file, and so is a folder NAME.parquet of part files. For tables:
 
     task: classification
     label: {column: diagnosis, classes: [healthy, ill]}
@@ -25,11 +25,12 @@ A column's range is mapped to [-1, 1]; arrays are divided by the largest absolut
 that zero stays zero.
 """
 
+import math
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError, model_validator
@@ -48,13 +49,16 @@ from coterie.data.dataset_files import reading, refuse_rows
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.data.tables import ClientTable, read_csv, read_parquet
 from coterie.errors import DataError
-from coterie.files import parse_yaml
+from coterie.files import parse_yaml, regular
 from coterie.settings import Settings
 
 DECLARATION = "federation.yaml"
 _ERROR_CAP = 0.1
 # Files that may lie in the folder without being a client's.
 _BESIDE = frozenset({".md", ".txt", ".yaml", ".yml", ".rst"})
+_RECORDS = frozenset({".csv", ".parquet", ".npz"})
+_DEFLATED = 1032
+"""The most bytes that one byte of an archive can stand for."""
 
 
 class Label(Settings):
@@ -146,7 +150,7 @@ def _declaration(path: Path) -> Declaration:
     if not path.exists():
         raise DataError(f"{path.parent}: no {DECLARATION}, which declares task, label and features")
     with reading(path, UnicodeDecodeError):
-        text = path.read_text(encoding="utf-8")
+        text = regular(path).read_text(encoding="utf-8")
     try:
         return Declaration.model_validate(parse_yaml(text))
     except ValidationError as error:
@@ -161,9 +165,7 @@ def _declaration(path: Path) -> Declaration:
 
 def _client_files(folder: Path, allowed: str) -> list[Path]:
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.is_dir() or path.suffix.lower() in _BESIDE:
-            continue
+    for path in filter(_is_client, sorted(folder.iterdir())):
         if path.suffix not in allowed.split(" or "):
             raise DataError(f"{path}: {DECLARATION} asks for {allowed} files; move other files elsewhere")
         if path.stem in files:
@@ -172,6 +174,29 @@ def _client_files(folder: Path, allowed: str) -> list[Path]:
     if not files:
         raise DataError(f"{folder}: no clients; put one {allowed} file per client there")
     return list(files.values())
+
+
+def _is_client(path: Path) -> bool:
+    """Whether it holds a client's records; whatever only looks as if it did is refused, never skipped."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{path}: its name is not UTF-8; rename it") from None
+    kind = path.suffix.lower()
+    if path.name.startswith("."):
+        if kind in _RECORDS:
+            raise DataError(f"{path}: hidden; name it without the dot, or move it elsewhere")
+        return False
+    if kind in _BESIDE:
+        return False
+    if path.is_dir() and kind != ".parquet":
+        if kind or any(inner.suffix.lower() in _RECORDS for inner in path.iterdir()):
+            one = "allowed: a file for each client, or a folder NAME.parquet of part files"
+            raise DataError(f"{path}: a folder; {one}")
+        return False
+    if not path.is_dir() and not path.is_file():
+        raise DataError(f"{path}: a pipe, a device or a link to nothing; allowed: a file")
+    return True
 
 
 def _read_client(path: Path, declaration: Declaration) -> Records:
@@ -191,12 +216,12 @@ def _table_targets(table: ClientTable, column: str, label: Label) -> Array:
 
 
 def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) -> Records:
-    damages = EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError
+    damages = EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError
     with reading(path, *damages), np.load(path, allow_pickle=False) as content:
         absent = [name for name in ("x", "y") if name not in content]
         if absent:
             raise DataError(f"{path}: no array {absent[0]!r}; it has {', '.join(content) or 'none'}")
-        features, targets = content["x"], content["y"]
+        features, targets = (_array(path, content, name) for name in ("x", "y"))
     for name, array in (("x", features), ("y", targets)):
         # An archive may hold a member of that name that is no array at all.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
@@ -217,6 +242,22 @@ def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) 
     low, high = declared.range
     scaled = np.clip(features.astype(np.float32), low, high) / np.float32(max(abs(low), abs(high)))
     return Records(scaled, _targets(targets, declaration.label, lambda row: f"{path}: row {row} of y"))
+
+
+def _array(path: Path, content: Mapping[str, Any], name: str) -> Any:
+    """An array of an archive; before memory is taken, its header must claim what the archive holds."""
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(name if name in archive.namelist() else f"{name}.npy")
+        stream = archive.open(member)
+        if stream.read(6) == np.lib.format.MAGIC_PREFIX:
+            stream.seek(0)
+            shape, _, kind = headers[np.lib.format.read_magic(stream)](stream)
+            claimed, held = math.prod(shape) * kind.itemsize, member.file_size - stream.tell()
+            possible = claimed == held <= _DEFLATED * path.stat().st_size
+            if not possible and not kind.hasobject:
+                raise DataError(f"{path}: array {name} claims shape {shape}, not what the file holds")
+    return content[name]
 
 
 def _targets(values: Array, label: Label, where: Callable[[int], str]) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from coterie.data.dataset_files import refuse_rows
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
+from coterie.files import regular
 
 PixelScale = Literal["unit", "standard"]
 LabelledImages = tuple[Array, Array]
@@ -68,7 +69,7 @@ def decoded(sources: Iterable[tuple[Path | IO[bytes], str]], count: int, side: i
     images = np.empty((count, side, side, 3), dtype=np.uint8)
     for row, (source, where) in enumerate(sources):
         try:
-            with Image.open(source) as image:
+            with Image.open(regular(source) if isinstance(source, Path) else source) as image:
                 picture = np.asarray(image.convert("RGB"))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # on broken files
             raise DataError(f"{where}: not an image ({type(error).__name__})") from error

@@ -11,6 +11,7 @@ import numpy as np
 from coterie.data.dataset_files import reading
 from coterie.data.records import Array
 from coterie.errors import DataError
+from coterie.files import regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +88,7 @@ def read_csv(path: Path, header: tuple[str, ...] | None = None) -> ClientTable:
     names = None if header is None else list(header)
     with (
         reading(path, UnicodeDecodeError, csv.Error),
-        path.open(newline="", encoding="utf-8-sig") as stream,
+        regular(path).open(newline="", encoding="utf-8-sig") as stream,
     ):
         reader = csv.reader(stream, strict=True)
         for fields in filter(None, reader):
@@ -117,13 +118,17 @@ def _fits(integers: "pa.ChunkedArray") -> bool:
 
 
 def read_parquet(path: Path) -> ClientTable:
-    """A parquet table of numbers, truth values and text."""
+    """A parquet table of numbers, truth values and text; of a folder, all its parts in the order of names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    parts = [part for part in sorted(path.iterdir()) if part.name[0] not in "._"] if path.is_dir() else [path]
+    for part in parts:
+        if part.suffix != ".parquet" or not part.is_file():
+            raise DataError(f"{part}: beside parts of a table; allowed: parquet files")
     with reading(path, pa.ArrowException, ValueError):
-        content = pq.ParquetFile(path).read()
-    if not content.num_rows:
+        content = pa.concat_tables([pq.ParquetFile(part).read() for part in parts]) if parts else None
+    if content is None or not content.num_rows:
         raise DataError(f"{path}: no records")
     columns: dict[str, list[str] | Array] = {}
     for field, values in zip(content.schema, content.columns, strict=True):

@@ -118,6 +118,7 @@ def compare(
         workers: processes at a time; by default one for each core, on a cluster as many as it has room for.
         ray: address of a Ray cluster that this machine belongs to; None: cells run on this machine alone.
     """
+    folder.check_out(out)
     cells, new = sweep.cells(), not (out.exists() and any(out.iterdir()))
     refuse(
         {

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import State
 from coterie.errors import InputError
-from coterie.files import digest_file, hashed_text, read_hashed, sync
+from coterie.files import digest_file, hashed_text, read_hashed, regular, sync, writing
 from coterie.privacy import ChainHead
 
 T = TypeVar("T")
@@ -60,34 +60,36 @@ class SavedRound:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint beside the old one, then let it take its place: a crash leaves one whole."""
-    folder.mkdir(exist_ok=True)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
     target = folder / f"round-{checkpoint.state.round:06d}"
     scratch = folder / f".{target.name}.{os.getpid()}"
     for leftover in folder.glob(".round-*"):
         shutil.rmtree(leftover)
-    scratch.mkdir()
     fields = {
         field.name: getattr(checkpoint.state, field.name) for field in dataclasses.fields(checkpoint.state)
     }
     arrays = {
         name: np.ascontiguousarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
     }
-    save_file(arrays, scratch / "state.safetensors")
-    if checkpoint.personal:
-        (scratch / PERSONAL).touch(mode=0o600)
-        save_file(dict(checkpoint.personal), scratch / PERSONAL)
-    content = {
-        "format": FORMAT,
-        "heads": {name: head.to_json() for name, head in checkpoint.heads.items()},
-        "arrays": _digests(scratch),
-        "state": {name: value for name, value in fields.items() if name not in arrays},
-    }
-    (scratch / STATE).write_text(hashed_text(content), encoding="utf-8")
-    for written in scratch.iterdir():
-        sync(written)
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
-    sync(folder)
+    with writing(target):
+        scratch.mkdir()
+        save_file(arrays, scratch / "state.safetensors")
+        if checkpoint.personal:
+            (scratch / PERSONAL).touch(mode=0o600)
+            save_file(dict(checkpoint.personal), scratch / PERSONAL)
+        content = {
+            "format": FORMAT,
+            "heads": {name: head.to_json() for name, head in checkpoint.heads.items()},
+            "arrays": _digests(scratch),
+            "state": {name: value for name, value in fields.items() if name not in arrays},
+        }
+        (scratch / STATE).write_text(hashed_text(content), encoding="utf-8")
+        for written in scratch.iterdir():
+            sync(written)
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+        sync(folder)
     for older in sorted({*folder.glob("round-*")} - {target}):
         shutil.rmtree(older)
 
@@ -132,7 +134,7 @@ def _checked(checkpoint: Path) -> dict[str, Any]:
     """The content of a checkpoint whose files are all as they were saved."""
     path = checkpoint / STATE
     try:
-        version = json.loads(path.read_bytes())["format"]
+        version = json.loads(regular(path).read_bytes())["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path}: damaged checkpoint (no JSON object with a format)") from None
     if version == 1:

@@ -18,7 +18,7 @@ from coterie.experiment.experiment_file import SELECTORS
 from coterie.experiment.result import Fairness, RunResult
 from coterie.experiment.seal import Seal, require
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.files import beside
+from coterie.files import beside, regular
 from coterie.privacy.units import number_to_json, round_up
 from coterie.table import NONE, Table
 
@@ -101,7 +101,8 @@ class SweepResult:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    said = regular(log).read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = said.strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else "not finished"
 
 
@@ -111,7 +112,7 @@ def check_tables(out: Path) -> None:
         return
     made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})] or [()]
     counted = table_csv(tuple(_rows(Sweep.read(out / "sweep.yaml"), out, made_of[-1])))
-    stated = (out / CSV).read_text(encoding="utf-8", errors="replace")
+    stated = regular(out / CSV).read_text(encoding="utf-8", errors="replace")
     # A sweep that has grown since has its rows in another order.
     lines = [sorted(csv.reader(io.StringIO(text))) for text in (counted, stated)]
     shapes = [[len(line) for line in table] for table in lines]

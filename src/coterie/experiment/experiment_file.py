@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from coterie.errors import InputError
 from coterie.experiment.schema import Experiment
-from coterie.files import LARGEST_YAML, parse_yaml, yaml_text
+from coterie.files import LARGEST_YAML, parse_yaml, regular, yaml_text
 
 Tree = dict[str, Any]
 """Nested sections as YAML gives them: validated before anything else looks inside."""
@@ -20,7 +20,7 @@ SELECTORS = ("data.name", "federation.kind", "model.name", "algorithm.name", "en
 def read_yaml(path: Path) -> Tree:
     """The mapping in a YAML file; anything else in it is one clear line."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with regular(path).open(encoding="utf-8") as file:
             content = parse_yaml(file.read(LARGEST_YAML + 1))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None

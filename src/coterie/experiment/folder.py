@@ -2,16 +2,14 @@
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from coterie.errors import InputError
-from coterie.files import beside, read_lines, write_text
+from coterie.files import check_place, read_lines, replacing, write_text
 
 
 class _Named:
@@ -48,7 +46,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        return self.experiment.exists()
+        return os.path.exists(self.experiment)
 
     @property
     def finished(self) -> bool:
@@ -61,7 +59,15 @@ def default_folder(name: str, resumable: Callable[[Path], bool] = lambda path: F
     for path in sorted(base.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime, reverse=True):
         if resumable(path):
             return path
-    return next(path for number in count(1) if not (path := base / f"{name}-{number}").exists())
+    return next(path for number in count(1) if not os.path.lexists(path := base / f"{name}-{number}"))
+
+
+def check_out(path: Path) -> None:
+    """Refuse a folder in which nothing could be run to its end, before anything is read or spent."""
+    check_place(path, "--out")
+    whole = Path(os.path.realpath(path))
+    if whole.is_dir() and not any(whole.iterdir()) and (whole == Path.cwd() or os.path.ismount(whole)):
+        raise InputError(f"--out: '{path}' is where we are, or a disk of its own; name a folder inside it")
 
 
 @contextmanager
@@ -71,16 +77,15 @@ def new_folder(path: Path) -> Iterator[Path]:
     Where the name is a symbolic link, the folder appears where it points to.
     """
     path = Path(os.path.realpath(path))
-    if path.is_symlink():
-        raise InputError(f"{path}: a symbolic link that leads back to itself; --out names another folder")
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = beside(path.with_name(f".{path.name}"), f".{secrets.token_hex(4)}")
-    scratch.mkdir()
     try:
-        yield scratch
-        scratch.rename(path)
+        with replacing(path, Path.mkdir) as draft:
+            yield draft
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):
+            for parent in made:
+                parent.rmdir()
         raise
 
 

@@ -38,13 +38,13 @@ from coterie.experiment.calibrated import (
 )
 from coterie.experiment.evaluator import Evaluator, LocalScores, wants_references
 from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.folder import RunFolder, default_folder
+from coterie.experiment.folder import RunFolder, check_out, default_folder
 from coterie.experiment.loop import Run, open_folder
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
-from coterie.files import beside
+from coterie.files import beside, write_text
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Unit
 from coterie.training.learner import Learner
@@ -176,6 +176,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
 
 def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult | None:
     """The result that the folder holds already; None when there is work to do and the folder fits it."""
+    check_out(target)
     files = RunFolder(target)
     if files.exists:
         if not resume:
@@ -270,7 +271,7 @@ def reason_of(failure: Exception) -> str:
 
 
 def log_failure(path: Path, reason: str) -> None:
-    beside(path, ".log").write_text(f"error: {reason}\n", encoding="utf-8")
+    write_text(beside(path, ".log"), f"error: {reason}\n")
 
 
 def main(folders: Sequence[str]) -> int:

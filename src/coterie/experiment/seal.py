@@ -17,7 +17,7 @@ from typing import Any
 
 from coterie.errors import LedgerError
 from coterie.experiment.folder import RunFolder
-from coterie.files import Json, digest_bytes, digest_file, finite, sync, write_text
+from coterie.files import Json, digest_bytes, digest_file, finite, regular, sync, write_text, writing
 from coterie.privacy.chain import ChainHead, HashChain
 
 NAME = "seal.jsonl"
@@ -48,18 +48,19 @@ class ChainedLines(HashChain):
     def __init__(self, path: Path, what: str) -> None:
         """Read what is there, without a line torn by a crash; a LedgerError where a line does not follow."""
         super().__init__(path, what, sort=False)
-        self.bodies: list[Json] = list(self.follow(path.read_bytes() if path.exists() else b""))
+        self.bodies: list[Json] = list(self.follow(regular(path).read_bytes() if path.exists() else b""))
 
     def append(self, body: Json) -> None:
         """Write a line; when this returns, it survives any crash."""
         line, digest = self.link(finite(body))
         made = not self.path.exists()
-        with self.path.open("ab") as handle:
-            handle.truncate(self.ends[-1])  # what a crash left of a line
-            handle.write(line)
-        sync(self.path)
-        if made:
-            sync(self.path.parent)
+        with writing(self.path):
+            with self.path.open("ab") as handle:
+                handle.truncate(self.ends[-1])  # what a crash left of a line
+                handle.write(line)
+            sync(self.path)
+            if made:
+                sync(self.path.parent)
         self.bodies.append(body)
         self.add(len(line), digest)
 
@@ -68,9 +69,10 @@ class ChainedLines(HashChain):
         if not self.path.exists():
             return
         del self.bodies[count:], self.hashes[count:], self.ends[count + 1 :]
-        with self.path.open("ab") as handle:
-            handle.truncate(self.ends[-1])
-        sync(self.path)
+        with writing(self.path):
+            with self.path.open("ab") as handle:
+                handle.truncate(self.ends[-1])
+            sync(self.path)
 
 
 class Seal:

@@ -254,11 +254,16 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
     if finished(experiment, serving.out, resume=serving.resume) is not None:
         raise InputError(f"{RunFolder(serving.out).result}: the run is finished")
     folder = serving.out.with_name(f"{serving.out.name}.link")
-    with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
-        serving.opened(link.port, list(link.nodes))
-        with link.grid() as grid:
-            nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
-            result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.proxy.expect)
+    try:
+        with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
+            serving.opened(link.port, list(link.nodes))
+            with link.grid() as grid:
+                nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
+                result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.proxy.expect)
+    except InputError:
+        if not RunFolder(serving.out).exists:  # nothing has begun that the link must remember
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     if trusts_server(experiment):
         shutil.rmtree(folder)  # what the link remembers of messages tells who was sampled
     return result

@@ -26,7 +26,7 @@ from coterie.experiment.proven import ProvenPlan
 from coterie.experiment.recorded import RecordedRun, close_to
 from coterie.experiment.seal import Check, Seal, require
 from coterie.experiment.sweep import Sweep
-from coterie.files import digest_bytes
+from coterie.files import digest_bytes, regular
 from coterie.privacy import ChainHead
 from coterie.privacy.plain import Plain
 from coterie.privacy.units import number_to_json
@@ -289,7 +289,7 @@ def is_page(path: Path) -> bool:
 
 def read_claim(path: Path) -> dict[str, RunClaim]:
     """The claims of a page, by the names of its runs; a LedgerError where one byte of it was changed."""
-    content = path.read_bytes()
+    content = regular(path).read_bytes()
     blocks = _BLOCK.findall(content)
     require(len(blocks) == 1, path, "embeds no claim; it was changed, or written by an earlier version")
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NewType
 
 from coterie.errors import InputError
-from coterie.files import parse_yaml
+from coterie.files import parse_yaml, regular
 from coterie.groups.design import Relation, Requirement
 from coterie.groups.structures import Structure, clustered, global_structure, label, ring, string
 from coterie.privacy.plain import MalformedError, Plain, from_plain, register
@@ -189,7 +189,7 @@ def _read_text(path: Path, kinds: Sequence[str]) -> str:
         raise InputError(f"{path}: this kind of file is not allowed here, {', '.join(kinds)} is")
     try:
         # Spreadsheets write a mark before the first letter.
-        return path.read_text(encoding="utf-8-sig")
+        return regular(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file, {', '.join(kinds)} is needed") from None
     except OSError as trouble:

@@ -42,6 +42,4 @@ class NoiseError(CoterieError):
 
 
 class LedgerError(CoterieError):
-    """A ledger or another file that claims depend on is damaged, was changed, or belongs to another plan."""
-
-    exit_code = 4
+    """The ledger file is damaged, was tampered with, or belongs to another plan."""

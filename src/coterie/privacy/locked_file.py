@@ -13,7 +13,9 @@ from coterie.privacy.errors import LedgerError
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn a failure of the file system into one line that names the ledger."""
+    """Turn a failure of the file system into one line that names the ledger; a pipe is never opened."""
+    if path.exists() and not path.is_file():
+        raise LedgerError(f"{path}: the ledger cannot be used: it is no file")
     try:
         yield
     except OSError as mistake:
@@ -26,9 +28,12 @@ def create(path: Path, first: bytes) -> io.FileIO | None:
     The file appears under its name complete, by a link that fails if the name is taken: there is no moment
     in which a crash leaves an empty ledger, or a second process an unlocked one.
     """
+    for left in (each for each in path.parent.iterdir() if each.name.startswith(f".{path.name}.draft-")):
+        with contextlib.suppress(OSError, LedgerError), open_locked(left):
+            left.unlink()  # of a process that was killed: nobody holds it
     if path.exists():
         return None
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(8)}")
     file = io.FileIO(os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666), "r+")
     try:
         try:

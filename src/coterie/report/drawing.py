@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from markupsafe import Markup, escape
 
-from coterie.files import write_text
+from coterie.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -156,7 +156,7 @@ class Figure:
         path = folder / f"{self.slug}.{kind}"
         content, height = self._drawn(kind, _wrapped(self.heading))
         if kind != "svg":
-            path.write_bytes(content)
+            write_bytes(path, content)
             return path
         size = f'width="{WIDTH:g}" height="{height:g}" viewBox="0 0 {WIDTH:g} {height:g}"'
         sheet = STYLE_SHEET.partition("* {")[0]
@@ -268,4 +268,4 @@ def panels(path: Path, figures: Sequence[Figure], caption: str, columns: int = 3
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=11)
         canvas.supxlabel(textwrap.fill(caption, 190), fontsize=10, x=0.01, ha="left")
-        path.write_bytes(_saved(canvas, path.suffix[1:].lower(), "paper"))
+        write_bytes(path, _saved(canvas, path.suffix[1:].lower(), "paper"))

@@ -14,7 +14,7 @@ from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult, Spread
 from coterie.experiment.schema import Experiment
-from coterie.files import read_json, read_lines
+from coterie.files import read_json, read_lines, regular
 from coterie.privacy import Guarantee, PrivacyPlan
 from coterie.privacy.plain import from_plain
 from coterie.report.numbers import fixed
@@ -210,7 +210,7 @@ def read_run(path: Path) -> RunRecord:
         **told,
         name=path.resolve().name,
         experiment=read_experiment(files.experiment),
-        experiment_text=files.experiment.read_text(encoding="utf-8"),
+        experiment_text=regular(files.experiment).read_text(encoding="utf-8"),
         plan=PrivacyPlan.from_json(read_json(files.plan)),
         guarantee=Guarantee.from_json(read_json(files.guarantee)),
         rounds=read_rounds(files.metrics),

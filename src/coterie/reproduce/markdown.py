@@ -13,7 +13,8 @@ from pathlib import Path
 
 from coterie.errors import InputError
 from coterie.experiment.composition import ALONE
-from coterie.files import write_text
+from coterie.files import regular, write_text
+from coterie.reproduce.declared import ScaleName
 from coterie.reproduce.table import Line, Reproduction, setting_text
 from coterie.table import Table
 
@@ -61,18 +62,25 @@ def markdown(reproduction: Reproduction) -> str:
 
 def write_into(document: Path, result: Reproduction) -> None:
     """Replace the table of this reproduction in a document."""
-    start = f"<!-- coterie reproduce {result.experiment.name} --scale {result.scale_name.value} -->"
+    before, start, after = parted(document, result.experiment.name, result.scale_name)
+    write_text(document, f"{before}{start}\n{_tables(result)}{END}{after}")
+
+
+def parted(document: Path, name: str, scale: ScaleName) -> tuple[str, str, str]:
+    """What stands before and after the table of a reproduction in a document, and the line it begins with."""
+    start = f"<!-- coterie reproduce {name} --scale {scale.value} -->"
     try:
-        text = document.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{document}: cannot be read ({error.strerror})") from None
+        text = regular(document).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is no text in UTF-8")
+        raise InputError(f"{document}: cannot be read ({reason})") from None
     before, found, rest = text.partition(start)
     old, closed, after = rest.partition(END)
     if not found or not closed or "<!-- coterie reproduce" in old:
         raise InputError(
             f"{document}: has no place for this table; put the lines '{start}' and '{END}' in it"
         )
-    write_text(document, f"{before}{start}\n{_tables(result)}{END}{after}")
+    return before, start, after
 
 
 def _tables(result: Reproduction) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
+from coterie.experiment.folder import check_out, new_folder
 from coterie.experiment.loop import drop_models
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text, yaml_text
@@ -73,10 +74,11 @@ def _claim(
     published: PublishedExperiment, scale: ScaleName, out: Path, overrides: tuple[str, ...], resume: bool
 ) -> Reproduction:
     """Make the folder ours, or check that it is; the overrides it was begun with hold for all its runs."""
+    check_out(out)
     if not out.exists() or not any(out.iterdir()):
-        out.mkdir(parents=True, exist_ok=True)
         content = {"name": published.name, "scale": scale.value, "set": list(overrides)}
-        write_text(out / RECORD, yaml_text(content))
+        with new_folder(out) as draft:
+            write_text(draft / RECORD, yaml_text(content))
         return Reproduction(out, published, scale, overrides)
     if not resume:
         raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import stat
@@ -12,7 +13,7 @@ import pytest
 
 from coterie.engines.flower.keys import KeyFolder, make_keys, make_site_key, public_key_bytes
 from coterie.engines.flower.network import Connection, is_loopback, open_link
-from coterie.errors import InputError
+from coterie.errors import CoterieError, InputError
 
 
 def handshake(keys: KeyFolder, name: str, authority: Path) -> None:
@@ -100,3 +101,28 @@ def test_half_a_proof_is_none(tmp_path: Path) -> None:
         Connection("127.0.0.1:9443", tmp_path / "ca.crt", path)
     with pytest.raises(InputError, match="HOST:PORT"):
         Connection("127.0.0.1", None, None)
+
+
+def test_what_a_refused_command_made_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "keys" / "sites").mkdir(parents=True)
+    (tmp_path / "keys" / "sites" / "b.pub").write_text("kept")
+    with pytest.raises(InputError, match=r"b\.pub: exists; keys are never overwritten"):
+        make_keys(tmp_path / "keys", [], ["a", "b"])
+    assert [path.name for path in (tmp_path / "keys").rglob("*")] == ["sites", "b.pub"]
+    for folder in ("/proc/keys", tmp_path / "keys" / "sites" / "b.pub" / "keys", tmp_path / ("x" * 250)):
+        with pytest.raises(InputError, match=r"FOLDER: .* cannot be written"):
+            make_keys(Path(folder), [], [])
+
+
+def test_a_full_disk_leaves_no_half_of_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def full(path: Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith("server.key"):
+            raise OSError(28, "No space left on device")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr("coterie.engines.flower.keys.os.open", full)
+    with pytest.raises(CoterieError, match=r"server\.key: cannot be written \(No space left on device\)"):
+        make_keys(tmp_path / "a" / "keys", [], ["a"])
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,6 @@ from memory_federation import QUICK, MemoryFederation
 from spoiling import replaced, same, state_of, vector
 from trusting import CLIP, TRUSTING, sites_of, trusting
 
-from coterie import files
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.members import read_contribution
@@ -427,47 +426,6 @@ def test_what_was_released_before_a_crash_is_released_again_whoever_is_away(tmp_
     ]
     assert len(seen) == 4 + 3
     assert len(set(seen)) == 1
-    federation.close()
-
-
-def test_what_a_crash_left_of_a_journal_goes_with_its_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds updates in the clear, under a name that no later process would write over."""
-    federation, save = sites_of(EVERYBODY, tmp_path / "sites"), files.save_file
-
-    def cut_short(arrays: Any, path: Path, notes: Any) -> None:
-        save(arrays, path, notes)
-        if path.parent.name == "journal":
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "save_file", cut_short)
-        with pytest.raises(Killed):
-            federation.serve(tmp_path / "run")
-    [left] = (tmp_path / "run" / "journal").iterdir()
-    left.rename(f"{left}0")  # the next process has another number
-    federation.serve(tmp_path / "run")
-    federation.close()
-    assert list((tmp_path / "run" / "journal").iterdir()) == []
-
-
-def test_the_journal_of_an_earlier_version_is_refused_by_one_line(tmp_path: Path) -> None:
-    """Asking again instead would put the same noise on another sum."""
-    federation = sites_of(trusting("client", FEDAVG, rate=1.0, **EVALUATED), tmp_path / "sites")
-    heal = kill_at(federation, 4, answered=True)  # facts, offer, round 1, and its evaluation
-    with pytest.raises(Killed):
-        federation.serve(tmp_path / "run")
-    heal()
-    [journal] = (tmp_path / "run" / "journal").glob("*.safetensors")
-    known = files.read_arrays(journal)
-    assert known is not None
-    old: dict[str, Any] = {}
-    for place, name in enumerate(federation.nodes):
-        old |= {f"update {name}": known["updates"][place], f"choice {name}": known["choices"][[place]]}
-    files.write_arrays(journal, old)
-    with pytest.raises(InputError, match="kept by an earlier version"):
-        federation.serve(tmp_path / "run")
     federation.close()
 
 

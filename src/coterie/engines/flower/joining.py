@@ -16,6 +16,7 @@ from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.keys import check_site_name
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
+from coterie.files import check_place
 from coterie.privacy import Adjacency, Budget, HeldOut
 
 STATE = ".coterie"
@@ -113,6 +114,8 @@ def open_site(joining: Joining) -> Site:
         "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
         "number well below one over the number of sites",
     )
+    state = joining.state or joining.data / STATE
+    check_place(state, "--state")
     dataset = read_folder(joining.data)
     owners = dataset.owners.names if dataset.owners else ()
     held = f"{len(owners)} clients ({', '.join(owners)})"
@@ -123,8 +126,7 @@ def open_site(joining: Joining) -> Site:
     delta = joining.delta if joining.delta is not None else 0.2 / len(dataset.train)
     budget = Budget(joining.epsilon, delta)
     limits = Limits(budget, joining.models, _reported(joining), joining.trust_server, joining.adjacency)
-    alone, state = _alone(name, dataset, joining), joining.state or joining.data / STATE
-    return Site(alone, state, limits, noise_seed=joining.noise_seed)
+    return Site(_alone(name, dataset, joining), state, limits, noise_seed=joining.noise_seed)
 
 
 def _reported(joining: Joining) -> HeldOut | None:

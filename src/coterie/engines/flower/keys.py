@@ -8,7 +8,7 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.errors import InputError
+from coterie.files import check_place, regular, writing
 
 DAYS = 365
 ALWAYS = ("localhost", "127.0.0.1", "::1")
@@ -65,7 +66,6 @@ def make_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> KeyFo
     InputError.when(files.authority.exists(), f"{files.authority}: exists; keys are never overwritten")
     for name in sites:
         check_site_name(name)
-    files.sites.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = "Coterie test authority"
     names = [_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
@@ -75,31 +75,36 @@ def make_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> KeyFo
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
+    contents: dict[Path, bytes] = {}
     for path, builder in ((files.authority, authority), (files.certificate, certificate)):
         signed = builder.sign(authority_key, hashes.SHA384())
-        _write(path, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+        contents[path] = signed.public_bytes(serialization.Encoding.PEM)
     for path, key in ((files.authority_key, authority_key), (files.key, server_key)):
-        _write(path, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+        contents[path] = _private(key, serialization.PrivateFormat.PKCS8)
     for name in sites:
-        make_site_key(files.sites, name)
+        contents |= _pair(files.sites, name)
+    _write_all(files.sites, contents)
     return files
 
 
 def make_site_key(folder: Path, name: str) -> Path:
     """A site's key pair: NAME (private, stays there) and NAME.pub (for the server's operator)."""
     check_site_name(name)
-    folder.mkdir(parents=True, exist_ok=True)
+    _write_all(folder, _pair(folder, name))
+    return folder / f"{name}.key"
+
+
+def _pair(folder: Path, name: str) -> dict[Path, bytes]:
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / f"{name}.key", _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-    _write(folder / f"{name}.pub", public + b"\n", 0o644)
-    return folder / f"{name}.key"
+    private = _private(key, serialization.PrivateFormat.OpenSSH)
+    return {folder / f"{name}.key": private, folder / f"{name}.pub": public + b"\n"}
 
 
 def public_key_bytes(path: Path) -> bytes:
     """A site's public key, in the encoding that the link compares."""
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
+        key = serialization.load_ssh_public_key(regular(path).read_bytes())
     except (OSError, ValueError) as mistake:
         raise InputError(f"{path}: not a public key in OpenSSH format ({type(mistake).__name__})") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -148,11 +153,26 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file, never an old one, with its mode from the start."""
+def _write_all(folder: Path, contents: Mapping[Path, bytes]) -> None:
+    """New files, never an old one, private keys for their owner alone: all of them, or none and no folder."""
+    check_place(folder, "FOLDER")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        raise InputError(f"{path}: exists; keys are never overwritten") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+        for path, content in contents.items():
+            with writing(path):
+                try:
+                    mode = 0o600 if path.suffix == ".key" else 0o644
+                    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                except FileExistsError:
+                    raise InputError(f"{path}: exists; keys are never overwritten") from None
+                written.append(path)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+    except BaseException:
+        for path in written:
+            path.unlink()
+        for each in made:
+            each.rmdir()
+        raise
