@@ -268,9 +268,9 @@ def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]] | None, dict[str, 
 
 
 def forget_rounds(folder: Path, before: int) -> None:
-    """Delete the files of arrays whose names begin with an earlier round, in six digits."""
-    for path in folder.glob("*.safetensors"):
-        if int(path.name[:6]) < before:
+    """Delete the files of arrays whose names begin with an earlier round, and what a crash left of them."""
+    for path in folder.glob("*.safetensors*"):
+        if int(path.name.removeprefix(".")[:6]) < before:
             path.unlink()
 
 

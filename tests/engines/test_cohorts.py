@@ -55,6 +55,7 @@ from coterie.errors import BudgetError, PlanError
 from coterie.privacy import (
     Charge,
     CohortSums,
+    FixedSample,
     PlannedRelease,
     PoissonSample,
     PrivacyPlan,
@@ -541,6 +542,29 @@ def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
     else:
         assert without.sizes is not None
         assert sum(without.sizes) == len(sampled) == 11
+
+
+def test_a_choice_that_is_none_of_the_models_is_never_counted(tmp_path: Path) -> None:
+    class Astray(members.LocalMembers):
+        def choose(self, cohort: members.OpenCohort) -> np.ndarray:
+            return super().choose(cohort) + 3
+
+    with Engine(tmp_path, population_plan(ROUTED), TWELVE) as engine:
+        engine.cohorts.members = Astray(engine.clients)
+        opened = engine.cohorts.open(Cohort("sums", job_of(TWELVE)), 1)
+        with pytest.raises(ValueError, match="broadcast"):
+            engine.cohorts.count(Count(opened))
+
+
+def test_nobody_is_in_a_cohort_twice() -> None:
+    """Two updates of one member would move a sum by twice the clip."""
+    with pytest.raises(ValueError, match="nobody twice"):
+        replace(job_of(TWELVE), members=(*TWELVE, TWELVE[0]))
+    coins = np.random.default_rng(1).random((200, 12))
+    for sampling in (PoissonSample(0.7), FixedSample(12, 7)):
+        for own in (*coins, np.full(12, 0.5)):
+            places = sampling.drawn(own)
+            assert len(set(places.tolist())) == len(places)
 
 
 def test_every_member_is_sent_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,17 +127,30 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 def _ended(pid: int, seconds: float) -> int | None:
-    """The exit code of a child, as a shell would say it; None where its time ran out and it was killed."""
+    """The exit code of a child, as a shell would say it; None where its time ran out and it was killed.
+
+    Its time is that of a processor, or time in which it does nothing at all: a busy machine is no hang.
+    """
     handle = os.pidfd_open(pid)
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
-    in_time = bool(waiting.poll(seconds * 1000))
+    worked, since, in_time = 0.0, time.monotonic(), False
+    while not in_time and worked < seconds and time.monotonic() - since < seconds:
+        in_time = bool(waiting.poll(100))
+        if not in_time and (now := _worked(pid)) > worked:
+            worked, since = now, time.monotonic()
     os.close(handle)
     with suppress(OSError):
         os.killpg(pid, signal.SIGKILL)  # with whatever it started
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return None if not in_time else code if code >= 0 else 128 - code
+
+
+def _worked(pid: int) -> float:
+    """Seconds of a processor that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Forked:

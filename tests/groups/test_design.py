@@ -91,6 +91,11 @@ def test_search_prefers_the_shorter_of_equally_quiet_periods():
     assert [design.period for design in designs] == [1, 2, 4, 10]
 
 
+def test_search_without_a_demand_is_refused():
+    with pytest.raises(InputError, match="requirements: none were given"):
+        search(FOUND, [])
+
+
 def test_zero_means_nothing_may_arrive():
     designs = search(FOUND, [Requirement(0.0, target=2, observer=15)])
     # Two hops: nothing arrives before model 2 S + 2, so S = 15 is the shortest of those tried.

@@ -183,6 +183,12 @@ def test_one_records_type_of_numbers_does_not_become_that_of_all(module: types.M
     assert outputs.dtype is torch.float32
 
 
+def test_a_record_whose_shape_the_model_changes_is_still_one(module: types.ModuleType) -> None:
+    learner = learner_of(module, lambda task: Own(lambda features: features.resize_(2, 5)[:, :3]))
+    with pytest.raises(ModelError, match="one row of 3 for each record"):
+        total_score(learner, learner.initial(), batch())  # type: ignore[arg-type,attr-defined]
+
+
 class Detached(Own):
     def forward(self, features: Tensor) -> Tensor:
         outputs: Tensor = self.linear(features).detach()

@@ -7,18 +7,24 @@ import pytest
 from privacy_oracles import noise_of, record_plan
 
 from coterie.privacy import (
+    Adjacency,
     Budget,
     BudgetError,
     FullBatchSketch,
+    FullBatchSteps,
     NoiseRule,
     PlannedRelease,
     PrivacyPlan,
+    PrivateSelection,
     ShuffledSteps,
+    UnitPlan,
     calibrate,
     epsilon_of,
     guarantee,
 )
 from coterie.privacy.calibration import LARGEST_FIRST_ROUND_SHARE
+
+ZERO_OUT = Adjacency.ZERO_OUT
 
 
 def test_calibrated_plan_stays_within_its_budget_and_no_smaller_noise_does():
@@ -93,6 +99,15 @@ def test_budget_below_the_selections_names_their_cost():
     with pytest.raises(BudgetError, match="selection alone") as caught:
         calibrate(record_plan(selection_epsilon=3.0), Budget(3.0, 1e-4))
     assert caught.value.exit_code == 3
+
+
+def test_budget_below_the_selections_is_refused_as_such_where_the_search_would_leave_the_grid():
+    """Three hundred full batches at the noise where a search begins have losses beyond the grid."""
+    steps = PlannedRelease("training", FullBatchSteps(1.0, NoiseRule.SHARED, 100, 1, ZERO_OUT), 300)
+    selections = PlannedRelease("selection", PrivateSelection(3.0, ZERO_OUT), 10)
+    unit = UnitPlan("client", (steps, selections))
+    with pytest.raises(BudgetError, match="selection alone"):
+        calibrate(dataclasses.replace(record_plan(), units=(unit,)), Budget(1.0, 1e-4), accountant="pld")
 
 
 def test_shuffled_batches_are_not_amplified():

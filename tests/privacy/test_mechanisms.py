@@ -1,5 +1,7 @@
 """Each mechanism says what it samples, adds, divides by and costs, and these agree."""
 
+import dataclasses
+
 import dp_accounting as dp
 import pytest
 
@@ -11,6 +13,7 @@ from coterie.privacy import (
     FullBatchSketch,
     FullBatchSteps,
     NoiseRule,
+    NoisyScores,
     PlanError,
     PoissonSample,
     PoissonSteps,
@@ -96,6 +99,29 @@ def test_noise_can_be_set_where_there_is_some():
             use()
     with pytest.raises(PlanError, match="no noise multiplier"):
         PrivateSelection(0.1, ZERO_OUT).with_noise(1.0)
+
+
+@pytest.mark.parametrize("unsaid", [None, NoiseRule.SHARED, True, "1"])
+def test_what_is_no_number_stands_nowhere_but_for_noise_to_be_found_or_a_part_that_is_left_out(unsaid):
+    steps = PoissonSteps(2.0, 1.5, 100, 30, 2, ZERO_OUT)
+    sums = CohortSums(1.0, 4.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=1.0)
+    selection, scores = PrivateSelection(0.1, ZERO_OUT), NoisyScores(0.5, 1.0, 10, ZERO_OUT)
+    for mechanism, key, allowed in (
+        (steps, "clip", ()),
+        (steps, "records", ()),
+        (steps, "epochs", ()),
+        (steps, "noise_multiplier", (NoiseRule.SHARED,)),
+        (sums, "clip", ()),
+        (sums, "histogram_ratio", (None,)),
+        (selection, "epsilon", ()),
+        (scores, "units", ()),
+        (scores, "noise_multiplier", (NoiseRule.SHARED,)),
+    ):
+        if unsaid in allowed:
+            assert getattr(dataclasses.replace(mechanism, **{key: unsaid}), key) is unsaid
+            continue
+        with pytest.raises(PrivacyInputError, match=key):
+            dataclasses.replace(mechanism, **{key: unsaid})
 
 
 def test_no_noise_is_a_non_private_event():

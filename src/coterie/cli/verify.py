@@ -9,13 +9,11 @@ import typer
 
 from coterie.cli.console import complain, print_json, say
 from coterie.cli.options import Json
+from coterie.errors import LedgerError
 from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
     from coterie.experiment.verify import Verification
-
-NOT_HELD = 4
-"""The exit code for a claim that does not hold."""
 
 
 def verify(
@@ -45,7 +43,7 @@ def verify(
     for problem in found.problems:
         complain(f"{found.verdict}: {problem}")
     if found.verdict != HOLDS:
-        raise typer.Exit(NOT_HELD)
+        raise typer.Exit(LedgerError.exit_code)
 
 
 def _dropped(found: Verification) -> str | None:

@@ -94,7 +94,7 @@ class Cohorts:
         chosen = cohort.choices[cohort.choices != NO_ANSWER]
         counts = np.bincount(chosen, minlength=cohort.job.sums).astype(np.float64)
         stream = self._stream("histogram", cohort, cohort.input_hash)
-        noise = gaussian(stream, counts.shape, std, multiplier=ratio * cohort.mechanism.multiplier)
+        noise = gaussian(stream, cohort.job.sums, std, multiplier=ratio * cohort.mechanism.multiplier)
         return Histogram(Released(counts + noise, std))
 
     def add_up(self, request: Sum) -> Sums:

@@ -1,10 +1,12 @@
 """The noise key of a run, and what it is for."""
 
+import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from coterie.errors import InputError
-from coterie.files import hashed_text, read_hashed, sync, writing
+from coterie.files import hashed_text, read_hashed, writing
 from coterie.privacy import SecretKey
 from coterie.privacy.wording import SIMULATION
 
@@ -27,10 +29,11 @@ class RunSecret:
 
     def save(self, path: Path) -> None:
         content = hashed_text({"key": self.key.to_hex(), "data": self.data, "plan": self.plan})
-        with writing(path):
-            path.touch(mode=0o600, exist_ok=False)
-            path.write_text(content)
-            sync(path)
+        # One handle from first to last: what takes the file's place meanwhile is never written to.
+        with writing(path), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
     @classmethod
     def load(cls, path: Path, known: str | None) -> "RunSecret":

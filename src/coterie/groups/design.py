@@ -135,6 +135,8 @@ def search(
     Raises:
         BudgetError: no period and noise does.
     """
+    if not requirements:
+        raise InputError("requirements: none were given, at least 1 is needed")
     last = max(1, asked.epoch - 1)
     # Whom they are about is the same for every schedule.
     concerned = [(requirement, _looked_at(requirement, asked)) for requirement in requirements]

@@ -84,6 +84,10 @@ def _calibrate_unit(
         return accounting.epsilon_of(candidate.event, budget.delta, name, adjacency)
 
     def least(candidate: UnitPlan, free: list[str]) -> float:
+        # Before any search: where it begins, losses may be too large for a grid.
+        if cost(_with_noise(candidate, free, _MOST_NOISE)) > budget.epsilon:
+            raise BudgetError(_explain(candidate, budget, free, cost, mode))
+
         def noise_by(name: str, tolerance: float, start: float = 1.0) -> float | None:
             return smallest_noise(
                 lambda z: cost(_with_noise(candidate, free, z), name), budget.epsilon, tolerance, start

@@ -42,4 +42,6 @@ class NoiseError(CoterieError):
 
 
 class LedgerError(CoterieError):
-    """The ledger file is damaged, was tampered with, or belongs to another plan."""
+    """A ledger or another file that claims depend on is damaged, was changed, or belongs to another plan."""
+
+    exit_code = 4

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Annotated, ClassVar, Self, TypeVar, cast, get_type_hints
+from typing import Annotated, ClassVar, Self, TypeVar, cast, get_args, get_type_hints
 
 from dp_accounting import DpEvent
 
@@ -62,9 +62,8 @@ class Mechanism(Plain, ABC):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        for name, allowed in _ranges(type(self)):
-            value = getattr(self, name)
-            if not (value is None or isinstance(value, NoiseRule)):
+        for name, allowed, beside in _ranges(type(self)):
+            if not isinstance(value := getattr(self, name), beside):
                 allowed.check(name, value)
 
     @property
@@ -147,10 +146,11 @@ def mechanism(*names: str) -> Callable[[type[_M]], type[_M]]:
 
 
 @cache
-def _ranges(kind: type[Mechanism]) -> list[tuple[str, Range]]:
+def _ranges(kind: type[Mechanism]) -> list[tuple[str, Range, tuple[type, ...]]]:
+    """The numbers with a range, and what else may stand in the place of each."""
     notes = get_type_hints(kind, include_extras=True).items()
     return [
-        (name, note)
+        (name, note, tuple({*get_args(hint.__origin__)} - {int, float}))
         for name, hint in notes
         for note in getattr(hint, "__metadata__", ())
         if isinstance(note, Range)

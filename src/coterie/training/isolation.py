@@ -156,8 +156,9 @@ class Isolation:
             raise _saying("it keeps something of the records that it is called with")
 
     def _called(self, model: nn.Module, parameters: Tensor, features: Tensor) -> Tensor:
+        expected = (len(features), self._width)  # now: the model may change the shape of what it is given
         outputs: object = functional_call(model, self._layout.split(parameters), (features,))
-        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != (len(features), self._width):
+        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
             raise _saying(f"it returned something else than one row of {self._width} for each record")
         if outputs.is_complex():
             raise _saying("it returned complex numbers")

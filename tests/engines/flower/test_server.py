@@ -15,8 +15,10 @@ from memory_federation import MemoryFederation, experiment
 from spoiling import replaced, same, state_of, vector
 
 from coterie.algorithms.protocol import TrainJob
+from coterie.data.records import Task
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits
+from coterie.engines.flower.messages import GarbageError, SiteFacts
 from coterie.engines.flower.server import largest_release
 from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
@@ -319,6 +321,16 @@ def test_a_site_cannot_take_anothers_name(federation: MemoryFederation, tmp_path
     handlers[federation.nodes[first]] = handlers[federation.nodes[second]]
     with pytest.raises(InputError, match="under another's name"):
         federation.serve(tmp_path / "run")
+
+
+@pytest.mark.parametrize("field", ["records", "held_out", "reports"])
+def test_more_records_than_a_number_can_hold_are_no_facts(field: str) -> None:
+    counts = {"records": 40, "held_out": 10, "reports": 2, field: 10**400}
+    reported = HeldOut(counts["held_out"], 1.0, counts["reports"])
+    task = Task(kind="classification", shape=(5,), classes=3)
+    told = SiteFacts("a", counts["records"], counts["held_out"], reported, task, simulation=False)
+    with pytest.raises(GarbageError, match="malformed facts"):
+        SiteFacts.from_content(told.to_content())
 
 
 def test_accuracy_is_reported_as_often_as_operators_allow_and_charged(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from memory_federation import QUICK, MemoryFederation
 from spoiling import replaced, same, state_of, vector
 from trusting import CLIP, TRUSTING, sites_of, trusting
 
+from coterie import files
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.members import read_contribution
@@ -426,6 +427,38 @@ def test_what_was_released_before_a_crash_is_released_again_whoever_is_away(tmp_
     ]
     assert len(seen) == 4 + 3
     assert len(set(seen)) == 1
+    federation.close()
+
+
+def test_what_a_crash_left_of_a_journal_goes_with_its_round(tmp_path: Path) -> None:
+    """It holds updates in the clear."""
+    federation, journal = sites_of(EVERYBODY, tmp_path / "sites"), tmp_path / "run" / "journal"
+    heal = kill_at(federation, 4, answered=True)
+    with pytest.raises(Killed):
+        federation.serve(tmp_path / "run")
+    heal()
+    (journal / ".000001-01-0123.safetensors.draft-4567").write_bytes(b"an update")
+    federation.serve(tmp_path / "run")
+    federation.close()
+    assert list(journal.iterdir()) == []
+
+
+def test_the_journal_of_an_earlier_version_is_refused_by_one_line(tmp_path: Path) -> None:
+    """Asking again instead would put the same noise on another sum."""
+    federation = sites_of(trusting("client", FEDAVG, rate=1.0, **EVALUATED), tmp_path / "sites")
+    heal = kill_at(federation, 4, answered=True)  # facts, offer, round 1, and its evaluation
+    with pytest.raises(Killed):
+        federation.serve(tmp_path / "run")
+    heal()
+    [journal] = (tmp_path / "run" / "journal").glob("*.safetensors")
+    known = files.read_arrays(journal)
+    assert known is not None
+    old: dict[str, Any] = {}
+    for place, name in enumerate(federation.nodes):
+        old |= {f"update {name}": known["updates"][place], f"choice {name}": known["choices"][[place]]}
+    files.write_arrays(journal, old)
+    with pytest.raises(InputError, match="kept by an earlier version"):
+        federation.serve(tmp_path / "run")
     federation.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -336,7 +337,9 @@ def test_ranges_are_what_a_mask_says() -> None:
     assert ranges_of(np.zeros(3, dtype=bool)) == ()
 
 
-def test_sums_under_the_name_of_a_score_are_not_answered_with_one(tmp_path: Path) -> None:
+def test_sums_under_the_name_of_a_score_are_not_answered_with_one_nor_told_as_such(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its operator allowed no scores, whatever a plan calls releases."""
     unit = UnitPlan(POPULATION, (PlannedRelease(EVALUATION, SUM, 3),))
     agreed = trusting(plan=PrivacyPlan(Unit.CLIENT, Adjacency.ADD_REMOVE, THREAT, (unit,)))
@@ -344,4 +347,9 @@ def test_sums_under_the_name_of_a_score_are_not_answered_with_one(tmp_path: Path
     request = SiteRequest(RequestId(agreed.digest, 1, EVALUATION), START[None])
     asked = request.to_content(messages.EVALUATE)
     assert refused(deliver(made, messages.EVALUATE, asked)) == "not planned"
+    assert made.session is not None
+    assert "up to 3 updates of this client in the clear, clipped to 0.01;" in made.session.consent
+    caplog.set_level(logging.INFO)
+    assert refused(ask(made, agreed, release=EVALUATION)) is None
+    assert "sent to the trusted server in the clear, clipped to 0.01" in caplog.text
     made.close()

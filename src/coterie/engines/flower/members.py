@@ -25,7 +25,7 @@ from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
 from coterie.engines.flower.server import read_score
 from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.members import NO_ANSWER, OpenCohort
-from coterie.errors import PlanError
+from coterie.errors import InputError, PlanError
 from coterie.files import write_arrays
 from coterie.privacy import EVALUATION
 
@@ -97,6 +97,10 @@ class RemoteMembers:
                 choices = np.full(len(cohort.sampled), NO_ANSWER, dtype=np.int64)
                 found = {"choices": choices, "updates": np.zeros((len(choices), self.parameters))}
                 unknown[path] = (cohort, found)
+            InputError.when(
+                found.keys() != {"choices", "updates"},
+                f"{path}: kept by an earlier version, which alone can go on from it; or begin another run",
+            )
             gathered.append(found)
         for wave in _waves(unknown.values()):
             self._ask(wave)

@@ -35,7 +35,7 @@ from coterie.errors import CoterieError
 from coterie.privacy import HeldOut
 from coterie.privacy.plain import MalformedError, Plain, record, register
 from coterie.privacy.plan import canonical_json
-from coterie.privacy.ranges import PULL
+from coterie.privacy.ranges import PULL, SEED
 
 FORMAT = 1
 PLAIN = "coterie"
@@ -202,6 +202,8 @@ class SiteFacts(Told):
             and scored.units == facts.held_out >= (0 if facts.reported is None else 1)
             and scored.reports >= 1
             and 0 < scored.epsilon < math.inf
+            # JSON has numbers that no float holds.
+            and max(facts.records, facts.held_out, scored.reports) in SEED
         )
         GarbageError.when(not sound, "malformed facts")
         return facts

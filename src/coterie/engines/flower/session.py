@@ -176,7 +176,7 @@ class SiteSession:
     def consent(self) -> str:
         """What a site that trusts the server agreed to: how often it may see what."""
         own, unit = self.contract.own, self.contract.plan.unit
-        sums = [release for release in own.releases if release.name != EVALUATION]
+        sums = [release for release in own.releases if isinstance(release.mechanism, CohortSums)]
         clips = sorted({own.planned(CohortSums, release.name).clip for release in sums})
         times = sum(release.times for release in sums)
         scored = sum(release.times for release in own.releases) - times
@@ -354,7 +354,7 @@ class SiteSession:
         """One line in the site's own log about what leaves it."""
         if self.contract.trusted is None:
             told = f", {wanted.release}: released in {seconds:.1f} s, spent epsilon {round_up(self.spent)}"
-        elif wanted.release == EVALUATION:
+        elif isinstance(self.contract.own.release(wanted.release).mechanism, NoisyScores):
             told = ": share of held-out records that are right, sent to the trusted server"
         else:
             told = (
