@@ -251,9 +251,10 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
             ),
         }
     )
-    if finished(experiment, serving.out, resume=serving.resume) is not None:
-        raise InputError(f"{RunFolder(serving.out).result}: the run is finished")
     folder = serving.out.with_name(f"{serving.out.name}.link")
+    if finished(experiment, serving.out, resume=serving.resume) is not None:
+        _forget_link(experiment, folder)  # a crash may have come between result and deletion
+        raise InputError(f"{RunFolder(serving.out).result}: the run is finished")
     try:
         with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
             serving.opened(link.port, list(link.nodes))
@@ -264,9 +265,14 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
         if not RunFolder(serving.out).exists:  # nothing has begun that the link must remember
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    if trusts_server(experiment):
-        shutil.rmtree(folder)  # what the link remembers of messages tells who was sampled
+    _forget_link(experiment, folder)
     return result
+
+
+def _forget_link(experiment: Experiment, folder: Path) -> None:
+    """What the link remembers of messages tells who was sampled, which a trusted server keeps to itself."""
+    if trusts_server(experiment) and folder.exists():
+        shutil.rmtree(folder)
 
 
 def on_grid(

@@ -317,14 +317,17 @@ def test_two_processes_cannot_spend_from_the_same_books(tmp_path: Path) -> None:
 def test_closed_books_have_no_key_and_answer_nothing(tmp_path: Path) -> None:
     made = joined(tmp_path)
     deliver(made, messages.TRAIN, training())
+    key = made.files.secret.read_bytes()
     other = messages.pack({"contract": "0" * 64})
     assert refused(deliver(made, messages.FINISHED, other)) == "other contract"
     assert refused(deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest}))) is None
     assert made.finished
     assert not made.files.secret.exists()
+    made.files.secret.write_bytes(key)  # as a crash before its deletion leaves it
     for again in (made, site(tmp_path)):
         assert refused(deliver(again, messages.TRAIN, training())) == "closed"
         assert refused(deliver(again, messages.OFFER, contract(lr=0.2).to_content())) == "closed"
+    assert not made.files.secret.exists()
 
 
 def test_a_site_is_told_that_a_models_code_is_trusted() -> None:

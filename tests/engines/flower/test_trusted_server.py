@@ -31,7 +31,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Callbacks, RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
-from coterie.experiment.serving import ServedRun
+from coterie.experiment.serving import ServedRun, Serving, serve
 from coterie.experiment.sites import check_servable
 from coterie.privacy import POPULATION, Budget, HeldOut, SecretKey, Unit
 
@@ -441,6 +441,18 @@ def test_what_a_crash_left_of_a_journal_goes_with_its_round(tmp_path: Path) -> N
     federation.serve(tmp_path / "run")
     federation.close()
     assert list(journal.iterdir()) == []
+
+
+def test_what_the_link_remembers_of_a_finished_run_goes_though_a_crash_came_first(tmp_path: Path) -> None:
+    federation = sites_of(EVERYBODY, tmp_path / "sites")
+    federation.serve(tmp_path / "run")
+    federation.close()
+    (tmp_path / "run.link").mkdir()
+    (tmp_path / "run.link" / "link.db").write_text("who was asked for what")
+    again = Serving(tmp_path / "run", None, sites=4, resume=True)
+    with pytest.raises(InputError, match="the run is finished"):
+        serve(EVERYBODY, again, Callbacks())
+    assert not (tmp_path / "run.link").exists()
 
 
 def test_the_journal_of_an_earlier_version_is_refused_by_one_line(tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         if self.finished:
             self._check_closed()
+            self.files.secret.unlink(
+                missing_ok=True
+            )  # a crash may have come between the end and its deletion
         elif self.files.contract.exists():
             self.session = self._reopen()
         else:
