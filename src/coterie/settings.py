@@ -7,6 +7,7 @@ Each room declares the options it understands beside the code that uses them;
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -37,6 +38,31 @@ class Settings(BaseModel):
         if mistakes:
             raise ValidationError.from_exception_data(cls.__name__, mistakes)
         return values
+
+
+@dataclass(frozen=True)
+class Acts:
+    """Beside the type of an option: when a value that is not its default has any effect.
+
+    Args:
+        given: what must hold, for whoever reads that it does not.
+        holds: whether it does, for the section of the option and the whole experiment.
+    """
+
+    given: str
+    holds: Callable[[Any, Any], bool]
+
+
+def idle(section: Settings, whole: Settings, inside: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys that were set and cannot act, each with a line that says what would make them."""
+    written = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{inside}{name}"
+        if isinstance(value, Settings):
+            yield from idle(value, whole, f"{key}.")
+        for acts in (entry for entry in field.metadata if isinstance(entry, Acts)):
+            if value != field.get_default(call_default_factory=True) and not acts.holds(section, whole):
+                yield key, f"{key}: {written[name]} has no effect here; it acts with {acts.given}"
 
 
 class NamedSettings(Settings):

@@ -304,16 +304,9 @@ def test_round_1_may_be_trained_in_small_batches_at_its_own_cost() -> None:
     assert first.mechanism.denominator == 25
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"first_round_batch": 25}, "a sketch sums all records"),
-        ({"first_round_batch": 0, "first_round_release": "update"}, "should be all or an integer from 1"),
-    ],
-)
-def test_batches_of_round_1_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RDPCFLSettings.model_validate(settings)
+def test_batches_of_round_1_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="should be all or an integer from 1"):
+        RDPCFLSettings.model_validate({"first_round_batch": 0, "first_round_release": "update"})
 
 
 def test_a_first_batch_larger_than_a_client_s_records_is_refused() -> None:

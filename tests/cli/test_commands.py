@@ -185,6 +185,18 @@ MISTAKES = {
     "word for a number": (["plan", "sample", "--records", "many"], 2, "--records"),
     "unknown choice": (["reproduce", "rdpcfl-mnist", "--scale", "big"], 2, "--scale"),
     "number out of range": (["compare", "--workers", "0"], 2, "--workers"),
+    "default with a change": (["run", "--print-default", "--set", "schedule.rounds=3"], 2, "--print-default"),
+    "default as json": (["run", "--print-default", "--json"], 2, "--print-default"),
+    "option that cannot act": (
+        ["run", *SMALL, "--set", "evaluation.epsilon=0.5"],
+        2,
+        "evaluation.epsilon: 0.5 has no effect here; it acts with evaluation.kind private",
+    ),
+    "plan with an option that cannot act": (
+        ["plan", "experiment", *SMALL, "--set", "evaluation.epsilon=0.5"],
+        2,
+        "evaluation.epsilon: 0.5 has no effect here",
+    ),
     "usage with json": (["run", "--json", "--output", "x"], 2, "--output"),
 }
 

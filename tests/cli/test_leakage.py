@@ -203,6 +203,8 @@ def test_plot_is_written(tmp_path):
         [*SMALL, "--target-pair", "1,2", "--algorithm", "dp-ogl-plus"],
         [*SMALL, "--epsilon", 3],
         [*SMALL, "--labels", "labels.json"],
+        [*SMALL, "--seed", 3],
+        [*SMALL, "--seed", 0],
         [*SMALL, "--requirements", "missing.yaml"],
         [*SMALL, "--plot", "figure.bmp"],
         [*SMALL, "--plot", "nowhere/figure.png"],

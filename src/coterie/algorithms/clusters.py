@@ -1,7 +1,7 @@
 """Models of clusters: how many there may be, where they begin, how they move. It costs no privacy."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,6 +10,7 @@ from coterie.algorithms.protocol import Models, PublicFacts, Rng, Vector
 from coterie.algorithms.settings import AlgorithmSettings
 from coterie.errors import InputError
 from coterie.privacy import Released
+from coterie.settings import Acts
 
 
 class ClusterSettings(AlgorithmSettings):
@@ -24,9 +25,16 @@ class StartSettings(ClusterSettings):
     start: Literal["near", "random"] = Field(
         "near", description="near (one initialisation, perturbed) | random (k initialisations)"
     )
-    perturbation: float = Field(
+    perturbation: Annotated[
+        float, Acts("algorithm.start near, or where clusters are revived", lambda own, _: own.perturbs)
+    ] = Field(
         0.5, gt=0, le=1, description="share of another initialisation in each model (start near, revive)"
     )
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether any model is ever perturbed."""
+        return self.start == "near"
 
 
 def check_clusters(clusters: int, clients: int, also: str = "") -> None:

@@ -1,5 +1,6 @@
 """Sections of the experiment file that algorithms read: algorithm, privacy and schedule."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -20,7 +21,7 @@ from coterie.privacy.ranges import (
     STEP_SIZE,
     Range,
 )
-from coterie.settings import Settings
+from coterie.settings import Acts, Settings
 
 
 def within(allowed: Range, *others: object) -> AfterValidator:
@@ -34,6 +35,9 @@ def within(allowed: Range, *others: object) -> AfterValidator:
 
     return AfterValidator(check)
 
+
+PRIVATE = Acts("privacy.epsilon below .inf", lambda _, run: run.privacy.promises)
+"""Of options that decide about noise, or how it is shared out."""
 
 Delta = Annotated[float, within(DELTA)]
 Clip = Annotated[float, within(CLIP)]
@@ -62,17 +66,22 @@ class AugmentationSettings(Settings):
     kinds: tuple[Literal["shift", "flip"], ...] = Field(
         ("shift",), min_length=1, description="shift (by up to `pixels`) and flip (left to right), or one"
     )
-    pixels: int = Field(2, ge=1, description="largest shift along each axis")
+    pixels: Annotated[int, Acts("schedule.augmentation.kinds shift", lambda own, _: "shift" in own.kinds)] = (
+        Field(2, ge=1, description="largest shift along each axis")
+    )
 
 
 class Schedule(Settings):
     """How long and how fast clients learn."""
 
     rounds: int = Field(30, ge=1, le=ROUNDS.most, description="rounds of the whole run")
-    epochs: int = Field(1, ge=1, le=EPOCHS.most, description="passes over a client's records in a round")
+    epochs: Annotated[
+        int,
+        Acts("algorithm.iterations null", lambda _, run: getattr(run.algorithm, "iterations", None) is None),
+    ] = Field(1, ge=1, le=EPOCHS.most, description="passes over a client's records in a round")
     batch: int = Field(24, ge=1, le=RECORDS.most, description="expected records in a step (Poisson batches)")
     lr: StepSize = Field(0.5, description="step size of a client")
-    averaging: float = Field(
+    averaging: Annotated[float, Acts("schedule.rounds 2 or more", lambda own, _: own.rounds > 1)] = Field(
         0.0,
         ge=0,
         le=1000,
@@ -106,7 +115,15 @@ class PrivacySettings(Settings):
     budgets: Mapping[str, ClientBudgetSettings] = Field(
         default_factory=dict, description="budgets of single clients, by name: {name: {epsilon: 2}}"
     )
-    clip: Clip = Field(1.0, description="largest norm of one unit's contribution")
+    clip: Annotated[
+        Clip, Acts("algorithm.clip null", lambda _, run: getattr(run.algorithm, "clip", None) is None)
+    ] = Field(1.0, description="largest norm of one unit's contribution")
+
+    @property
+    def promises(self) -> bool:
+        """Whether anybody is promised anything."""
+        own = (budget.epsilon for budget in self.budgets.values())
+        return any(map(math.isfinite, (self.epsilon, *own)))
 
     def epsilon_of(self, client: str) -> float:
         """The budget of one client."""

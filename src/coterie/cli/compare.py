@@ -39,7 +39,9 @@ def compare(
         return resume and stored.exists() and Sweep.read(stored) == grid
 
     target = out or default_folder(f"compare-{sweep.stem if sweep else 'built-in'}", resumable)
-    total = sum(cell.experiment.schedule.rounds for cell in grid.cells())
+    total = sum(cell.experiment.schedule.rounds for cell in grid.checked())
+    for note in grid.notes:
+        complain(f"note: {note}", style="none")
     with ProgressBar("comparing", total) as bar:
         result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
     print_result(finite(result.to_json()), json, lambda: show(result))

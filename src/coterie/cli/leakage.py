@@ -73,7 +73,9 @@ def leakage(
     labels: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Labels of every worker, for the structure label.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws labels for the structure label without a file.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws labels for the structure label without a file (0).")
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw structure, heatmap and epsilon against epoch.")
     ] = None,
@@ -114,8 +116,10 @@ def leakage(
 
 
 def _structure(
-    name: str, workers: int | None, groups: int | None, labels: Path | None, seed: int
+    name: str, workers: int | None, groups: int | None, labels: Path | None, seed: int | None
 ) -> Structure:
+    if seed is not None and (labels is not None or name != Shape.LABEL):
+        raise InputError(f"--seed: {seed} is only allowed with --structure label and without --labels")
     if labels is not None and name != Shape.LABEL:
         raise InputError(f"--labels: {labels} is only allowed with --structure label")
     held = None if labels is None else read_labels(labels)
@@ -124,7 +128,7 @@ def _structure(
     if held is not None and len(held) != workers:
         raise InputError(f"--workers: {workers} is not allowed, {labels} has {len(held)}")
     return named_structure(
-        name, workers, groups, lambda: held or drawn_labels(workers or 0, seed), prefix="--"
+        name, workers, groups, lambda: held or drawn_labels(workers or 0, seed or 0), prefix="--"
     )
 
 

@@ -68,7 +68,7 @@ def reproduce(
             check_place(docs, "--docs", file=True)
             parted(docs, published.name, ScaleName(scale))
         planned = sweep_of(published, ScaleName(scale), selection, overrides or [])
-        total = sum(cell.experiment.schedule.rounds for cell in planned.cells()) if planned else 0
+        total = sum(cell.experiment.schedule.rounds for cell in planned.checked()) if planned else 0
         with ProgressBar(name, total) as bar:
             result = running.reproduce(
                 published,

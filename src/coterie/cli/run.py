@@ -35,6 +35,8 @@ def run(
     from coterie.experiment.result import Callbacks
 
     if print_default:
+        if experiment or overrides or resume or out or json:
+            raise InputError("--print-default: prints the built-in experiment as it is; allowed: alone")
         print(commented_default(), end="")
         return
     if experiment is None and not overrides and resume and out is not None:

@@ -1,14 +1,14 @@
 """Clusters of clients, each with its own shift of the whole dataset."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
-from coterie.data.records import Dataset, Records, Task, stream
+from coterie.data.records import UNDIVIDED, Dataset, Records, Task, stream
 from coterie.errors import InputError
-from coterie.settings import Settings
+from coterie.settings import Acts, Settings
 
 
 class ClustersFederation(Settings):
@@ -21,7 +21,10 @@ class ClustersFederation(Settings):
 
     kind: Literal["clusters"] = Field("clusters", description="clusters | dirichlet | natural | groups")
     sizes: tuple[PositiveInt, ...] = Field((3, 6, 6, 6), min_length=1, description="clients per cluster")
-    shift: Literal["rotation", "label", "none"] = Field(
+    shift: Annotated[
+        Literal["rotation", "label", "none"],
+        Acts("two clusters or more", lambda own, _: own.shift == "none" or len(own.sizes) > 1),
+    ] = Field(
         "rotation", description="rotation (by 90 k degrees in cluster k) | label (moved by k classes) | none"
     )
     records_per_client: PositiveInt | None = Field(
@@ -31,7 +34,11 @@ class ClustersFederation(Settings):
     test_per_client: PositiveInt | None = Field(
         None, description="test records of every client; null: what the largest cluster allows"
     )
-    test_share: float = Field(
+    test_share: Annotated[
+        float,
+        UNDIVIDED,
+        Acts("federation.records_per_client null", lambda own, _: own.records_per_client is None),
+    ] = Field(
         0.2,
         gt=0,
         lt=1,

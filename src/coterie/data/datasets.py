@@ -81,6 +81,11 @@ class DataSettings(PublicSettings, NamedSettings):
         return self
 
     @property
+    def undivided(self) -> bool:
+        """Whether the source has no test records of its own."""
+        return self.name in ("digits", "school", "heart-disease", "folder")
+
+    @property
     def windows_per_character(self) -> int:
         """How many records one character of a text may be in; 1 for data that are no windows of a text."""
         if self.name != "shakespeare" or self.stride is None:

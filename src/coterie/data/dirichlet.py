@@ -1,12 +1,12 @@
 """Equal shares with unequal labels: Dirichlet mixtures of the classes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
-from coterie.data.records import Array, Dataset, stream
+from coterie.data.records import UNDIVIDED, Array, Dataset, stream
 from coterie.errors import InputError
 from coterie.settings import Settings
 
@@ -29,7 +29,9 @@ class DirichletFederation(Settings):
     validation_share: float = Field(
         0.0, ge=0, lt=1, description="share of its records that a client keeps apart"
     )
-    test_share: float = Field(0.2, gt=0, lt=1, description="held out of a dataset without test records")
+    test_share: Annotated[float, UNDIVIDED] = Field(
+        0.2, gt=0, lt=1, description="held out of a dataset without test records"
+    )
 
     def build(self, dataset: Dataset, seed: int) -> Federation:
         """Draw each client's labels, then deal records of those labels."""

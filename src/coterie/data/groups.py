@@ -2,35 +2,44 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Federation, client_name
 from coterie.data.dirichlet import DirichletFederation
-from coterie.data.records import Dataset
+from coterie.data.records import UNDIVIDED, Dataset
 from coterie.errors import InputError
 from coterie.groups import is_file, named_structure
-from coterie.settings import Settings
+from coterie.settings import Acts, Settings
+
+_GROUPED = Acts(
+    "privacy.unit worker, or as a file that names the clients",
+    lambda own, run: run.privacy.unit == "worker" or is_file(own.structure),
+)
 
 
 class GroupsFederation(Settings):
     """Workers that train in groups, each in one or several; the groups are public and stay as they are."""
 
     kind: Literal["groups"] = Field("groups", description="clusters | dirichlet | natural | groups")
-    structure: str = Field(
+    structure: Annotated[str, _GROUPED] = Field(
         "ring", description="global | ring | string | clustered | label | a JSON, YAML or CSV file of groups"
     )
     workers: PositiveInt | None = Field(None, description="how many; null: as many as the file has")
-    groups: PositiveInt | None = Field(None, description="how many; null: one, or as many as the file has")
+    groups: Annotated[PositiveInt | None, _GROUPED] = Field(
+        None, description="how many; null: one, or as many as the file has"
+    )
     alpha: float = Field(
         0.1, gt=0, allow_inf_nan=False, description="concentration of the Dirichlet mixtures of labels"
     )
     records_per_client: PositiveInt | None = Field(
         None, description="records dealt to every worker; null: an equal share of all"
     )
-    test_share: float = Field(0.2, gt=0, lt=1, description="held out of a dataset without test records")
+    test_share: Annotated[float, UNDIVIDED] = Field(
+        0.2, gt=0, lt=1, description="held out of a dataset without test records"
+    )
 
     def build(self, dataset: Dataset, seed: int) -> Federation:
         """Deal the records, then say who is in which group; by labels, only after they are dealt."""

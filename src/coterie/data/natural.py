@@ -1,12 +1,12 @@
 """The clients that the data come with: hospitals, schools, speaking roles, the files of a folder."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Client, Federation
-from coterie.data.records import Array, Dataset, stream
+from coterie.data.records import UNDIVIDED, Array, Dataset, stream
 from coterie.errors import DataError, InputError
 from coterie.settings import Settings
 
@@ -24,7 +24,7 @@ class NaturalFederation(Settings):
     validation_share: float = Field(
         0.0, ge=0, lt=1, description="share of its training records that a client keeps apart"
     )
-    test_share: float = Field(
+    test_share: Annotated[float, UNDIVIDED] = Field(
         0.2,
         gt=0,
         lt=1,

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.settings import Acts
+
 Array = NDArray[Any]
 
 
@@ -118,6 +120,10 @@ class Dataset:
 def _owner(parts: Mapping[str, Records]) -> Array:
     """The place of the owner of each record, where the owners' records follow one another."""
     return np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+
+
+UNDIVIDED = Acts("data that have no test records of their own", lambda _, run: run.data.undivided)
+"""Of options that say how many records are held out for tests."""
 
 
 def stream(seed: int, *key: int) -> np.random.Generator:

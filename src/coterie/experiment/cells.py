@@ -119,7 +119,8 @@ def compare(
         ray: address of a Ray cluster that this machine belongs to; None: cells run on this machine alone.
     """
     folder.check_out(out)
-    cells, new = sweep.cells(), not (out.exists() and any(out.iterdir()))
+    new = not (out.exists() and any(out.iterdir()))
+    cells = sweep.checked() if new else sweep.cells()
     refuse(
         {
             f"{out}: exists already; --resume continues it, --out names another folder": not (new or resume),

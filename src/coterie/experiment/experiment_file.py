@@ -87,6 +87,14 @@ def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     return changed
 
 
+def without(tree: Mapping[str, Any], path: str) -> Tree:
+    """A copy of the tree that does not have a dotted key."""
+    first, _, rest = path.partition(".")
+    if rest and isinstance(tree.get(first), dict):
+        return {**tree, first: without(tree[first], rest)}
+    return {key: value for key, value in tree.items() if key != first}
+
+
 def _put(tree: Tree, path: str, value: Any, inside: str = "") -> Tree:
     first, _, rest = path.partition(".")
     if rest:

@@ -139,6 +139,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
     Args:
         federation: the experiment's own, when it is loaded already.
     """
+    experiment.check_all_acts()
     if federation is None:
         federation = load_federation(experiment)
     known, unit, kind = federation, experiment.privacy.unit, experiment.evaluation_kind

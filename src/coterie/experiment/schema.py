@@ -17,7 +17,7 @@ from coterie.errors import InputError
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
 from coterie.privacy.ranges import SEED
-from coterie.settings import Settings
+from coterie.settings import Acts, Settings, idle
 
 
 def refuse(reasons: Mapping[str, bool]) -> None:
@@ -32,8 +32,13 @@ class EngineSettings(Settings):
 
     name: Literal["local"] = Field("local", description="local (in this process)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto | cpu | cuda")
-    workers: int | None = Field(
-        None, ge=1, le=1024, description="processes that train on a CPU; null: one per core where that pays"
+    workers: Annotated[int | None, Acts("engine.device auto or cpu", lambda own, _: own.device != "cuda")] = (
+        Field(
+            None,
+            ge=1,
+            le=1024,
+            description="processes that train on a CPU; null: one per core where that pays",
+        )
     )
     max_memory: float | None = Field(
         None, gt=0, le=2**20, description="GiB that a step may take in each process; null: what is fast"
@@ -74,13 +79,21 @@ class EvaluationSettings(Settings):
         description="exact (outside the guarantee) | private (noisy, charged) | none | auto (private for "
         "your own records, exact for published ones)",
     )
-    every: int | None = Field(
+    every: Annotated[
+        int | None,
+        Acts(
+            "evaluation.kind exact or private", lambda _, run: run.evaluation_kind is not EvaluationKind.NONE
+        ),
+    ] = Field(
         None,
         ge=1,
         description="rounds between two evaluations (the last is always evaluated); null: 1 for exact ones, "
         "the last round alone for private ones",
     )
-    epsilon: float | None = Field(
+    epsilon: Annotated[
+        float | None,
+        Acts("evaluation.kind private", lambda _, run: run.evaluation_kind is EvaluationKind.PRIVATE),
+    ] = Field(
         None,
         gt=0,
         le=1e6,
@@ -129,6 +142,11 @@ class Experiment(Settings):
             return EvaluationKind.EXACT
         possible = self.privacy.unit is not Unit.WORKER and self.privacy.mode is Mode.SOUND
         return EvaluationKind.PRIVATE if possible else EvaluationKind.NONE
+
+    def check_all_acts(self) -> None:
+        """Refuse what was set and cannot act; what a run was begun with stays readable all the same."""
+        for _, reason in idle(self, self):
+            raise InputError(reason)
 
     @model_validator(mode="after")
     def _evaluation_is_possible(self) -> Self:

@@ -13,7 +13,7 @@ import torch
 
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import OwnChoice
-from coterie.data import GroupsFederation
+from coterie.data import DataSettings, GroupsFederation
 from coterie.data.records import Task
 from coterie.engines.flower import server
 from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
@@ -86,6 +86,8 @@ def trusts_server(experiment: Experiment) -> bool:
 
 def check_servable(experiment: Experiment) -> None:
     """Refuse, before anybody is asked, what cannot be done between sites."""
+    # Sites have records of their own, whatever data the file names.
+    experiment.model_copy(update={"data": DataSettings(name="folder", path=Path())}).check_all_acts()
     privacy, federation = experiment.privacy, experiment.federation
     labels = isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL
     refuse(

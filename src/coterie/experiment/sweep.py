@@ -5,16 +5,19 @@ Every cell is an ordinary run. `cells` runs them, `comparison` puts them side by
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import override, read_yaml, within
+from coterie.experiment.experiment_file import override, read_yaml, within, without
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import yaml_text
+from coterie.settings import idle
 
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
@@ -32,6 +35,8 @@ class Cell:
     name: str
     values: Mapping[str, Any]
     experiment: Experiment
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the base that cannot act here and were left out, with the reason."""
 
     def files(self, out: Path) -> RunFolder:
         """Its run folder, inside that of the sweep."""
@@ -130,12 +135,39 @@ class Sweep:
             long = f"grid: {name[:40]}... is too long for a folder; allowed: {LONGEST} letters"
             refuse({long: len(name) > LONGEST})
             values.pop(LABEL, None)
-            experiment = Experiment.model_validate(override(self.base, {**part.settings, **values}))
+            own = {**part.settings, **values}
+            tree = override(self.base, own)
+            experiment = Experiment.model_validate(tree)
+            # What is set for the cell itself stays, to be refused where it cannot act.
+            in_vain = dict(idle(experiment, experiment))
+            dropped = {key: in_vain[key] for key in in_vain if not any(within(key, other) for other in own)}
+            if dropped:
+                experiment = Experiment.model_validate(reduce(without, dropped, tree))
             other = runs.setdefault(repr(experiment), name)  # 1 and 1.0 have two names
             same = f"grid: {name} is the same run as {other}"
             refuse({f"grid: {name} stands twice": name in seen, same: other != name})
             seen.add(name)
-            yield Cell(name, ordered, experiment)
+            yield Cell(name, ordered, experiment, dropped)
+
+    def checked(self) -> list[Cell]:
+        """The cells of a sweep that is about to run, in which nothing is set in vain."""
+        cells = self.cells()
+        for cell in cells:
+            cell.experiment.check_all_acts()
+        for key, reason in cells[0].dropped.items():
+            if all(key in cell.dropped for cell in cells):
+                raise InputError(f"base: {reason}")
+        return cells
+
+    @property
+    def notes(self) -> list[str]:
+        """What of the base is left out of some cells, where it could not act."""
+        cells = self.cells()
+        left_out = Counter(key for cell in cells for key in cell.dropped)
+        return [
+            f"{key} has no effect in {count} of {len(cells)} cells and is left out there"
+            for key, count in sorted(left_out.items())
+        ]
 
     def contains(self, other: "Sweep") -> bool:
         """Whether every cell of the other sweep is one of this, setting for setting."""

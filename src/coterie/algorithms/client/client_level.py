@@ -6,7 +6,7 @@ update is clipped. The trusted server sums updates, adds noise, divides by a pub
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,7 @@ from coterie.algorithms.protocol import (
     Sums,
     ask,
 )
-from coterie.algorithms.settings import AlgorithmSettings, Rate, Ratio, StepSize
+from coterie.algorithms.settings import PRIVATE, AlgorithmSettings, Rate, Ratio, StepSize
 from coterie.errors import InputError
 from coterie.privacy import Mechanism, PrivacyPlan, Unit
 from coterie.privacy.plans import SUMS, CohortReleases, client_plan
@@ -51,7 +51,9 @@ class AdaptiveClip(Settings):
     rate: float = Field(
         0.2, gt=0, le=10, description="how fast the logarithm of the clip follows, in a round"
     )
-    count_ratio: Ratio = Field(8.0, description="noise of the count over that of the sums, both relative")
+    count_ratio: Annotated[Ratio, PRIVATE] = Field(
+        8.0, description="noise of the count over that of the sums, both relative"
+    )
 
     def following(self, clip: float, within: float, expected: float) -> float:
         """The next clip: from noisy halves and the public number of clients that a round expects."""

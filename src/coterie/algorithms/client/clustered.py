@@ -1,6 +1,7 @@
 """Algorithms whose sampled clients choose one of k models themselves: what they share."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, StrictBool
@@ -10,14 +11,26 @@ from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSetti
 from coterie.algorithms.clusters import StartSettings, check_clusters, cluster_starts
 from coterie.algorithms.protocol import Floats, Mask, Models, Parts, PublicFacts, Rng, State, Sums
 from coterie.privacy import Mechanism, Released
+from coterie.settings import Acts
 
 
 class ClusteredSettings(StartSettings, ClientLevelSettings):
     """Options of every clustered algorithm whose unit is a client."""
 
-    revive: StrictBool = Field(
+    revive: Annotated[
+        StrictBool, Acts("algorithm.rebalance.rule route and minimum above 0", lambda own, _: own.counts)
+    ] = Field(
         True, description="split a large cluster where the released histogram (if any) shows a dead one"
     )
+
+    @property
+    def counts(self) -> bool:
+        """Whether a histogram of the choices is released."""
+        return True
+
+    @property
+    def perturbs(self) -> bool:
+        return super().perturbs or (self.revive and self.counts)
 
 
 @dataclass(frozen=True)

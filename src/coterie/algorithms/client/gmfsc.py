@@ -6,13 +6,14 @@ the noise of every one of them.
 """
 
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
 from coterie.algorithms.protocol import Choice, Count, Histogram, PublicFacts, Rounds, Sum, Sums, ask
-from coterie.algorithms.settings import Ratio
+from coterie.algorithms.settings import PRIVATE, Ratio
 from coterie.privacy import Mechanism
 from coterie.privacy.plans import HISTOGRAM_RATIO
 
@@ -23,7 +24,7 @@ class GMFSCSettings(ClusteredSettings):
     minimum: PositiveInt | None = Field(
         None, description="B, least clients in a cluster's own update; null: half a fair share"
     )
-    histogram_ratio: Ratio = Field(
+    histogram_ratio: Annotated[Ratio, PRIVATE] = Field(
         HISTOGRAM_RATIO, description="noise of the histogram over that of the sums"
     )
 

@@ -11,41 +11,53 @@ one client. Both stand in `docs/rr-cluster.md`, with proofs. B = 0 is the base a
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, model_validator
 
 from coterie.algorithms.client.clustered import Clustered, ClusteredSettings, ClusteredState
 from coterie.algorithms.protocol import Count, Floats, Histogram, PublicFacts, Rounds, Sum, Sums, ask
-from coterie.algorithms.settings import Ratio
+from coterie.algorithms.settings import PRIVATE, Ratio
 from coterie.errors import InputError
 from coterie.privacy import Mechanism
 from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.plans import HISTOGRAM_RATIO, IDENTIFIER_RATIO
-from coterie.settings import Settings
+from coterie.settings import Acts, Settings
 
 # `minimum: auto` begins at this share of what every cluster would have if all were equal.
 AUTO_SHARE = 0.5
+_ROUTED = Acts("algorithm.rebalance.rule route and minimum above 0", lambda own, _: own.routes)
 
 
 class RebalanceSettings(Settings):
     """How small clusters are filled up."""
 
-    rule: Literal["route", "rebalance", "none"] = Field(
-        "route", description="route | rebalance (as published, sound accounting) | none"
-    )
-    minimum: NonNegativeInt | Literal["auto"] = Field(
+    rule: Annotated[
+        Literal["route", "rebalance", "none"],
+        Acts("algorithm.rebalance.minimum above 0", lambda own, _: own.rule == "none" or own.minimum != 0),
+    ] = Field("route", description="route | rebalance (as published, sound accounting) | none")
+    minimum: Annotated[
+        NonNegativeInt | Literal["auto"],
+        Acts("algorithm.rebalance.rule route or rebalance", lambda own, _: own.rule != "none"),
+    ] = Field(
         0,
         description="B, least clients in a cluster's update (0: none) | auto (falls from half a fair share)",
     )
-    histogram_ratio: Ratio = Field(
+    histogram_ratio: Annotated[Ratio, _ROUTED, PRIVATE] = Field(
         HISTOGRAM_RATIO, description="route: noise of the histogram over that of the sums"
     )
-    memory: float = Field(
+    memory: Annotated[float, _ROUTED] = Field(
         0.0, ge=0, lt=1, description="route: weight of earlier rounds in the sizes it goes by (0: this alone)"
     )
-    identifier_ratio: Ratio = Field(IDENTIFIER_RATIO, description="rebalance: sigma_s over sigma_theta")
+    identifier_ratio: Annotated[
+        Ratio,
+        Acts(
+            "algorithm.rebalance.rule rebalance and minimum above 0",
+            lambda own, _: own.active and own.rule == "rebalance",
+        ),
+        PRIVATE,
+    ] = Field(IDENTIFIER_RATIO, description="rebalance: sigma_s over sigma_theta")
 
     @model_validator(mode="after")
     def _a_fixed_minimum_for_the_published_rule(self) -> "RebalanceSettings":
@@ -57,6 +69,10 @@ class RebalanceSettings(Settings):
     def active(self) -> bool:
         return self.rule != "none" and self.minimum != 0
 
+    @property
+    def routes(self) -> bool:
+        return self.active and self.rule == "route"
+
 
 class RebalancedSettings(ClusteredSettings):
     """Options of a clustered algorithm that takes the plug-in."""
@@ -64,6 +80,10 @@ class RebalancedSettings(ClusteredSettings):
     rebalance: RebalanceSettings = Field(
         RebalanceSettings(), description="{rule: route | rebalance | none, minimum: B}; B = 0: as it is"
     )
+
+    @property
+    def counts(self) -> bool:
+        return self.rebalance.routes
 
 
 class Rebalanced(Clustered):

@@ -12,12 +12,14 @@ which has one optimum, does not care.
 """
 
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 
 from coterie.algorithms.clusters import StartSettings, cluster_starts
 from coterie.algorithms.protocol import PublicFacts, Rng, Rounds, select
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
+from coterie.algorithms.settings import PRIVATE
 from coterie.privacy import PlannedRelease
 from coterie.privacy.plans import SELECTION, SELECTION_SHARE
 
@@ -25,7 +27,7 @@ from coterie.privacy.plans import SELECTION, SELECTION_SHARE
 class IFCASettings(StartSettings):
     """Options of dp-ifca."""
 
-    selection_share: float = Field(
+    selection_share: Annotated[float, PRIVATE] = Field(
         SELECTION_SHARE,
         gt=0,
         lt=1,

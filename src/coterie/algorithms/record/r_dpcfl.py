@@ -16,21 +16,22 @@ Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from coterie.algorithms.clusters import check_clusters, equal_starts
 from coterie.algorithms.protocol import Findings, Floats, PublicFacts, Rng, Rounds, Vector, select, train
 from coterie.algorithms.record.record_level import MixtureState, RecordClusters
-from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule, within
+from coterie.algorithms.settings import PRIVATE, AlgorithmSettings, PrivacySettings, Schedule, within
 from coterie.clustering.embedding import principal_components
 from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, fit_mixture
 from coterie.errors import InputError
 from coterie.privacy import NoiseRule, PlannedRelease, PrivacyPlan, Released
 from coterie.privacy.plans import FIRST_ROUND, SELECTION, SELECTION_SHARE
 from coterie.privacy.ranges import NOISE, RECORDS, Range
+from coterie.settings import Acts
 
 # Earliest round with private selections: before one round of training all cluster models are equal.
 FIRST_SELECTION = 3
@@ -48,31 +49,39 @@ class RDPCFLSettings(AlgorithmSettings):
     """Options of r-dpcfl."""
 
     clusters: AutoNumber = Field("auto", description="number of clusters, or auto")
-    candidates: tuple[int, ...] = Field(
-        tuple(range(2, 11)), min_length=1, description="numbers of clusters that auto tries"
-    )
+    candidates: Annotated[
+        tuple[int, ...], Acts("algorithm.clusters auto", lambda own, _: own.clusters == "auto")
+    ] = Field(tuple(range(2, 11)), min_length=1, description="numbers of clusters that auto tries")
     first_round_release: Literal["sketch", "update"] = Field(
         "sketch", description="sketch (a random projection) | update (the paper's)"
     )
-    sketch_dimensions: AutoNumber = Field("auto", description="length of the sketch, or auto")
-    first_round_noise: Annotated[float | Literal["auto", "shared"], within(NOISE, "auto", "shared")] = Field(
-        "auto", description="auto | shared (the paper's: that of training) | a noise multiplier"
-    )
-    first_round_batch: Annotated[int | Literal["all"], within(RECORDS, "all")] = Field(
-        "all", description="all records in one step (the paper's), or Poisson batches: for update only"
-    )
-    selection_share: float = Field(
+    sketch_dimensions: Annotated[
+        AutoNumber,
+        Acts("algorithm.first_round_release sketch", lambda own, _: own.first_round_release == "sketch"),
+    ] = Field("auto", description="length of the sketch, or auto")
+    first_round_noise: Annotated[
+        float | Literal["auto", "shared"],
+        within(NOISE, "auto", "shared"),
+        Acts(
+            "privacy.epsilon below .inf, or as a number",
+            lambda own, run: own.first_round_noise != "shared" or run.privacy.promises,
+        ),
+    ] = Field("auto", description="auto | shared (the paper's: that of training) | a noise multiplier")
+    first_round_batch: Annotated[
+        int | Literal["all"],
+        within(RECORDS, "all"),
+        Acts("algorithm.first_round_release update", lambda own, _: own.first_round_release == "update"),
+    ] = Field("all", description="all records in one step (the paper's), or Poisson batches: for update only")
+    selection_share: Annotated[
+        float,
+        PRIVATE,
+        Acts("schedule.rounds 3 or more", lambda _, run: run.schedule.rounds >= FIRST_SELECTION),
+    ] = Field(
         SELECTION_SHARE,
         gt=0,
         lt=1,
         description="epsilon of one private selection, as a share of privacy.epsilon",
     )
-
-    @model_validator(mode="after")
-    def _only_updates_come_in_batches(self) -> Self:
-        if self.first_round_batch != "all" and self.first_round_release == "sketch":
-            raise ValueError("first_round_batch: a sketch sums all records; allowed with sketch: all")
-        return self
 
     @field_validator("candidates")
     @classmethod

@@ -4,14 +4,14 @@ A master's state is a function of its own group's releases, so it adds nothing t
 nothing of one group enters another's model except through workers that are in both.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from coterie.algorithms.protocol import Floats, Models
 from coterie.algorithms.settings import StepSize
-from coterie.settings import Settings
+from coterie.settings import Acts, Settings
 
 # Decay of both moments and the floor of the step size, as in FedAdam (Reddi et al. 2021).
 _ADAM = (0.9, 0.99, 1e-3)
@@ -24,7 +24,9 @@ class MasterSettings(Settings):
         "plain", description="plain (adds the mean update) | momentum | adam"
     )
     lr: StepSize = Field(1.0, description="step size of a master")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of the optimiser momentum")
+    momentum: Annotated[
+        float, Acts("algorithm.master.optimiser momentum", lambda own, _: own.optimiser == "momentum")
+    ] = Field(0.9, ge=0, lt=1, description="of the optimiser momentum")
 
     def moments(self, groups: int, parameters: int) -> tuple[Models, Models]:
         """The first and second moment of every group before the first release; empty where none is kept."""
