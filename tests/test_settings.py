@@ -1,5 +1,7 @@
 """Truth values are no numbers, however a file writes them."""
 
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +14,7 @@ from coterie.errors import InputError
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
-from coterie.settings import Settings
+from coterie.settings import Settings, explain
 
 
 def subclasses(of: type[Settings]) -> Iterator[type[Settings]]:
@@ -55,6 +57,27 @@ def test_there_are_numbers_to_look_at() -> None:
     found = [name for cls in CLASSES for name, field in cls.model_fields.items() if numeric(field.annotation)]
     assert len(CLASSES) > 30
     assert {"noise", "clip", "lr", "rounds", "delta", "candidates", "missing_values", "workers"} <= set(found)
+
+
+WILD = (None, True, 7, -1.5, "x", "", [], [1], ["x", ["y"]], [None], {}, {"x": 1}, [[{}]], 10**30, math.nan)
+INTERNAL = re.compile(r"function-|constrained-|literal\[|tuple|valid |Value error|<class|Input|__\w+__")
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_no_mistake_is_told_in_the_words_of_the_library_that_found_it(cls: type[Settings]) -> None:
+    for name in (*cls.model_fields, "bogus"):
+        for value in WILD:
+            try:
+                cls.model_validate({name: value})
+            except ValidationError as mistakes:
+                told = explain(mistakes, cls)
+            except InputError as mistake:
+                told = str(mistake)
+            else:
+                continue
+            assert not INTERNAL.search(told), told
+            assert "\n" not in told
+            assert told.count("did you mean") < 2
 
 
 IN_A_FILE = {

@@ -177,6 +177,7 @@ MISTAKES = {
     "no path to verify": (["verify"], 2, "coterie verify --help"),
     "missing sweep": (["compare", "nothing.yaml"], 2, "nothing.yaml"),
     "unknown command": (["trian"], 2, "'trian'; coterie --help"),
+    "a command misspelt": (["rnu"], 2, "'rnu'. Did you mean 'run'?; coterie --help"),
     "unknown option": (["run", "--output", "x"], 2, "coterie run --help says what is allowed"),
     "option without its value": (["run", "--set"], 2, "--set"),
     "argument too many": (["report", "one", "two"], 2, "two"),

@@ -185,20 +185,26 @@ def test_scaling_by_a_clients_own_statistics_is_refused_with_the_reason(folder: 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "valid dictionary"),
-        ("- a\n", "valid dictionary"),
+        ("", "should be a section of keys and values"),
+        ("- a\n", "should be a section of keys and values"),
         ("task: [", "not YAML, line 1"),
         (TABLE.replace("classification", "clustering"), "task: .*'classification' or 'regression'"),
-        (TABLE + "colour: red\n", "colour: Extra inputs"),
+        (TABLE + "colour: red\n", "colour: unknown key; known here: task, label"),
         (TABLE.replace('"no", "yes"', "true, false"), "put true and false in quotes"),
         (
             TABLE.replace("[20, 80]", "[80, 20]"),
-            r"features\.0\.range: \[80, 20\]; allowed: two finite numbers",
+            r"features\[0\]\.range: \[80, 20\] is not allowed, should be two finite numbers",
         ),
         (TABLE.replace("[20, 80]", "[0, .inf]"), "two finite numbers"),
         (TABLE.replace(", range: [20, 80]", ""), "column age: declare either range or categories"),
         (TABLE.replace("missing: indicator, ", ""), "missing_values needs missing: indicator"),
-        (TABLE.replace("[a, b, c]", "[a, b, a]"), r"\['a', 'b', 'a'\]; allowed: every name once"),
+        (TABLE.replace("[a, b, c]", "[a, b, a]"), r"\['a', 'b', 'a'\] .*, should have every name once"),
+        (TABLE.replace('"no", "yes"', '"no"'), r"label.classes: \['no'\] .*, should have 2 or more entries$"),
+        (TABLE.replace('"no", "yes"', "a, [b]"), r"label.classes\[1\]: \['b'\] .* a text or an integer or"),
+        (
+            TABLE.replace("range: [20", "rang: [20"),
+            r"features\[0\].rang: unknown key; did you mean 'range'\?",
+        ),
         (
             TABLE.replace("[a, b, c]", "[a, b], missing: indicator, missing_values: [0]"),
             "missing_values are numbers, its categories are names",

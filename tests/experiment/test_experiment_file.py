@@ -56,6 +56,15 @@ def test_changing_a_selector_drops_the_options_of_the_old_choice() -> None:
 
 
 MISTAKES = {
+    "schedule: {bogus: 3}": r"schedule.bogus: unknown key; known here: rounds, ",
+    "federation: {kind: natural, sizes: [3]}": r"federation.sizes: unknown key; known here: kind, clients",
+    "federation: {sizes: 3}": r"federation.sizes: 3 is not allowed, should be a list;",
+    "schedule: {augmentation: {kinds: [x]}}": r"kinds\[0\]: 'x' is not allowed, should be 'shift' or 'flip'$",
+    "algorithm: {clusters: x}": r"algorithm.clusters: 'x' .* should be an integer or 'auto'; .* auto$",
+    "privacy: {unit: worker}\nalgorithm: {name: dp-ogl, rate: [0.5, x]}": r"rate\[1\]: 'x' .* a number$",
+    "privacy: {unit: worker}\nalgorithm: {name: dp-ogl, rate: [0.5, 7]}": r"rate\[1\]: 7 .* 1e-09 to 1$",
+    "data: {path: 7}": r"data.path: 7 is not allowed, should be a path; ",
+    "data: {scale_by_std: 3}": r"^data.scale_by_std: 3; features may be scaled by public constants only",
     "schedule: {round: 3}": r"schedule.round: unknown key; did you mean 'rounds'\?",
     "shedule: {rounds: 3}": r"shedule: unknown key; did you mean 'schedule'\?",
     "federation: {kind: clusters, size: [3]}": r"federation.size: unknown key; did you mean 'sizes'\?",
@@ -64,7 +73,7 @@ MISTAKES = {
     "algorithm: {name: dpcfl}": r"algorithm.name: 'dpcfl' .* allowed: dp-ifca, global, .*, r-dpcfl",
     "data: {name: mnst}": r"data.name: 'mnst' \(did you mean mnist\?\)",
     "model: {name: cn}": r"model.name: 'cn'",
-    "federation: {kind: ring}": r"federation: .*ring",
+    "federation: {kind: ring}": r"federation.kind: 'ring' is not allowed; allowed: 'clusters', ",
     "privacy: {epsilon: -1}": r"privacy.epsilon: -1 is not allowed, .*greater than 0",
     "privacy: {epsilon: .nan}": r"privacy.epsilon: nan is not allowed",
     "privacy: {epsilon: many}": r"privacy.epsilon: 'many' is not allowed",

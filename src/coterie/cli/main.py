@@ -7,6 +7,7 @@ work is imported in the function, so that help needs none of it.
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -98,6 +99,7 @@ def _usage_line(mistake: Exception) -> str:
     text = " ".join(getattr(mistake, "format_message", lambda: str(mistake))().split()).rstrip(".")
     if not text:
         return ""
+    text = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", text)  # typer and click both have an idea
     command = getattr(getattr(mistake, "ctx", None), "command_path", "coterie")
     return f"{text}; {command} --help says what is allowed"
 

@@ -26,17 +26,17 @@ _PRIVATE_SCALING = "scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|ce
 
 def _public_range(value: Any) -> Any:
     if isinstance(value, str):
-        raise ValueError(f"{value}; {_REASON}")
+        raise ValueError(_REASON)
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int | float) for v in value):
         low, high = value
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(f"{list(value)}; allowed: two finite numbers, the lower first")
+            raise ValueError("should be two finite numbers, the lower first")
     return value
 
 
 def _unambiguous(value: tuple[str | int | float, ...]) -> tuple[str | int | float, ...]:
     if len(set(map(str, value))) < len(value):
-        raise ValueError(f"{list(value)}; allowed: every name once")
+        raise ValueError("should have every name once")
     return value
 
 

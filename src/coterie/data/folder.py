@@ -50,7 +50,7 @@ from coterie.data.records import Array, Dataset, Records, Task
 from coterie.data.tables import ClientTable, read_csv, read_parquet
 from coterie.errors import DataError
 from coterie.files import parse_yaml, regular
-from coterie.settings import Settings
+from coterie.settings import Settings, explain
 
 DECLARATION = "federation.yaml"
 _ERROR_CAP = 0.1
@@ -154,11 +154,7 @@ def _declaration(path: Path) -> Declaration:
     try:
         return Declaration.model_validate(parse_yaml(text))
     except ValidationError as error:
-        # What we say ourselves explains more than what pydantic says about the branch not taken.
-        told = min(error.errors(), key=lambda entry: entry["type"] != "value_error")
-        keys = ".".join(str(key) for key in told["loc"] if key not in ("array", "table"))
-        message = told["msg"].removeprefix("Value error, ")
-        raise DataError(": ".join(filter(None, [str(path), keys, message]))) from error
+        raise DataError(f"{path}: {explain(error, Declaration)}") from error
     except ValueError as problem:
         raise DataError(f"{path}: not YAML, {problem}") from problem
 

@@ -1,13 +1,10 @@
 """The experiment file: everything a run depends on, validated; every mistake as one line to act on."""
 
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, SerializeAsAny, StrictBool, ValidationError, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic import Field, SerializeAsAny, StrictBool, ValidationError, model_validator
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from coterie.algorithms import find_algorithm
@@ -17,7 +14,7 @@ from coterie.errors import InputError
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
 from coterie.privacy.ranges import SEED
-from coterie.settings import Acts, Settings, idle
+from coterie.settings import Acts, Settings, explain, idle
 
 
 def refuse(reasons: Mapping[str, bool]) -> None:
@@ -198,92 +195,3 @@ class Experiment(Settings):
             return {"algorithm": algorithm.settings_type.model_validate(section)}
         except ValidationError as mistakes:
             raise InputError(explain(mistakes, algorithm.settings_type, prefix="algorithm")) from None
-
-
-# --- from pydantic's errors to one line: the key, the value, what is allowed -------------------------------
-
-
-def explain(mistakes: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first mistake in words, and how many more there are."""
-    errors = mistakes.errors(include_url=False)
-    more = len({error["loc"] for error in errors}) - 1
-    told = f" (and {more} more mistake{'s' if more > 1 else ''})" if more > 0 else ""
-    return _explain_one(errors[0], model, prefix) + told
-
-
-def _explain_one(error: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
-    path, known = _walk(error["loc"], model)
-    key, name = ".".join(part for part in (prefix, *path) if part), path[-1] if path else ""
-    description = known[name].description if name in known else None
-    allowed = f"; {name} is {description}" if description else ""
-    if error["type"] == "extra_forbidden":
-        guesses = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = "".join(f"did you mean '{guess}'? " for guess in guesses)
-        return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"{key}: missing{allowed}"
-    reason, sections = _reason(error), _sections(known, name)
-    opening, colon, rest = reason.partition(": ")
-    if colon and len(sections) == 1 and opening in sections[0].model_fields:
-        # A check of a whole section names the key it is about itself.
-        return f"{key}.{opening}: {rest}"
-    return f"{key}: {_shown(error['input'])} is not allowed, {reason}{allowed}"
-
-
-def _reason(error: ErrorDetails) -> str:
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "should be a section of keys and values"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return message[0].lower() + message[1:]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _walk(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], dict[str, FieldInfo]]:
-    """Path as written in the file, and the fields of the section that holds the last key.
-
-    Pydantic puts the tag of a union (`federation.clusters.sizes`) into the location; the file has none.
-    """
-    path: list[str] = []
-    known: dict[str, FieldInfo] = {}
-    members = [model]
-    for step in location:
-        tagged = [member for member in members if len(members) > 1 and str(step) in _tags(member)]
-        if tagged:
-            members = tagged
-        elif isinstance(step, int) and path:
-            path[-1] += f"[{step}]"
-        elif not _is_type_branch(str(step)):
-            path.append(str(step))
-            known = members[0].model_fields if len(members) == 1 else {}
-            members = _sections(known, path[-1])
-    return path, known
-
-
-def _sections(known: Mapping[str, FieldInfo], name: str) -> list[type[BaseModel]]:
-    """The kinds of section that may stand under a key."""
-    return list(_models_in(known[name].rebuild_annotation())) if name in known else []
-
-
-def _is_type_branch(step: str) -> bool:
-    """Whether a step names the branch of a union of plain types, such as `int` or `literal['auto']`."""
-    return step in {"int", "float", "str", "bool"} or step.startswith(
-        ("literal[", "constrained-", "tuple[", "function-")
-    )
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Annotated, Union) or get_args(annotation):
-        for part in get_args(annotation):
-            yield from _models_in(part)
-
-
-def _tags(member: type[BaseModel]) -> Iterator[str]:
-    """Discriminator values of a member of a tagged union: those of its literal fields."""
-    values = (value for field in member.model_fields.values() for value in get_args(field.annotation))
-    return (value for value in values if isinstance(value, str))

@@ -10,10 +10,9 @@ from pydantic import Field, ValidationError
 
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import override, parse_overrides
-from coterie.experiment.schema import explain
 from coterie.experiment.sweep import Part, Sweep
 from coterie.files import parse_yaml
-from coterie.settings import Settings
+from coterie.settings import Settings, explain
 
 EPSILON = "privacy.epsilon"
 ALGORITHM = "algorithm.name"
