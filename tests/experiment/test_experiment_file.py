@@ -201,7 +201,7 @@ def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(InputError, match=r"binary.yaml"):
         read_experiment(binary)
-    with pytest.raises(InputError, match=r"cannot be read"):
+    with pytest.raises(InputError, match=r"a folder, a pipe or a device"):
         read_experiment(tmp_path)
 
 
