@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from coterie.algorithms.protocol import State
 from coterie.engines.local import FAST_RANDOMNESS
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError, LedgerError
-from coterie.experiment import local
-from coterie.experiment.folder import RunFolder
+from coterie.experiment import checkpoint, local
+from coterie.experiment.folder import RunFolder, keep_rounds, seconds_in
 from coterie.experiment.recorded import recount
 from coterie.experiment.result import Callbacks, RoundReport, RunResult
 from coterie.experiment.seal import Seal
+from coterie.files import hashed_text
 from coterie.privacy import SecretKey
 from coterie.privacy.wording import sentence
 
@@ -270,6 +272,25 @@ def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, t
         (folder / "state.json").write_text('{"format": 1')
     with pytest.raises(InputError, match="damaged checkpoint"):
         local.run(experiment, out, resume=True)
+
+
+@pytest.mark.parametrize("line", ['{"train": 1}', '{"round": "x"}', "[]", '{"round": null}'])
+def test_a_damaged_file_of_times_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "timing.jsonl").write_text(f'{{"round": 1, "train": 1.0, "evaluate": 1.0}}\n{line}\n')
+    with pytest.raises(InputError, match=r"timing\.jsonl: .*line"):
+        keep_rounds(tmp_path / "timing.jsonl", 3)
+    with pytest.raises(InputError, match=r"timing\.jsonl: .*line"):
+        seconds_in(tmp_path / "timing.jsonl", "evaluate")
+
+
+@pytest.mark.parametrize("content", ['{"format": 2, "heads": [], "arrays": []}', '{"format": 2, "state": 3}'])
+def test_a_checkpoint_of_another_shape_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "round-000001").mkdir()
+    state = tmp_path / "round-000001" / "state.json"
+    state.write_text(hashed_text(json.loads(content)))
+    for read in (lambda: checkpoint.load(tmp_path, State), lambda: checkpoint.stored(tmp_path)):
+        with pytest.raises(InputError, match=r"round-000001.*: damaged checkpoint"):
+            read()
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -267,3 +267,15 @@ def test_every_client_is_a_mark(run_folder: Callable[..., Path]) -> None:
     html = report(run_folder())
     for name in ("ada", "ben", "cleo", "dan", "eve", "finn"):
         assert html.count(f"<title>{name}: ") == 2, "its release and its accuracy"
+
+
+ODD = {"name": "a", "records": "many", "test_records": None, "true_cluster": None}
+
+
+@pytest.mark.parametrize("clients", [3, [3], {"a": 1}, [ODD], None])
+def test_a_damaged_federation_is_named(run_folder: Callable[..., Path], clients: object) -> None:
+    folder = run_folder()
+    facts = read_json(folder / "federation.json")
+    write_json(folder / "federation.json", {**facts, "clients": clients})
+    with pytest.raises(InputError, match=r"federation\.json: not written by this version"):
+        read_run(folder)

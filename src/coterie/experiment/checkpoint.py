@@ -126,7 +126,7 @@ def _read_newest(
         content = _checked(newest)
         heads = {name: ChainHead.from_json(head) for name, head in content["heads"].items()}
         return read(newest, content, heads)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise InputError(f"{newest}: damaged checkpoint ({type(error).__name__}: {error})") from None
 
 

@@ -1,6 +1,7 @@
 """The run folder: which file holds what, written so that a crash leaves nothing half-done."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -92,5 +93,16 @@ def new_folder(path: Path) -> Iterator[Path]:
 def keep_rounds(path: Path, last: int) -> None:
     """Drop lines of rounds after `last`: those will run again."""
     if path.exists():
-        kept = (json.dumps(line) + "\n" for line in read_lines(path) if line["round"] <= last)
+        try:
+            kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["round"] <= last]
+        except (KeyError, TypeError):
+            raise InputError(f"{path}: a line without the number of its round") from None
         write_text(path, "".join(kept))
+
+
+def seconds_in(path: Path, phase: str) -> float:
+    """Wall-clock seconds of one phase over all rounds, from the file of times."""
+    try:
+        return math.fsum(line[phase] for line in read_lines(path))
+    except (KeyError, TypeError):
+        raise InputError(f"{path}: a line without the seconds of '{phase}'") from None

@@ -30,7 +30,7 @@ from coterie.experiment.result import (
 )
 from coterie.experiment.schema import refuse
 from coterie.experiment.seal import DROPPED, METRICS, ChainedLines, Seal
-from coterie.files import Json, append_line, json_text, read_json, read_lines, write_json, write_text
+from coterie.files import Json, append_line, json_text, read_json, write_json, write_text
 from coterie.privacy import POPULATION, Guarantee, Ledger, PrivacyPlan, SecretKey
 from coterie.privacy.units import number_to_json
 
@@ -247,8 +247,7 @@ class Run:
         calibrated, opened, judged = self.calibrated, self.opened, self.evaluator.after(state)
         clusters, truth = self._clusters(state, judged), calibrated.population.truth
         findings = calibrated.algorithm.findings(state)
-        timing = list(read_lines(opened.files.timing))
-        trained = sum(line["train"] for line in timing)
+        trained = folder.seconds_in(opened.files.timing, "train")
         gradients = sample_gradients(calibrated, opened.ledger)
         known = truth if truth and clusters else None
         return RunResult(
@@ -266,7 +265,7 @@ class Run:
             delta=opened.guarantee.delta,
             noise_multiplier=training_noise(calibrated.plan),
             rounds=state.round,
-            seconds=trained + sum(line["evaluate"] for line in timing),
+            seconds=trained + folder.seconds_in(opened.files.timing, "evaluate"),
             sample_gradients_per_second=gradients / trained if trained > 0 else 0.0,
             warnings=findings.warnings if findings else (),
             minority_found=minority_found(clusters, known) if known else None,

@@ -200,7 +200,7 @@ def read_run(path: Path) -> RunRecord:
     federation = read_json(files.federation)
     with _written_by_this_version(files.federation):
         told: dict[str, Any] = {
-            "clients": tuple(ClientLine(**client) for client in federation["clients"]),
+            "clients": from_plain(tuple[ClientLine, ...], federation["clients"]),
             "measure": SCORE if federation["task"] == "regression" else ACCURACY,
             "version": str(federation["coterie"]),
             "parameters": int(federation["parameters"]),
@@ -259,7 +259,7 @@ def _written_by_this_version(path: Path) -> Iterator[None]:
     """One clear line for a file of another shape."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as mistake:
+    except (KeyError, TypeError, ValueError, AttributeError) as mistake:
         raise InputError(f"{path}: not written by this version ({mistake!r})") from None
 
 
