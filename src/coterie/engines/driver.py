@@ -130,14 +130,17 @@ def _pausing(work: Work[T]) -> Generator[_Paused, Any, T]:
             asked = next(work)
             yield _Paused(asked.engine)
             while True:
-                engine = asked.engine
-                begin = engine.begin if isinstance(engine, LocalEngine) else engine.answer
-                reply = begin(asked.request, asked.round)
-                if isinstance(reply, Begun):
-                    reply = yield _Paused(engine, reply)
-                asked = work.send(reply)
+                asked = work.send((yield from _answered(asked)))
         except StopIteration as done:
             return cast(T, done.value)
+
+
+def _answered(asked: AddressedRequest) -> Generator[_Paused, Any, Reply]:
+    """The answer to a request. A generator: no mistake of an engine passes through it as the work's end."""
+    engine = asked.engine
+    begin = engine.begin if isinstance(engine, LocalEngine) else engine.answer
+    reply = begin(asked.request, asked.round)
+    return (yield _Paused(engine, reply)) if isinstance(reply, Begun) else reply
 
 
 def _trained(waiting: Mapping[K, Begun | None]) -> Iterator[tuple[K, Reply, float]]:
