@@ -1,5 +1,6 @@
 """Run and report in one call, for notebooks and the command line."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -28,6 +31,7 @@ def run(
         >>> ct.run("experiment.yaml", out="runs/mine")  # doctest: +SKIP
     """
     result = local.run(experiment, out, resume=resume, callbacks=callbacks)
+    log.info("writing the report")
     write_run_report(result.folder)
     return result
 
@@ -47,6 +51,7 @@ def compare(
         ray: address of a Ray cluster whose machines run the cells; None: this one does.
     """
     result = cells.compare(grid, out, resume=resume, workers=workers, ray=ray, progress=progress)
+    log.info("writing reports")
     for path in result.cells.values():
         if not RunFolder(path).report.exists():  # of a cell that shared a process, or ran elsewhere
             write_run_report(path)

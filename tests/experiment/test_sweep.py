@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
 from coterie.experiment.cells import LocalProcesses, compare, shares
 from coterie.experiment.comparison import SweepResult
@@ -16,6 +17,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Part, Sweep
+from coterie.privacy import SecretKey
 from coterie.report.words import key_name
 
 SWEEP = """
@@ -194,6 +196,13 @@ def test_resuming_skips_finished_cells(finished: SweepResult, monkeypatch: pytes
     again = compare(Sweep.read(finished.folder / "sweep.yaml"), finished.folder, resume=True)
     assert again.rows == finished.rows
     assert set(started) == set(finished.failed)
+
+
+def test_resuming_removes_a_noise_key_that_a_kill_left_in_a_finished_cell(finished: SweepResult) -> None:
+    secret = RunFolder(next(iter(finished.cells.values()))).secret
+    RunSecret(SecretKey.from_seed(1), "data", "plan").save(secret)
+    compare(Sweep.read(finished.folder / "sweep.yaml"), finished.folder, resume=True)
+    assert not secret.exists()
 
 
 def test_a_comparison_is_never_overwritten_nor_resumed_as_another(

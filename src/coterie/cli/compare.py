@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
+from coterie.cli.console import complain, print_result, print_table, progress_of, say
 from coterie.cli.options import Json, Out, Resume, Workers
 from coterie.files import finite
 
@@ -28,22 +28,22 @@ def compare(
     ] = None,
     json: Json = False,
 ) -> None:
-    from coterie import api
-    from coterie.experiment.folder import default_folder
-    from coterie.experiment.sweep import Sweep
+    with progress_of("comparing", quiet=json) as bar:
+        from coterie import api  # takes seconds
+        from coterie.experiment.folder import default_folder
+        from coterie.experiment.sweep import Sweep
 
-    grid = Sweep.read(sweep)
+        grid = Sweep.read(sweep)
 
-    def resumable(path: Path) -> bool:
-        stored = path / "sweep.yaml"
-        return resume and stored.exists() and Sweep.read(stored) == grid
+        def resumable(path: Path) -> bool:
+            stored = path / "sweep.yaml"
+            return resume and stored.exists() and Sweep.read(stored) == grid
 
-    target = out or default_folder(f"compare-{sweep.stem if sweep else 'built-in'}", resumable)
-    total = sum(cell.experiment.schedule.rounds for cell in grid.checked())
+        target = out or default_folder(f"compare-{sweep.stem if sweep else 'built-in'}", resumable)
+        bar.begin("comparing", sum(cell.experiment.schedule.rounds for cell in grid.checked()))
+        result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
     for note in grid.notes:
         complain(f"note: {note}", style="none")
-    with ProgressBar("comparing", total) as bar:
-        result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
     print_result(finite(result.to_json()), json, lambda: show(result))
     if result.failed:
         raise typer.Exit(1)
@@ -52,8 +52,9 @@ def compare(
 def show(result: SweepResult) -> None:
     from coterie.experiment.comparison import BRIEF, OUTSIDE, table_columns
 
-    headings, body = table_columns(result.rows, BRIEF)
-    print_table(headings, body)
+    if result.rows:
+        headings, body = table_columns(result.rows, BRIEF)
+        print_table(headings, body)
     if any(row.kind == "exact" for row in result.rows):
         say(OUTSIDE)
     if result.total is not None:
@@ -63,4 +64,5 @@ def show(result: SweepResult) -> None:
         say(f"{label}: {row.guarantee}")
     for name, reason in result.failed.items():
         complain(f"failed: {name}: {reason}")
-    say(f"report: {result.report}")
+    if result.rows:
+        say(f"report: {result.report}")

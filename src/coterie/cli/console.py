@@ -5,11 +5,11 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 if TYPE_CHECKING:  # printing a plan needs no torch
@@ -44,11 +44,15 @@ def complain(text: str, style: str = "red") -> None:
     err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def log_to_stderr() -> Iterator[None]:
+def log_to_stderr() -> AbstractContextManager[None]:
     """Progress of a deployment: who, which round, how much. Never a value that came from a record."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    return _log_to(handler)
+
+
+@contextmanager
+def _log_to(handler: logging.Handler) -> Iterator[None]:
     logger = logging.getLogger("coterie")
     before = logger.level
     logger.addHandler(handler)
@@ -63,20 +67,22 @@ def log_to_stderr() -> Iterator[None]:
 class ProgressBar:
     """How far a long command is: a bar on a terminal, a line every few seconds elsewhere."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total = what, total
-        self._last_line = time.monotonic()
+    def __init__(self, what: str, total: int | None = None, *, quiet: bool = False) -> None:
+        """Create; a quiet one says nothing, for machines."""
+        self.what, self.total, self.quiet = what, total, quiet
+        self._last_line, self._estimated = time.monotonic(), False
+        self._first: tuple[int, float] | None = None
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=err,
             transient=True,
-            disable=not err.is_terminal,
+            disable=quiet or not err.is_terminal,
         )
-        self._task = self._bar.add_task(what, total=total, status="")
+        self._task = self._bar.add_task(what, total=total, status="starting", left="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -85,17 +91,69 @@ class ProgressBar:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def update(self, done: int, status: str) -> None:
-        self._bar.update(self._task, completed=done, status=status)
-        if not err.is_terminal and time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            print(f"{self.what}: {done} of {self.total} rounds, {status}", file=sys.stderr, flush=True)
+    def begin(self, what: str, total: int) -> None:
+        """What is done, in so many rounds, where that was not known from the start."""
+        self.what, self.total = what, total
+        self._bar.update(self._task, description=what, total=total)
+
+    def step(self, text: str) -> None:
+        """What is being done where no round is."""
+        self._bar.update(self._task, status=text, left="", refresh=True)
+        self._line(text)
+
+    def update(self, done: int, status: str, left: float | None = None) -> None:
+        """So many rounds are done, and the others will take so many seconds, or as long as those so far."""
+        first, began = self._first = self._first or (done, time.monotonic())
+        if left is None and self.total is not None and done > first:
+            left = (time.monotonic() - began) / (done - first) * (self.total - done)
+        told = "" if left is None else f"about {duration(left)} left"
+        self._bar.update(self._task, completed=done, status=status, left=told)
+        self._line(", ".join(filter(None, (f"{done} of {self.total} rounds", status, told))))
 
     def update_cells(self, progress: "CellProgress") -> None:
-        """How far the runs of a sweep are together."""
+        """How far the runs of a sweep are together; before the first begins, how long all will take."""
         finished = sum(progress.done[name] == progress.rounds[name] for name in progress.done)
+        if progress.left is not None and not self._estimated and not self.quiet:
+            self._estimated = True
+            runs = f"{len(progress.done) - finished} of {len(progress.done)} runs to do"
+            complain(f"{self.what}: {runs}, about {duration(progress.left)}", style="")
         failed = f", {len(progress.failed)} failed" if progress.failed else ""
-        self.update(sum(progress.done.values()), f"{finished} of {len(progress.done)} runs done{failed}")
+        status = f"{finished} of {len(progress.done)} runs done{failed}"
+        self.update(sum(progress.done.values()), status, progress.left)
+
+    def _line(self, text: str) -> None:
+        late = time.monotonic() - self._last_line >= LINE_SECONDS
+        if late and not self.quiet and not err.is_terminal:
+            self._last_line = time.monotonic()
+            print(f"{self.what}: {text}", file=sys.stderr, flush=True)
+
+
+class StepHandler(logging.Handler):
+    """Shows what is being done beside the bar; a warning is a line of its own."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        super().__init__()
+        self._bar = bar
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            complain(f"warning: {record.getMessage()}", style="yellow")
+        else:
+            self._bar.step(record.getMessage())
+
+
+@contextmanager
+def progress_of(what: str, *, quiet: bool) -> Iterator[ProgressBar]:
+    """The bar of a command that also says what it does before and after its rounds."""
+    with ProgressBar(what, quiet=quiet) as bar, nullcontext() if quiet else _log_to(StepHandler(bar)):
+        yield bar
+
+
+def duration(seconds: float) -> str:
+    """Roughly: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def print_table(headings: Sequence[str], body: Sequence[Sequence[str]], title: str | None = None) -> None:

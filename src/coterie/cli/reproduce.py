@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
+from coterie.cli.console import complain, print_result, print_table, progress_of, say
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
 from coterie.files import check_place, finite
@@ -46,7 +46,6 @@ def reproduce(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    from coterie.reproduce import running
     from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
     from coterie.reproduce.markdown import parted, write_into
 
@@ -59,17 +58,21 @@ def reproduce(
     wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
     selection = Subset(tuple(epsilon or ()), wanted, tuple(seeds or ()))
     target = out or Path("runs") / f"reproduce-{name}-{scale}"
-    if render:
-        result = running.render(target)
-        if result.experiment.name != name:
-            raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
-    else:
-        if docs is not None:
-            check_place(docs, "--docs", file=True)
-            parted(docs, published.name, ScaleName(scale))
-        planned = sweep_of(published, ScaleName(scale), selection, overrides or [])
-        total = sum(cell.experiment.schedule.rounds for cell in planned.checked()) if planned else 0
-        with ProgressBar(name, total) as bar:
+    if docs is not None and not render:
+        check_place(docs, "--docs", file=True)
+        parted(docs, published.name, ScaleName(scale))
+    with progress_of(name, quiet=json) as bar:
+        from coterie.reproduce import running  # takes seconds
+
+        if render:
+            result = running.render(target)
+            if result.experiment.name != name:
+                raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
+        else:
+            planned = sweep_of(published, ScaleName(scale), selection, overrides or [])
+            bar.begin(
+                name, sum(each.experiment.schedule.rounds for each in planned.checked()) if planned else 0
+            )
             result = running.reproduce(
                 published,
                 target,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import ProgressBar, complain, print_result, print_table, say
+from coterie.cli.console import complain, print_result, print_table, progress_of, say
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.errors import InputError
 from coterie.files import finite
@@ -29,22 +29,25 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
-    from coterie import api
-    from coterie.experiment.experiment_file import commented_default, read_experiment
-    from coterie.experiment.folder import RunFolder
-    from coterie.experiment.result import Callbacks
-
     if print_default:
         if experiment or overrides or resume or out or json:
             raise InputError("--print-default: prints the built-in experiment as it is; allowed: alone")
+        from coterie.experiment.experiment_file import commented_default
+
         print(commented_default(), end="")
         return
-    if experiment is None and not overrides and resume and out is not None:
-        experiment = RunFolder(out).experiment
-        if not experiment.exists():
-            raise InputError(f"--resume: {out} holds no run to go on with; allowed: the folder of one")
-    chosen = read_experiment(experiment, overrides or [])
-    with ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
+    with progress_of("run", quiet=json) as progress:
+        from coterie import api  # takes seconds
+        from coterie.experiment.experiment_file import read_experiment
+        from coterie.experiment.folder import RunFolder
+        from coterie.experiment.result import Callbacks
+
+        if experiment is None and not overrides and resume and out is not None:
+            experiment = RunFolder(out).experiment
+            if not experiment.exists():
+                raise InputError(f"--resume: {out} holds no run to go on with; allowed: the folder of one")
+        chosen = read_experiment(experiment, overrides or [])
+        progress.begin(chosen.algorithm.name, chosen.schedule.rounds)
 
         def show_round(report: RoundReport) -> None:
             accuracy = f"accuracy {report.accuracy:.1%}, " if report.accuracy is not None else ""

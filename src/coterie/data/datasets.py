@@ -1,5 +1,6 @@
 """Datasets by name: the `data` section of an experiment, and the reader behind each name."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from coterie.data.school import read_school
 from coterie.data.shakespeare import WINDOW, read_shakespeare
 from coterie.data.tiny_imagenet import read_tiny_imagenet
 from coterie.settings import NamedSettings
+
+log = logging.getLogger(__name__)
 
 # A reader takes the options that are its own, and `seed` if it draws its records.
 _READERS: dict[str, Callable[..., Dataset]] = {
@@ -95,6 +98,7 @@ class DataSettings(PublicSettings, NamedSettings):
 
 def load_dataset(settings: DataSettings, seed: int) -> Dataset:
     """Read, or draw under the seed, the dataset that the settings name."""
+    log.info("reading %s", settings.name)
     options = settings.given()
     if settings.takes(settings.name, "seed"):
         options["seed"] = seed

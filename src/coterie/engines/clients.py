@@ -189,21 +189,26 @@ class Clients:
 
     @cached_property
     def _seconds_per_gradient(self) -> float:
-        records = next(iter(self.records.values())).take(slice(0, 8))
-        start = torch.zeros(self.learner.layout.size)
-        with one_thread():
-            seconds = repeat(lambda: clipped_sum(self.learner, start, records, 1.0), repeat=2, number=1)
-        return min(seconds) / max(1, len(records))
+        return seconds_per_gradient(self.learner, next(iter(self.records.values())))
 
     def _start_workers(self, count: int) -> None:
         learner = self.learner
         make = partial(_in_worker, self.facts, learner.model, learner.task, learner.shape)
         try:
+            log.info("starting %d processes to train clients", count)
             self.pool = WorkerPool(count, make, self.table)
             log.info("clients train in %d processes", count)
         except Exception as reason:  # a user's model may refuse to travel in its own way
             self._workers = 1
             log.warning("clients train in one process, one after the other: %s", reason)
+
+
+def seconds_per_gradient(learner: Learner, records: Batch) -> float:
+    """What the clipped gradient of one record takes one core, measured on a few."""
+    few, start = records.take(slice(0, 8)), torch.zeros(learner.layout.size)
+    with one_thread():
+        seconds = repeat(lambda: clipped_sum(learner, start, few, 1.0), repeat=2, number=1)
+    return min(seconds) / max(1, len(few))
 
 
 def _in_worker(

@@ -3,6 +3,7 @@
 Nothing here looks at a record. A simulation knows its records and could; a server over Flower cannot.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from coterie.privacy.units import short_number
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
 from coterie.training.parameters import flatten
+
+log = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-4
 MEMORABLE = 1.0
@@ -135,6 +138,7 @@ def calibrate_run(
     """
     privacy = experiment.privacy
     additive = find_algorithm(privacy.unit, experiment.algorithm.name).additive
+    log.info("checking the model")
     learner = build_learner(
         experiment.model,
         population.task,
@@ -155,6 +159,7 @@ def calibrate_run(
         structure=population.structure,
     )
     draft, budgets = _with_evaluation(experiment, algorithm.plan(facts), population)
+    log.info("calibrating the noise")
     said = [caveat for caveat, holds in caveats(learner, budgets).items() if holds and caveat is not None]
     unobserved = algorithm.observer(facts, with_shared_noise(draft, 1.0)) is None
     private = all(budget.is_private for budget in budgets.values())

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,27 +23,34 @@ from coterie.experiment.cluster import RayCluster
 from coterie.experiment.comparison import CSV, MARKDOWN, SweepResult, table_csv, table_markdown
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.forecast import Forecast, TimeLeft, by_rounds, look_ahead
 from coterie.experiment.keeper import settle
-from coterie.experiment.local import fit_together
-from coterie.experiment.recorded import check_folder
+from coterie.experiment.local import check_finished, fit_together
 from coterie.experiment.schema import Experiment, refuse
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.files import beside, read_lines, write_text
+from coterie.files import beside, write_text
 from coterie.privacy import Unit
 
 POLL_SECONDS = 0.2
+GRACE_SECONDS = 1.0
+"""For processes that are asked to end, before they are killed."""
 CELLS_AT_ONCE = 16
 """Cells whose clients share a GPU: enough to fill it."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How many of its rounds each cell has completed, and which cells failed."""
+    """How many of its rounds each cell has completed, and which cells failed.
+
+    Args:
+        left: seconds that the rest will take, as far as that is known.
+    """
 
     done: Mapping[str, int]
     rounds: Mapping[str, int]
     failed: frozenset[str]
+    left: float | None = None
 
 
 class LocalProcesses:
@@ -69,28 +76,40 @@ class LocalProcesses:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if self.workers > 1 else {}
         with beside(paths[0], ".log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [sys.executable, "-m", "coterie.experiment.child", *arguments],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 env={**os.environ, **threads},
+                process_group=0,  # an interrupt at the keyboard is for us, and we end them
             )
         self._processes.append(process)
         return lambda: self._ended(process, paths)
 
     def _ended(self, process: subprocess.Popen[bytes], paths: Sequence[Path]) -> bool:
         code = process.poll()
-        if code is not None and code < 0:  # a process that was killed says nothing itself
+        if code is None:
+            return False
+        if code < 0:  # a process that was killed says nothing itself
             for path in (path for path in paths if not RunFolder(path).finished):
                 with beside(path, ".log").open("a", encoding="utf-8") as log:
                     log.write(f"killed by signal {-code}\n")
-        return code is not None
+        self._processes.remove(process)
+        process.communicate()  # which closes the pipe
+        return True
 
     def close(self) -> None:
-        """Stop whatever still runs."""
+        """Stop whatever still runs: what does not end soon is killed, which costs it one round at most."""
         for process in self._processes:
             process.terminate()
-        for process in self._processes:
-            process.wait()
+        latest = time.monotonic() + GRACE_SECONDS
+        while self._processes:
+            process = self._processes[-1]
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, latest - time.monotonic()))
+            process.kill()
+            process.communicate()
+            self._processes.pop()
 
 
 Executor = LocalProcesses | RayCluster
@@ -111,12 +130,14 @@ def compare(
     workers: int | None = None,
     ray: str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    forecast: Forecast | None = None,
 ) -> SweepResult:
     """Run every cell that is not finished yet, then write the table.
 
     Args:
         workers: processes at a time; by default one for each core, on a cluster as many as it has room for.
         ray: address of a Ray cluster that this machine belongs to; None: cells run on this machine alone.
+        forecast: what the cells have to do, where somebody has looked already.
     """
     folder.check_out(out)
     new = not (out.exists() and any(out.iterdir()))
@@ -130,6 +151,9 @@ def compare(
         }
     )
     paths = [cell.files(out).path for cell in cells]
+    if forecast is None:
+        # Data may lie on other machines of a cluster alone.
+        forecast = look_ahead(cells, out) if ray is None else by_rounds(cells)
     executor: Executor = LocalProcesses(cells, workers) if ray is None else RayCluster(ray, cells, workers)
     with closing(executor), _opened(sweep, out, new=new) as seal:
 
@@ -140,7 +164,7 @@ def compare(
 
         try:
             seal.remember(paths, running=True)  # what a comparison that was killed had begun
-            run_cells(cells, out, executor, remember)
+            run_cells(cells, out, executor, forecast, remember)
         finally:
             executor.close()
             seal.remember(paths, running=False)
@@ -178,20 +202,33 @@ def _opened(sweep: Sweep, out: Path, *, new: bool) -> Iterator[Seal]:
             raise InputError(f"{out}: was begun with another sweep; resume it as it was or with more values")
         for run in files:
             if run.finished:
-                check_folder(run)
+                check_finished(run)
         seal.settle()
         seal.write_text(stored, sweep.to_yaml())
         yield seal
 
 
 def run_cells(
-    cells: Sequence[Cell], out: Path, executor: Executor, progress: Callable[[Progress], None]
+    cells: Sequence[Cell],
+    out: Path,
+    executor: Executor,
+    forecast: Forecast,
+    progress: Callable[[Progress], None],
 ) -> None:
     """Keep the executor busy until every cell has finished or failed; a failure is in its log."""
     waiting = shares([cell for cell in cells if not cell.files(out).finished], gpu=executor.gpu)
     running: list[tuple[list[Cell], Callable[[], bool]]] = []
     failed: set[str] = set()
     rounds = {cell.name: cell.experiment.schedule.rounds for cell in cells}
+    metrics = {cell.name: GrowingLines(cell.files(out).metrics) for cell in cells}
+    time_left = TimeLeft(forecast, min(executor.workers, len(waiting) or 1))
+
+    def tell() -> None:
+        done = {name: lines.count() for name, lines in metrics.items()}
+        share = {name: 1.0 if name in failed else done[name] / rounds[name] for name in done}
+        progress(Progress(done, rounds, frozenset(failed), time_left.after(share)))
+
+    tell()
     while waiting or running:
         while waiting and len(running) < executor.workers:
             share = waiting.pop(0)
@@ -204,10 +241,29 @@ def run_cells(
             if ended():
                 running.remove((share, ended))
                 failed |= {cell.name for cell in share if not cell.files(out).finished}
-        done = {cell.name: len(list(read_lines(cell.files(out).metrics))) for cell in cells}
-        progress(Progress(done, rounds, frozenset(failed)))
+        tell()
         if running:
             time.sleep(POLL_SECONDS)
+
+
+class GrowingLines:
+    """The lines of a file that another process appends to: at each look only what is new is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read, self._lines = path, 0, 0
+
+    def count(self) -> int:
+        """How many lines are complete."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._read:  # a run was resumed, and repeats a round
+            self._read = self._lines = 0
+        if size > self._read:
+            with self._path.open("rb") as handle:
+                handle.seek(self._read)
+                new = handle.read(size - self._read)
+            self._read += len(new)
+            self._lines += new.count(b"\n")
+        return self._lines
 
 
 def shares(cells: Sequence[Cell], *, gpu: bool) -> list[list[Cell]]:

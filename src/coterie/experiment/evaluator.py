@@ -4,6 +4,7 @@ One evaluator serves every run. What differs is where held-out records lie: on t
 be read, or at sites, which answer with noisy counts or leave the noise to a server that they trust.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,8 @@ from coterie.files import Json
 from coterie.privacy import Released, Unit
 from coterie.training.learner import Batch, Learner
 from coterie.training.scoring import Score, client_sums, evaluate, join
+
+log = logging.getLogger(__name__)
 
 NORMAL_95 = 1.959963984540054
 EPOCHS, BATCH = 30, 64
@@ -237,6 +240,7 @@ def train_references(
     calibrated: CalibratedRun, cluster_of: Mapping[str, int], epochs: int = EPOCHS
 ) -> Scores:
     """Score of each client under a model trained on the pooled records of its cluster."""
+    log.info("training central models to compare with")
     learner, federation = calibrated.learner, calibrated.federation
     seed = calibrated.experiment.seeds.simulation
     assert federation is not None

@@ -172,7 +172,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
             randomness_caveat(learner): unit is Unit.RECORD,
         }
 
-    return calibrate_run(experiment, population, _device(experiment), caveats, Custody.ONE_PROCESS, known)
+    return calibrate_run(experiment, population, device_of(experiment), caveats, Custody.ONE_PROCESS, known)
 
 
 def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult | None:
@@ -187,15 +187,21 @@ def finished(experiment: Experiment, target: Path, *, resume: bool) -> RunResult
         Seal(files.path).check(files.experiment.name)
         _check_same_experiment(files, experiment)
         if files.finished:
-            check_folder(files)
-            files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
+            check_finished(files)
             return RunResult.load(target)
     elif target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target}: exists and is not a run folder; --out names another")
     return None
 
 
-def _device(experiment: Experiment) -> torch.device:
+def check_finished(files: RunFolder) -> None:
+    """Refuse a finished run whose files changed; nobody needs its noise key any more."""
+    check_folder(files)
+    files.secret.unlink(missing_ok=True)  # a crash may have come between result and deletion
+
+
+def device_of(experiment: Experiment) -> torch.device:
+    """Where it trains on this machine."""
     wanted = experiment.engine.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("engine.device: 'cuda' is not available on this machine; allowed here: auto, cpu")

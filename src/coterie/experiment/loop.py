@@ -3,12 +3,14 @@
 A folder is written, or checked and gone on with; then rounds, evaluation, metrics, checkpoint, result.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
+from coterie.algorithms import AnyAlgorithm
 from coterie.algorithms.protocol import Assignment, State
 from coterie.engines.driver import Engine, Work, addressed
 from coterie.engines.secret import RunSecret
@@ -33,6 +35,8 @@ from coterie.experiment.seal import DROPPED, METRICS, ChainedLines, Seal
 from coterie.files import Json, append_line, json_text, read_json, write_json, write_text
 from coterie.privacy import POPULATION, Guarantee, Ledger, PrivacyPlan, SecretKey
 from coterie.privacy.units import number_to_json
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,7 @@ def _check(files: RunFolder, calibrated: CalibratedRun, data: str | None) -> Run
                 ),
             }
         )
+    log.info("checking what was done so far")
     check_folder(files)
     return secret
 
@@ -200,6 +205,7 @@ class Run:
         """Do the rounds that are still to be done; whoever drives this has the engine answer."""
         opened, engine, algorithm = self.opened, self.engine, self.calibrated.algorithm
         state, rounds = opened.state, self.calibrated.experiment.schedule.rounds
+        log.info("round %d of %d begins", min(state.round + 1, rounds), rounds)
         while state.round < rounds:
             began, waited = time.perf_counter(), engine.waited
             state = yield from addressed(algorithm.round(state), engine, state.round + 1)
@@ -285,10 +291,21 @@ def training_noise(plan: PrivacyPlan) -> float:
 
 def sample_gradients(calibrated: CalibratedRun, ledger: Ledger) -> int:
     """Per-record gradients computed so far (in expectation, where samples are drawn)."""
-    plan, total, records = calibrated.plan, 0, calibrated.facts.records
+    executed = {unit.subject: ledger.executed(unit.subject) for unit in calibrated.plan.units}
+    return count_gradients(calibrated.algorithm, calibrated.plan, calibrated.facts.records, executed)
+
+
+def count_gradients(
+    algorithm: AnyAlgorithm,
+    plan: PrivacyPlan,
+    records: Mapping[str, int],
+    times: Mapping[str, Mapping[str, int]],
+) -> int:
+    """Per-record gradients of so many releases of each unit's, by their names."""
+    total = 0
     for unit in plan.units:
-        for name, times in ledger.executed(unit.subject).items():
+        for name, count in times[unit.subject].items():
             members = records.values() if unit.subject == POPULATION else [records[unit.owner]]
-            learning = sum(calibrated.algorithm.local_gradients(own) for own in members)
-            total += unit.release(name).mechanism.gradients(times, learning)
+            learning = sum(algorithm.local_gradients(own) for own in members)
+            total += unit.release(name).mechanism.gradients(count, learning)
     return total

@@ -15,6 +15,7 @@ from pathlib import Path
 from coterie.errors import InputError
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.folder import check_out, new_folder
+from coterie.experiment.forecast import look_ahead
 from coterie.experiment.loop import drop_models
 from coterie.experiment.sweep import Sweep
 from coterie.files import write_text, yaml_text
@@ -46,10 +47,12 @@ def reproduce(
         >>> ct.reproduce("rdpcfl-mnist", "runs/mnist", scale="quick")  # doctest: +SKIP
     """
     published, out = find(name) if isinstance(name, str) else name, Path(out)
-    begun = _claim(published, ScaleName(scale), out, tuple(overrides), resume)
+    begun = _begun(published, ScaleName(scale), out, tuple(overrides), resume)
     sweep = _wanted(begun, selection)
+    forecast = look_ahead(sweep.cells(), begun.sweep_folder) if sweep else None
+    _claim(begun)
     if sweep is not None:
-        compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress)
+        compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress, forecast=forecast)
         for cell in sweep.cells():
             files = cell.files(begun.sweep_folder)
             if files.finished:
@@ -70,15 +73,12 @@ def render(out: Path) -> Reproduction:
     return result
 
 
-def _claim(
+def _begun(
     published: PublishedExperiment, scale: ScaleName, out: Path, overrides: tuple[str, ...], resume: bool
 ) -> Reproduction:
-    """Make the folder ours, or check that it is; the overrides it was begun with hold for all its runs."""
+    """What the folder holds, or will; the overrides it was begun with hold for all its runs."""
     check_out(out)
     if not out.exists() or not any(out.iterdir()):
-        content = {"name": published.name, "scale": scale.value, "set": list(overrides)}
-        with new_folder(out) as draft:
-            write_text(draft / RECORD, yaml_text(content))
         return Reproduction(out, published, scale, overrides)
     if not resume:
         raise InputError(f"{out}: exists already; --resume continues it, --out names another folder")
@@ -91,6 +91,14 @@ def _claim(
         begun = " ".join(known.overrides) or "nothing"
         raise InputError(f"{out}: was begun with --set {begun}; --out names another folder")
     return known
+
+
+def _claim(begun: Reproduction) -> None:
+    """Make a new folder ours."""
+    if not (begun.folder / RECORD).exists():
+        content = {"name": begun.experiment.name, "scale": begun.scale_name.value}
+        with new_folder(begun.folder) as draft:
+            write_text(draft / RECORD, yaml_text({**content, "set": list(begun.overrides)}))
 
 
 def _wanted(begun: Reproduction, selection: Subset) -> Sweep | None:
