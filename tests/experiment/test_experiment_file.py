@@ -188,10 +188,11 @@ def test_an_override_repairs_no_section_that_is_wrong(wrong: str, tmp_path: Path
     assert read_experiment(nested, ["schedule.augmentation.copies=2"]).schedule.augmentation is not None
 
 
-@pytest.mark.parametrize("second", ["schedule.rounds=4", "schedule={rounds: 4}"])
-def test_no_override_takes_another_ones_place(second: str) -> None:
-    with pytest.raises(InputError, match=r"--set: schedule\S* is set twice"):
-        read_experiment(None, ["schedule.rounds=3", second])
+def test_no_section_hides_an_override_inside_it() -> None:
+    for texts in (["schedule.lr=1", "schedule={rounds: 4}"], ["schedule={rounds: 4}", "schedule.lr=1"]):
+        with pytest.raises(InputError, match=r"--set: schedule\S* is set beside schedule"):
+            read_experiment(None, texts)
+    assert read_experiment(None, ["schedule.rounds=3", "schedule.rounds=4"]).schedule.rounds == 4
 
 
 def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:

@@ -46,11 +46,12 @@ def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experim
 
 
 def parse_overrides(texts: Iterable[str]) -> Tree:
-    """Keys and values of `key=value` texts, none of which says what another one says, too."""
+    """Keys and values of `key=value` texts, of which the last of a key counts; no section hides a key."""
     changes: Tree = {}
     for key, value in map(parse_override, texts):
-        if other := next((other for other in changes if within(key, other) or within(other, key)), None):
-            raise InputError(f"--set: {key} is set twice, beside {other}; allowed: once")
+        others = (other for other in changes if other != key and (within(key, other) or within(other, key)))
+        for other in others:
+            raise InputError(f"--set: {key} is set beside {other}; allowed: one of them")
         changes[key] = value
     return changes
 
