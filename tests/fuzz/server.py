@@ -24,7 +24,6 @@ from typing import IO, Any
 
 MEMORY = 6 * 2**30
 """Bytes that a case may take."""
-COTERIE = [sys.executable, "-m", "coterie"]
 SMALL = """
 federation: {sizes: [2, 2], records_per_client: 40, test_per_client: 10}
 schedule: {rounds: 1, batch: 20}
@@ -74,6 +73,8 @@ def _warm_up() -> None:
 def _begun(arguments: Sequence[str], folder: Path, room: int | None) -> int:
     """The child that runs a command in `folder/work` and prints to `folder/out` and `folder/err`."""
 
+    from coterie.experiment import cells
+
     def child() -> int:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         if room is not None:
@@ -86,7 +87,7 @@ def _begun(arguments: Sequence[str], folder: Path, room: int | None) -> int:
             with open(name, mode) as file:
                 os.dup2(file.fileno(), number)
         os.chdir(folder / "work")
-        subprocess.Popen = _popen  # type: ignore[assignment, misc]
+        cells.subprocess = Processes()  # type: ignore[assignment, attr-defined]
         return _command(arguments)
 
     return _forked(child)
@@ -167,13 +168,21 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        return self.wait(os.WNOHANG)
-
-    def wait(self, how: int = 0) -> int | None:
         if self.returncode is None:
-            found, status = os.waitpid(self.pid, how)
+            found, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if found else None
         return self.returncode
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        ends = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > ends:
+                raise subprocess.TimeoutExpired("coterie", timeout)
+            time.sleep(0.01)
+        return code
+
+    def communicate(self) -> None:
+        self.wait()
 
     def terminate(self) -> None:
         if self.poll() is None:
@@ -184,14 +193,17 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-_Popen = subprocess.Popen
+class Processes:
+    """The module `subprocess`, but a run of a comparison is a fork, which saves it seconds of imports."""
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
 
-def _popen(arguments: Sequence[str], *rest: Any, **named: Any) -> Any:
-    """A process; one that runs `coterie` is a fork of this one, which saves the seconds of its imports."""
-    if list(arguments[:3]) == COTERIE:
-        return Forked([str(word) for word in arguments[3:]], named.get("stderr"))
-    return _Popen(arguments, *rest, **named)
+    def Popen(self, arguments: Sequence[str], *rest: Any, **named: Any) -> Any:
+        if "coterie" in arguments:
+            words = arguments[list(arguments).index("coterie") + 1 :]
+            return Forked([str(word) for word in words], named.get("stderr"))
+        return subprocess.Popen(arguments, *rest, **named)
 
 
 if __name__ == "__main__":

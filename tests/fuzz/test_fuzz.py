@@ -1,4 +1,4 @@
-"""The fuzzers find what is planted."""
+"""A few strange inputs of every kind, and that the fuzzers find what is planted; `make fuzz` has the rest."""
 
 import os
 from collections.abc import Iterator
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from case import Case, Outcome
+from everything import told
 from experiments import TINY, Tree, as_yaml
-from fuzzing import put_to
+from fuzzing import fuzz, put_to
 from watcher import Watcher
 
 MODEL = """
@@ -48,6 +49,11 @@ def watcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watcher]:
     found = Watcher(tmp_path_factory.mktemp("fuzz"))
     yield found
     found.close()
+
+
+def test_whatever_a_command_is_given_it_ends_as_it_promises(tmp_path: Path) -> None:
+    tally = fuzz(tmp_path, cases=100, seconds=30.0)
+    assert not tally.faults, "\n".join(told(*fault) for fault in tally.faults)
 
 
 def planted(code: str) -> Case:

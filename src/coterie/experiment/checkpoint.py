@@ -6,7 +6,6 @@ a checkpoint of which one bit was changed is not loaded.
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import State
 from coterie.errors import InputError
-from coterie.files import digest_file, hashed_text, read_hashed, regular, sync, writing
+from coterie.files import digest_file, hashed_text, read_hashed, regular, replacing, sync, writing
 from coterie.privacy import ChainHead
 
 T = TypeVar("T")
@@ -63,7 +62,6 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     with writing(folder):
         folder.mkdir(exist_ok=True)
     target = folder / f"round-{checkpoint.state.round:06d}"
-    scratch = folder / f".{target.name}.{os.getpid()}"
     for leftover in folder.glob(".round-*"):
         shutil.rmtree(leftover)
     fields = {
@@ -72,8 +70,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     arrays = {
         name: np.ascontiguousarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
     }
-    with writing(target):
-        scratch.mkdir()
+    with replacing(target, Path.mkdir) as scratch:
         save_file(arrays, scratch / "state.safetensors")
         if checkpoint.personal:
             (scratch / PERSONAL).touch(mode=0o600)
@@ -88,8 +85,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         for written in scratch.iterdir():
             sync(written)
         shutil.rmtree(target, ignore_errors=True)
-        scratch.rename(target)
-        sync(folder)
+    sync(folder)
     for older in sorted({*folder.glob("round-*")} - {target}):
         shutil.rmtree(older)
 
