@@ -11,6 +11,12 @@ from pathlib import Path
 from coterie.privacy.errors import LedgerError
 
 
+class LedgerDiskError(LedgerError):
+    """A disk that is full, or fails: nothing is broken, and the run can go on later."""
+
+    exit_code = 1
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn a failure of the file system into one line that names the ledger; a pipe is never opened."""
@@ -19,7 +25,7 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as mistake:
-        raise LedgerError(f"{path}: the ledger cannot be used: {mistake.strerror}") from mistake
+        raise LedgerDiskError(f"{path}: the ledger cannot be used: {mistake.strerror}") from mistake
 
 
 def create(path: Path, first: bytes) -> io.FileIO | None:
