@@ -34,7 +34,6 @@ WORDS += [
     "global",
     "string",
     "clustered",
-    "rdpcfl-noise",
     "0,1",
     "1,2,3",
     "2,2,2,2",
@@ -49,7 +48,7 @@ SENSIBLE: dict[str, str] = {
     "plan client": "--clients 100 --rate 0.1 --rounds 3 --delta 1e-3 --epsilon 3",
     "plan experiment": "e.yaml",
     "leakage": "--structure ring --workers 4 --groups 4 --period 2 --epochs 3 --rate 1 --noise 2 --delta .1",
-    "reproduce": "rdpcfl-noise --out out",
+    "reproduce": "no-such-experiment --out out",  # those there are take minutes
     "run": "e.yaml --out out",
     "compare": "s.yaml --out out --workers 1",
     "keys": "k",
