@@ -107,6 +107,8 @@ def _options(unit: Unit, algorithm: str, federation: str, data: str, model: str)
         for option in settings.model_fields:
             if option != "name" and not settings.takes(name, option):
                 found.pop(f"{section}.{option}", None)
+    # Each worker is a process that imports everything anew, which takes it seconds.
+    found["engine.workers"] = Option(("engine", "workers"), (1,))
     return tuple(found.values())
 
 
