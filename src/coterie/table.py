@@ -1,9 +1,31 @@
-"""A table described once: Markdown here, HTML by the template that pages share."""
+"""A table described once: Markdown and CSV here, HTML by the template that pages share."""
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 NONE = "–"
+
+
+def plain(text: str) -> str:
+    """One line of Markdown in which nothing is a tag of a page or the end of a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """A table for machines, in which no text is a formula to a spreadsheet."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _inert(cell: object) -> object:
+    try:
+        float(str(cell))
+    except ValueError:
+        return f"'{cell}" if str(cell).lstrip().startswith(("=", "+", "-", "@")) else cell
+    return cell
 
 
 @dataclass(frozen=True)
@@ -41,4 +63,4 @@ class Table:
     def markdown(self) -> str:
         """The lines of the table, without the caption."""
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return "\n".join("| " + " | ".join(map(plain, cells)) + " |" for cells in lines)

@@ -12,6 +12,7 @@ from html_outline import outline
 
 from coterie.errors import InputError
 from coterie.experiment.result import RunResult
+from coterie.experiment.sweep import Part, Sweep
 from coterie.report.comparison import write_comparison_report
 
 ALGORITHMS = ["r-dpcfl", "local"]
@@ -112,3 +113,12 @@ def test_the_same_folder_gives_the_same_bytes(comparison_folder: Callable[..., P
 def test_a_folder_without_a_comparison_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"sweep\.yaml is missing"):
         write_comparison_report(tmp_path)
+
+
+def test_a_label_stays_a_label_in_every_table(comparison_folder: Callable[..., Path]) -> None:
+    hostile = "=cmd | <img src=x>\n| c"
+    sweep = Sweep.of_parts({}, [Part({"algorithm.name": ["global"]}, label=hostile)])
+    folder = comparison_folder({}, sweep=sweep)
+    lines = (folder / "table.md").read_text().splitlines()
+    assert not any("<img" in line or line.startswith("| c") for line in lines)
+    assert (folder / "table.csv").read_text().splitlines()[1].startswith("\"'=cmd | <img src=x>")

@@ -20,7 +20,7 @@ from coterie.experiment.seal import Seal, require
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.files import beside, regular
 from coterie.privacy.units import number_to_json, round_up
-from coterie.table import NONE, Table
+from coterie.table import NONE, Table, csv_text, plain
 
 CSV, MARKDOWN = "table.csv", "table.md"
 
@@ -230,7 +230,7 @@ def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
     """The table with what all runs spend together and the guarantee of every row beneath it."""
     exact = [OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else []
     spent = [total.text, ""] if total else []
-    settings = [", ".join(f"{key}={value}" for key, value in row.values.items()) for row in rows]
+    settings = [plain(", ".join(f"{key}={value}" for key, value in row.values.items())) for row in rows]
     told = [
         f"- {setting or 'all runs'}: {row.guarantee}" for setting, row in zip(settings, rows, strict=True)
     ]
@@ -239,11 +239,7 @@ def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
 
 def table_csv(rows: Sequence[Row]) -> str:
     """Full precision, one row per setting, for machines."""
-    text = io.StringIO()
     keys = list(rows[0].values) if rows else []
     figures = [name for name in Row.__dataclass_fields__ if name not in ("values", "guarantee_text")]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*keys, *figures])
-    for row in rows:
-        writer.writerow([*(row.values[key] for key in keys), *(getattr(row, name) for name in figures)])
-    return text.getvalue()
+    cells = ([*map(row.values.get, keys), *(getattr(row, name) for name in figures)] for row in rows)
+    return csv_text([[*keys, *figures], *cells])

@@ -16,7 +16,7 @@ from coterie.experiment.composition import ALONE
 from coterie.files import regular, write_text
 from coterie.reproduce.declared import ScaleName
 from coterie.reproduce.table import Line, Reproduction, setting_text
-from coterie.table import Table
+from coterie.table import Table, plain
 
 END = "<!-- end -->"
 
@@ -53,10 +53,10 @@ def markdown(reproduction: Reproduction) -> str:
     """One table for each setting: ours, and after the stroke what is printed, with the verdict in words."""
     parts: list[str] = []
     for setting, lines in reproduction.by_setting():
-        parts += [f"### {setting_text(setting)}", ""] if setting else []
+        parts += [f"### {plain(setting_text(setting))}", ""] if setting else []
         parts += [markdown_table(reproduction, lines), ""]
     parts += [*reproduction.notes(), "", ALONE, ""]
-    parts += [f"- {line.heading}: {line.guarantee}" for line in reproduction.lines]
+    parts += [f"- {plain(line.heading)}: {line.guarantee}" for line in reproduction.lines]
     return "\n".join(parts) + "\n"
 
 
@@ -93,5 +93,5 @@ def _tables(result: Reproduction) -> str:
         lines += [markdown_table(result, rows, heading, brief=True), ""]
     lines += [f"- {note}" for note in result.notes()]
     lines += [f"- Differs: {sentence}" for sentence in result.scale.differs]
-    lines += [f"- Changed: {text}." for text in result.overrides]
+    lines += [f"- Changed: {plain(text)}." for text in result.overrides]
     return "\n".join(lines) + "\n\n"

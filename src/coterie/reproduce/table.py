@@ -1,7 +1,5 @@
 """Our figures beside the printed ones, cell by cell, and what a folder holds of them."""
 
-import csv
-import io
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ from coterie.reproduce.declared import (
 )
 from coterie.reproduce.printed import Printed, Publication, read_publication
 from coterie.reproduce.runs import QUANTITIES, FinishedRun, Quantity
-from coterie.table import NONE
+from coterie.table import NONE, csv_text
 
 RECORD = "reproduction.yaml"
 """In the folder of a reproduction: which it is, at which scale, with which overrides."""
@@ -336,11 +334,7 @@ def setting_text(setting: Mapping[str, Any]) -> str:
 def to_csv(reproduction: Reproduction) -> str:
     """A line for each number, with full precision, for machines."""
     rows = [_csv_row(line, entry) for line in reproduction.lines for entry in line.entries]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["algorithm"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([list(rows[0]) if rows else ["algorithm"], *(row.values() for row in rows)])
 
 
 def _csv_row(line: Line, entry: Entry) -> dict[str, Any]:
