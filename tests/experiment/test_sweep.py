@@ -134,6 +134,7 @@ def test_a_mistake_in_any_cell_is_found_before_anything_runs(tmp_path: Path) -> 
         ("grid: {seeds: [{noise: 1}], seeds.noise: [1]}", r"grid.seeds.noise: stands inside seeds"),
         ("parts: [{set: {schedule.lr: 1}, grid: {schedule.lr: [2]}}]", r"parts.0.set.schedule.lr: the grid"),
         ("parts: [{set: {seeds.noise: 1}, grid: {seeds: [{}]}}]", r"parts.0.set.seeds.noise: the grid"),
+        (f"parts: [{{grid: {{seeds.noise: {list(range(10_001))}}}}}]", r"seeds.noise: 10001 values; allowed"),
         ("base: 3\ngrid: {schedule.rounds: [3]}", "base should hold sections"),
         ("grid: {schedule.rounds: [3]}\nparts: []", "in place of grid"),
         ("parts: [{grid: {schedule.rounds: [3]}, sets: {}}]", r"parts.0: .* allowed: label, set and grid"),
@@ -152,6 +153,14 @@ def test_a_mistake_in_any_cell_is_found_before_anything_runs(tmp_path: Path) -> 
 def test_a_malformed_sweep_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         Sweep.read(written(tmp_path, text)).cells()
+
+
+def test_more_cells_than_anybody_runs_are_counted_and_not_made(tmp_path: Path) -> None:
+    many = list(range(1000))
+    sweep = Sweep({}, {"seeds.simulation": many, "seeds.noise": many, "schedule.batch": many[1:]})
+    with pytest.raises(InputError, match="grid: 999000000 cells; allowed: at most 10000"):
+        sweep.cells()
+    assert len(Sweep({}, {"seeds.simulation": many}).cells()) == 1000
 
 
 def test_a_broken_cell_is_reported_and_the_rest_finish(finished: SweepResult) -> None:

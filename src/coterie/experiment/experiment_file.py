@@ -1,6 +1,7 @@
 """Reading and writing YAML experiment files, and overriding single keys."""
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,11 @@ def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experim
 
 def parse_overrides(texts: Iterable[str]) -> Tree:
     """Keys and values of `key=value` texts, of which the last of a key counts; no section hides a key."""
-    changes: Tree = {}
-    for key, value in map(parse_override, texts):
-        others = (other for other in changes if other != key and (within(key, other) or within(other, key)))
-        for other in others:
+    changes = dict(map(parse_override, texts))
+    # In this order a key stands right after one that it stands inside of.
+    for other, key in pairwise(sorted(changes, key="{}.".format)):
+        if within(key, other):
             raise InputError(f"--set: {key} is set beside {other}; allowed: one of them")
-        changes[key] = value
     return changes
 
 
@@ -77,14 +77,14 @@ def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
     Changing a selector (`algorithm.name`) drops the section's other keys, which belonged to the old choice.
     """
-    changed = dict(tree)
+    changed = _copied(tree)
     for key in sorted(changes, key=lambda key: key not in SELECTORS):
         section, _, name = key.partition(".")
         if key in SELECTORS:
             default = getattr(getattr(Experiment(), section), name, None)
             if _section(changed, section, "").get(name, default) != changes[key]:
                 changed[section] = {}
-        changed = _put(changed, key, changes[key])
+        _put(changed, key, changes[key])
     return changed
 
 
@@ -96,11 +96,18 @@ def without(tree: Mapping[str, Any], path: str) -> Tree:
     return {key: value for key, value in tree.items() if key != first}
 
 
-def _put(tree: Tree, path: str, value: Any, inside: str = "") -> Tree:
+def _copied(tree: Mapping[str, Any]) -> Tree:
+    """With sections of its own, also where two keys named one."""
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in tree.items()}
+
+
+def _put(tree: Tree, path: str, value: Any, inside: str = "") -> None:
     first, _, rest = path.partition(".")
     if rest:
-        value = _put(_section(tree, first, inside), rest, value, f"{inside}{first}.")
-    return {**tree, first: value}
+        section = tree[first] = _section(tree, first, inside)
+        _put(section, rest, value, f"{inside}{first}.")
+    else:
+        tree[first] = value
 
 
 def _section(tree: Tree, name: str, inside: str) -> Tree:

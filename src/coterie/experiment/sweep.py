@@ -4,6 +4,7 @@ Every cell is an ordinary run. `cells` runs them, `comparison` puts them side by
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
 LONGEST = 200
 """Letters in the name of a cell: file systems allow 255, with what stands around it."""
+
+MOST_CELLS = 10_000
+"""Cells of a sweep: forty times those of the largest published one."""
 
 BUILT_IN = {"base": {}, "grid": {"algorithm.name": ["r-dpcfl", "oracle", "local", "global"]}}
 """The comparison that needs no file and no download."""
@@ -119,7 +123,10 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """Every combination, validated before any of them runs."""
         found: dict[str, Cell] = {}
-        for part in self.parts or (Part(self.grid),):
+        parts = self.parts or (Part(self.grid),)
+        count = sum(math.prod(map(len, part.choices.values())) for part in parts)
+        refuse({f"grid: {count} cells; allowed: at most {MOST_CELLS}": count > MOST_CELLS})
+        for part in parts:
             for cell in self._cells_of(part):
                 if found.setdefault(cell.name, cell).experiment != cell.experiment:
                     raise InputError(f"parts: {cell.name} stands twice, with different settings")
@@ -208,6 +215,8 @@ def _read_grid(grid: Any, where: str) -> dict[str, list[Any]]:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}grid.{key}: {values!r} is not allowed; allowed: a list of values")
+        if len(values) > MOST_CELLS:
+            raise InputError(f"{where}grid.{key}: {len(values)} values; allowed: at most {MOST_CELLS}")
         if outer := next((other for other in grid if other != key and within(key, other)), None):
             raise InputError(f"{where}grid.{key}: stands inside {outer}, which varies, too; allowed: one")
     return grid
