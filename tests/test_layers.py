@@ -28,7 +28,7 @@ DOORS: dict[str, set[str]] = {
     "privacy": set(),
     "clustering": {"privacy"},
     "groups": {"privacy", "errors", "files"},
-    "data": {"groups", "errors", "settings", "files"},
+    "data": {"groups", "privacy", "errors", "settings", "files", "notices"},
     "models": {"data", "errors", "settings"},
     "training": {"data", "models", "privacy", "errors"},
     "algorithms": {"clustering", "groups", "privacy", "errors", "settings"},
@@ -49,10 +49,12 @@ DOORS: dict[str, set[str]] = {
         "privacy",
         "errors",
         "files",
+        "notices",
     },
     "errors": {"privacy"},
     "settings": set(),
     "table": set(),
+    "notices": set(),
     "files": {"errors"},
 }
 

@@ -1,6 +1,8 @@
 """Mistakes that the command line reports in one line, with the exit code of each kind."""
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
 
@@ -14,6 +16,7 @@ __all__ = [
     "LedgerError",
     "ModelError",
     "PlanError",
+    "check_memory",
     "where",
 ]
 
@@ -32,6 +35,15 @@ class DataError(InputError):
 
 class ModelError(InputError):
     """A user's own model failed on records: said without a value, a shape or a number of them."""
+
+
+def check_memory(what: str, needed: float) -> None:
+    """Refuse what would take more bytes than this machine has, before any of them is taken."""
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        here = min(here, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    takes = f"{needed / 2**30:,.1f} GiB of memory, this machine has {here / 2**30:,.1f}"
+    InputError.when(needed > here, f"{what} would take {takes}")
 
 
 def where(mistake: BaseException) -> str:

@@ -329,6 +329,12 @@ class _StrictLoader(yaml.SafeLoader):
             raise _refusal(problem, key.start_mark)
         return node
 
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        if any("\ud800" <= letter <= "\udfff" for letter in node.value):
+            raise _refusal("an escape for half a character; write the whole one", node.start_mark)
+        return node
+
     def construct_yaml_int(self, node: Any) -> int:
         digits = node.value.lstrip("+-")
         if len(digits) > _LONGEST_NUMBER:

@@ -6,17 +6,29 @@ Each room declares the options it understands beside the code that uses them;
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Tag, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 _NO_TRUTH = PydanticCustomError(
     "truth", "no truth value is meant here; put true and false in quotes where they are names"
 )
+
+
+def within(allowed: Container[object], *others: object) -> AfterValidator:
+    """A number in the range, or one of these instead."""
+
+    def check(value: object) -> object:
+        if value not in allowed and value not in others:
+            words = f"{', '.join(map(str, others))} or " if others else ""
+            raise ValueError(f"should be {words}{allowed}")
+        return value
+
+    return AfterValidator(check)
 
 
 class Settings(BaseModel):

@@ -30,7 +30,7 @@ from coterie.algorithms.protocol import (
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.algorithms.smoothing import smoothed
 from coterie.engines.driver import drive
-from coterie.errors import InputError, PlanError
+from coterie.errors import InputError
 from coterie.privacy import (
     POPULATION,
     Adjacency,
@@ -41,6 +41,7 @@ from coterie.privacy import (
     calibrate,
     guarantee,
 )
+from coterie.privacy.errors import PrivacyInputError
 
 CLIENTS, RATE, SIZE = 40, 0.5, 6
 EXPECTED = CLIENTS * RATE
@@ -198,7 +199,7 @@ def test_only_the_published_rule_has_a_publication_to_account_by() -> None:
     promise = guarantee(plan, delta=1e-3, mode=Mode.PAPER)
     assert "published eps=" in promise.line
     assert "As published" in promise.text
-    with pytest.raises(PlanError, match="mode paper"):
+    with pytest.raises(PrivacyInputError, match="mode: paper"):
         calibrate(build("dp-ifca", "paper").plan(facts_of()), budget, mode=Mode.PAPER)
 
 

@@ -19,6 +19,7 @@ from coterie.groups import (
     search,
     solve_pair,
 )
+from coterie.privacy.errors import RangeError
 
 RING = ring(24, 4)
 SCHEDULE = GroupSchedule.of(4, period=4, rate=0.5, noise=2.0)
@@ -48,7 +49,7 @@ def test_no_period_protects_members_of_one_group():
 def test_unreachable_target_is_a_budget_error():
     with pytest.raises(BudgetError, match="worker 2 against worker 3"):
         solve_pair(FOUND, 2, 3, 1e-4)
-    with pytest.raises(InputError):
+    with pytest.raises(RangeError):
         solve_pair(FOUND, 2, 3, 0.0)
 
 
@@ -124,6 +125,14 @@ def test_where_nothing_arrives_any_noise_will_do():
     assert {design.period: design.any_noise for design in designs} == {1: False, 4: False, 15: True}
 
 
+def test_a_requirement_may_be_infinite(tmp_path):
+    for path, text in (("r.yaml", "- {epsilon: .inf}"), ("r.json", '[{"epsilon": Infinity}]')):
+        (tmp_path / path).write_text(text)
+        (any_noise,) = read_requirements(tmp_path / path, RING)
+        assert any_noise.epsilon == np.inf
+        assert check(FOUND, [any_noise])[0].met
+
+
 def test_requirements_come_from_a_file(tmp_path):
     path = tmp_path / "demands.yaml"
     path.write_text(
@@ -147,6 +156,10 @@ def test_requirements_come_from_a_file(tmp_path):
         ("- {epsilon: -1}", "epsilon: -1"),
         ("- {epsilon: .nan}", "epsilon: nan is not allowed"),
         ("- {epsilon: true}", "epsilon: True is not allowed"),
+        ("- {epsilon: inf}", "epsilon: 'inf' is not allowed, a number is"),
+        ("- {epsilon: '1'}", "epsilon: '1' is not allowed, a number is"),
+        ("- {epsilon: 1.0e+300}", "epsilon: 1e.300 is not allowed"),
+        ("- {epsilon: 1, distance: 99999999999999999999}", "distance: 9+ is not allowed"),
         ("- {epsilon: 1, distance: 1.5}", "distance: 1.5 is not allowed"),
         ("- {epsilon: 1, target: 99}", "'99' is unknown"),
         ("- {epsilon: 1, observer: everyone}", "'everyone' is unknown"),

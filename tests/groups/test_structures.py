@@ -17,6 +17,7 @@ from coterie.groups import (
     ring,
     string,
 )
+from coterie.privacy.errors import RangeError
 
 
 def test_ring_groups_share_one_worker_with_each_neighbour():
@@ -91,7 +92,7 @@ def test_broken_structures_are_refused(groups, workers, words):
     ("build", "workers", "groups"), [(ring, 3, 4), (string, 4, 4), (clustered, 2, 3), (ring, 5, 0)]
 )
 def test_too_few_workers_or_groups_are_refused(build, workers, groups):
-    with pytest.raises(InputError):
+    with pytest.raises((InputError, RangeError)):
         build(workers, groups)
 
 

@@ -13,7 +13,6 @@ from coterie.privacy import (
     FixedSample,
     Mode,
     NoiseRule,
-    PlanError,
     PlannedRelease,
     PoissonSample,
     PrivacyPlan,
@@ -24,6 +23,7 @@ from coterie.privacy import (
     guarantee,
     paper,
 )
+from coterie.privacy.errors import PrivacyInputError
 
 ADD_REMOVE = Adjacency.ADD_REMOVE
 MODELS = ThreatModel("whoever sees the models", "all models", trusted="the server")
@@ -133,7 +133,7 @@ def test_sound_accounting_of_the_published_rule_is_the_sampled_gaussian_of_the_j
 
 
 def test_mechanisms_without_a_publication_are_refused():
-    with pytest.raises(PlanError, match="routed-sums"):
+    with pytest.raises(PrivacyInputError, match="routed-sums"):
         paper.epsilon(
             client_plan(CohortSums(1.0, 1.0, PoissonSample(0.1), ADD_REMOVE, histogram_ratio=4.0)).units[0],
             1e-3,

@@ -10,13 +10,14 @@ from coterie.algorithms.protocol import Models, PublicFacts, Rng, Vector
 from coterie.algorithms.settings import AlgorithmSettings
 from coterie.errors import InputError
 from coterie.privacy import Released
+from coterie.privacy.ranges import CLUSTERS
 from coterie.settings import Acts
 
 
 class ClusterSettings(AlgorithmSettings):
     """How many models there are."""
 
-    clusters: int = Field(4, ge=2, description="number of clusters")
+    clusters: int = Field(4, ge=CLUSTERS.least, le=CLUSTERS.most, description="number of clusters")
 
 
 class StartSettings(ClusterSettings):

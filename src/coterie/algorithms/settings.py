@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from coterie.errors import InputError
 from coterie.privacy import Adjacency, Mode, Unit
@@ -12,6 +12,7 @@ from coterie.privacy.ranges import (
     CLIP,
     DELTA,
     EPOCHS,
+    EPSILON,
     NOISE,
     PULL,
     RATE,
@@ -19,26 +20,13 @@ from coterie.privacy.ranges import (
     RECORDS,
     ROUNDS,
     STEP_SIZE,
-    Range,
 )
-from coterie.settings import Acts, Settings
-
-
-def within(allowed: Range, *others: object) -> AfterValidator:
-    """A number in the range, or one of these instead."""
-
-    def check(value: object) -> object:
-        if value not in allowed and value not in others:
-            words = f"{', '.join(map(str, others))} or " if others else ""
-            raise ValueError(f"should be {words}{allowed}")
-        return value
-
-    return AfterValidator(check)
-
+from coterie.settings import Acts, Settings, within
 
 PRIVATE = Acts("privacy.epsilon below .inf", lambda _, run: run.privacy.promises)
 """Of options that decide about noise, or how it is shared out."""
 
+Epsilon = Annotated[float, within(EPSILON)]
 Delta = Annotated[float, within(DELTA)]
 Clip = Annotated[float, within(CLIP)]
 NoiseMultiplier = Annotated[float, within(NOISE, 0)]
@@ -95,7 +83,7 @@ class Schedule(Settings):
 class ClientBudgetSettings(Settings):
     """A budget of one client's own."""
 
-    epsilon: float = Field(gt=0, description="epsilon of this client's records")
+    epsilon: Epsilon = Field(description="epsilon of this client's records")
     delta: Delta | None = Field(None, lt=1, description="delta; null: as for everyone")
 
 
@@ -103,7 +91,7 @@ class PrivacySettings(Settings):
     """The promise: for which unit, how strong, counted how."""
 
     unit: Unit = Field(Unit.RECORD, description="what one individual is: record | client | worker")
-    epsilon: float = Field(8.0, gt=0, description="budget of every unit; .inf trains without privacy")
+    epsilon: Epsilon = Field(8.0, description="budget of every unit; .inf trains without privacy")
     delta: Delta | None = Field(
         None, lt=1, description="null: a tenth of one over the number of units, rounded down"
     )

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from coterie import notices
+
 if TYPE_CHECKING:  # printing a plan needs no torch
     from coterie.experiment.cells import Progress as CellProgress
 
@@ -46,6 +48,7 @@ def complain(text: str, style: str = "red") -> None:
 
 def log_to_stderr() -> AbstractContextManager[None]:
     """Progress of a deployment: who, which round, how much. Never a value that came from a record."""
+    notices.release()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     return _log_to(handler)
@@ -54,13 +57,13 @@ def log_to_stderr() -> AbstractContextManager[None]:
 @contextmanager
 def _log_to(handler: logging.Handler) -> Iterator[None]:
     logger = logging.getLogger("coterie")
-    before = logger.level
-    logger.addHandler(handler)
+    before, others = logger.level, logger.handlers
+    logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        logger.handlers = others
         logger.setLevel(before)
 
 
@@ -103,6 +106,7 @@ class ProgressBar:
 
     def update(self, done: int, status: str, left: float | None = None) -> None:
         """So many rounds are done, and the others will take so many seconds, or as long as those so far."""
+        notices.release()
         first, began = self._first = self._first or (done, time.monotonic())
         if left is None and self.total is not None and done > first:
             left = (time.monotonic() - began) / (done - first) * (self.total - done)
@@ -137,7 +141,7 @@ class StepHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            complain(f"warning: {record.getMessage()}", style="yellow")
+            notices.note(f"warning: {record.getMessage()}")
         else:
             self._bar.step(record.getMessage())
 

@@ -26,7 +26,9 @@ from coterie.groups import (
 )
 from coterie.groups import leakage as leakage_of
 from coterie.groups.answers import coalition_facts, leakage_facts, pair_facts, requirement_facts
+from coterie.groups.pairs import MOST_WORKERS
 from coterie.privacy import Mode
+from coterie.privacy.ranges import EPSILON, SEED, Range
 from coterie.privacy.units import round_up
 
 _MOST_ROWS = 12
@@ -81,8 +83,10 @@ def leakage(
     ] = None,
     json: Json = False,
 ) -> None:
-    if epsilon is not None and target_pair is None:
-        raise InputError(f"--epsilon: {epsilon:g} is only allowed with --target-pair")
+    if epsilon is not None:
+        InputError.when(target_pair is None, f"--epsilon: {epsilon:g} is only allowed with --target-pair")
+        EPSILON.check("--epsilon", epsilon)
+    SEED.check("--seed", seed or 0)
     if threat_model not in (None, 1, 2):
         raise InputError(f"--threat-model: {threat_model} is not allowed, 1 or 2 is")
     if plot is not None:
@@ -125,6 +129,8 @@ def _structure(
     held = None if labels is None else read_labels(labels)
     if held is not None and workers is None:
         workers = len(held)
+    if workers is not None:
+        Range(1, MOST_WORKERS, whole=True).check("--workers", workers)
     if held is not None and len(held) != workers:
         raise InputError(f"--workers: {workers} is not allowed, {labels} has {len(held)}")
     return named_structure(
@@ -263,7 +269,7 @@ def _say_pair(structure: Structure, facts: dict[str, Any]) -> None:
     if facts["epsilon"] == 0:
         louder = "any noise does"
     longer = "no period does" if facts["period"] is None else f"a merge every {facts['period']} epochs"
-    say(f"epsilon at most {facts['wanted']:g}: {louder} at this period; {longer} at this noise")
+    say(f"epsilon at most {float(facts['wanted']):g}: {louder} at this period; {longer} at this noise")
 
 
 def _print_requirements(structure: Structure, content: dict[str, Any]) -> None:

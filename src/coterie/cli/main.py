@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from coterie import __version__
+from coterie import __version__, notices
 
 COMMANDS = {
     "run": "Train under differential privacy, find the clusters, print the guarantee, write a report.",
@@ -147,11 +147,15 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)
     line = ""
+    notices.hold()
     try:
         code = app(prog_name="coterie", standalone_mode=False)
+        notices.release()
     except Exception as mistake:
+        notices.release(said=False)
         line, code = _explain(mistake)
     except (KeyboardInterrupt, Ended):
+        notices.release()
         print("stopped; --resume continues", file=sys.stderr)
         code = 1
     if unprinted := _unprinted():

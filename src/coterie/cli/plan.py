@@ -35,6 +35,7 @@ from coterie.privacy.plans import (
     noise_of,
     parts_of,
 )
+from coterie.privacy.ranges import EPSILON
 from coterie.privacy.units import round_up
 
 
@@ -220,6 +221,8 @@ def _check_either(epsilon: float | None, noise: float | None) -> None:
     if (epsilon is None) == (noise is None):
         given = "both were given" if epsilon is not None else "none was given"
         raise InputError(f"--epsilon, --noise: {given}, exactly one of them is allowed")
+    if epsilon is not None:
+        EPSILON.check("--epsilon", epsilon)
 
 
 def _first_round(wanted: str, text: str, noise: float | None) -> Multiplier | None:

@@ -7,7 +7,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
 from coterie.data.records import UNDIVIDED, Dataset, Records, Task, stream
-from coterie.errors import InputError
+from coterie.errors import InputError, check_memory
+from coterie.privacy.ranges import CLIENTS, RECORDS
 from coterie.settings import Acts, Settings
 
 
@@ -20,7 +21,9 @@ class ClustersFederation(Settings):
     """
 
     kind: Literal["clusters"] = Field("clusters", description="clusters | dirichlet | natural | groups")
-    sizes: tuple[PositiveInt, ...] = Field((3, 6, 6, 6), min_length=1, description="clients per cluster")
+    sizes: tuple[Annotated[int, Field(ge=1, le=CLIENTS.most)], ...] = Field(
+        (3, 6, 6, 6), min_length=1, description="clients per cluster"
+    )
     shift: Annotated[
         Literal["rotation", "label", "none"],
         Acts("two clusters or more", lambda own, _: own.shift == "none" or len(own.sizes) > 1),
@@ -28,11 +31,17 @@ class ClustersFederation(Settings):
         "rotation", description="rotation (by 90 k degrees in cluster k) | label (moved by k classes) | none"
     )
     records_per_client: PositiveInt | None = Field(
-        None, description="training records of every client; null: what the largest cluster allows"
+        None,
+        le=RECORDS.most,
+        description="training records of every client; null: what the largest cluster allows",
     )
-    validation_per_client: NonNegativeInt = Field(0, description="further records that a client keeps apart")
+    validation_per_client: NonNegativeInt = Field(
+        0, le=RECORDS.most, description="further records that a client keeps apart"
+    )
     test_per_client: PositiveInt | None = Field(
-        None, description="test records of every client; null: what the largest cluster allows"
+        None,
+        le=RECORDS.most,
+        description="test records of every client; null: what the largest cluster allows",
     )
     test_share: Annotated[
         float,
@@ -51,6 +60,8 @@ class ClustersFederation(Settings):
         train, test = _pools(dataset, self, seed)
         kept, tested = _shares(dataset.name, len(train), len(test), self)
         dealt = kept + self.validation_per_client
+        taken = sum(self.sizes) * (dealt + tested) * train.take(slice(1)).features.nbytes
+        check_memory(f"federation.sizes: {sum(self.sizes)} clients", taken)
         clients: list[Client] = []
         for cluster, size in enumerate(self.sizes):
             rng = stream(seed, 1, cluster)

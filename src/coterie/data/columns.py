@@ -4,8 +4,8 @@ A mean, a maximum or a list of categories taken from a client's own records woul
 features of all others, and clipping each record's gradient would no longer bound what one record can do.
 """
 
-import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from coterie.data.dataset_files import refuse_rows
 from coterie.data.records import Array
 from coterie.data.tables import EXACT, ClientTable
+from coterie.privacy.ranges import VALUE
 from coterie.settings import Settings
 
 _REASON = (
@@ -29,8 +30,8 @@ def _public_range(value: Any) -> Any:
         raise ValueError(_REASON)
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int | float) for v in value):
         low, high = value
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError("should be two finite numbers, the lower first")
+        if not low < high or low not in VALUE or high not in VALUE or max(-low, high) < 1 / VALUE.most:
+            raise ValueError(f"should be two finite numbers, the lower first, each {VALUE}")
     return value
 
 
@@ -97,15 +98,16 @@ class Column(PublicSettings):
         return (1 if self.categories is None else len(self.categories)) + (self.missing == "indicator")
 
 
-def encode(table: ClientTable, columns: tuple[Column, ...]) -> Array:
-    """The declared columns side by side, float32."""
-    return np.concatenate([_encode(table, column) for column in columns], axis=1, dtype=np.float32)
+def encode(table: ClientTable, columns: tuple[Column, ...], clipped: Counter[str]) -> Array:
+    """The declared columns side by side, float32; how many values were clipped is added to `clipped`."""
+    return np.concatenate([_encode(table, column, clipped) for column in columns], axis=1, dtype=np.float32)
 
 
-def _encode(table: ClientTable, column: Column) -> Array:
+def _encode(table: ClientTable, column: Column, clipped: Counter[str]) -> Array:
     if column.range is not None:
         numbers = finite_numbers(table, column.column)
         missing = np.isnan(numbers) | np.isin(numbers, column.missing_values)
+        clipped[column.column] += outside(numbers[~missing], column.range)
         encoded = np.where(missing, 0.0, 2.0 * unit_interval(numbers, column.range) - 1.0)[:, None]
     else:
         index = category_index(table, column.column, column.categories or (), column.missing_values)
@@ -128,6 +130,11 @@ def finite_numbers(table: ClientTable, name: str) -> Array:
         lambda row: f"{table.where(row, name)}: {numbers[row]}; allowed: finite numbers",
     )
     return numbers
+
+
+def outside(values: Array, limits: tuple[float, float]) -> int:
+    """How many values lie outside a range; as private as they are."""
+    return int(np.count_nonzero((values < limits[0]) | (values > limits[1])))
 
 
 def unit_interval(numbers: Array, limits: tuple[float, float]) -> Array:

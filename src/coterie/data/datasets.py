@@ -22,6 +22,7 @@ from coterie.data.records import Dataset
 from coterie.data.school import read_school
 from coterie.data.shakespeare import WINDOW, read_shakespeare
 from coterie.data.tiny_imagenet import read_tiny_imagenet
+from coterie.privacy.ranges import RECORDS
 from coterie.settings import NamedSettings
 
 log = logging.getLogger(__name__)
@@ -67,14 +68,20 @@ class DataSettings(PublicSettings, NamedSettings):
     scenario: Scenario | None = Field(
         None, description="lines: balanced-easy (default) | balanced-hard | imbalanced-easy | imbalanced-hard"
     )
-    size: PositiveInt | None = Field(None, description="glyphs: training records to draw (12000)")
+    size: PositiveInt | None = Field(
+        None, le=RECORDS.most, description="glyphs: training records to draw (12000)"
+    )
     classes: int | None = Field(
         None, ge=2, le=62, description="glyphs: characters to tell apart, of 0-9, A-Z, a-z in this order (10)"
     )
     fonts: int | None = Field(None, ge=1, le=20, description="glyphs: fonts to draw from (20)")
-    length: PositiveInt | None = Field(None, description="shakespeare: characters in a window (80)")
+    length: PositiveInt | None = Field(
+        None, le=RECORDS.most, description="shakespeare: characters in a window (80)"
+    )
     stride: PositiveInt | None = Field(
-        None, description="shakespeare: characters from one window to the next (length + 1: none in common)"
+        None,
+        le=RECORDS.most,
+        description="shakespeare: characters from one window to the next (length + 1: none in common)",
     )
 
     @model_validator(mode="after")

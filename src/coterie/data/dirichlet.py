@@ -8,7 +8,10 @@ from pydantic import Field, PositiveInt
 from coterie.data.clients import Client, Federation, client_name
 from coterie.data.records import UNDIVIDED, Array, Dataset, stream
 from coterie.errors import InputError
-from coterie.settings import Settings
+from coterie.privacy.ranges import CLIENTS, CONCENTRATION, RECORDS
+from coterie.settings import Settings, within
+
+Concentration = Annotated[float, within(CONCENTRATION)]
 
 
 class DirichletFederation(Settings):
@@ -19,12 +22,10 @@ class DirichletFederation(Settings):
     """
 
     kind: Literal["dirichlet"] = Field("dirichlet", description="clusters | dirichlet | natural | groups")
-    clients: PositiveInt = Field(description="how many clients")
-    alpha: float = Field(
-        gt=0, allow_inf_nan=False, description="concentration; a small one leaves each client few classes"
-    )
+    clients: PositiveInt = Field(le=CLIENTS.most, description="how many clients")
+    alpha: Concentration = Field(description="concentration; a small one leaves each client few classes")
     records_per_client: PositiveInt | None = Field(
-        None, description="records dealt to every client; null: an equal share of all"
+        None, le=RECORDS.most, description="records dealt to every client; null: an equal share of all"
     )
     validation_share: float = Field(
         0.0, ge=0, lt=1, description="share of its records that a client keeps apart"

@@ -20,7 +20,8 @@ For regression the label has a range instead of classes, mapped to [0, 1]: `task
 `label: {column: score, range: [0, 70]}`. There `error_cap` (default 0.1) bounds the squared error on that
 scale, in the score by which a client privately selects a model.
 
-Ranges and categories must be known without looking at the records. Values outside a range are clipped to it.
+Ranges and categories must be known without looking at the records. Values outside a range are clipped to it;
+how many is told on stderr to whoever reads the folder, and nowhere else: the number is private.
 A column's range is mapped to [-1, 1]; arrays are divided by the largest absolute value of their range, so
 that zero stays zero.
 """
@@ -28,12 +29,13 @@ that zero stays zero.
 import math
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, PositiveInt, Tag, ValidationError, model_validator
 
 from coterie.data.columns import (
     Column,
@@ -43,16 +45,20 @@ from coterie.data.columns import (
     encode,
     finite_numbers,
     label_index,
+    outside,
     unit_interval,
 )
 from coterie.data.dataset_files import reading, refuse_rows
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.data.tables import ClientTable, read_csv, read_parquet
-from coterie.errors import DataError
+from coterie.errors import DataError, check_memory
 from coterie.files import parse_yaml, regular
+from coterie.notices import tell_here
 from coterie.settings import Settings, explain
 
 DECLARATION = "federation.yaml"
+CLASSES = 10**6
+"""As many as a label may have."""
 _ERROR_CAP = 0.1
 # Files that may lie in the folder without being a client's.
 _BESIDE = frozenset({".md", ".txt", ".yaml", ".yml", ".rst"})
@@ -71,7 +77,7 @@ class Label(Settings):
     """
 
     column: str | None = None
-    classes: PositiveInt | Names | None = None
+    classes: Annotated[int, Field(ge=1, le=CLASSES)] | Names | None = None
     range: Range | None = None
 
 
@@ -91,7 +97,7 @@ class Declaration(PublicSettings):
         Annotated[ArrayFeatures, Tag("array")] | Annotated[tuple[Column, ...], Tag("table")],
         Discriminator(lambda declared: "table" if isinstance(declared, list | tuple) else "array"),
     ]
-    error_cap: PositiveFloat | None = None
+    error_cap: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -138,9 +144,14 @@ def read_folder(path: Path) -> Dataset:
     files = _client_files(
         path, ".npz" if isinstance(declaration.features, ArrayFeatures) else ".csv or .parquet"
     )
+    clipped: Counter[str] = Counter()
+    records = {file.stem: _read_client(file, declaration, clipped) for file in files}
+    if clipped.total():
+        listed = ", ".join(f"{count:,} of {name}" for name, count in clipped.items() if count)
+        tell_here(f"note, for the holder of {path} alone: outside the declared range and clipped: {listed}")
     return Dataset.of_owners(
         path.resolve().name,
-        {file.stem: _read_client(file, declaration) for file in files},
+        records,
         declaration.as_task(),
         f"the files of {path}; scaled by the ranges that {DECLARATION} declares",
     )
@@ -195,25 +206,28 @@ def _is_client(path: Path) -> bool:
     return True
 
 
-def _read_client(path: Path, declaration: Declaration) -> Records:
+def _read_client(path: Path, declaration: Declaration, clipped: Counter[str]) -> Records:
     if isinstance(declaration.features, ArrayFeatures):
-        return _read_arrays(path, declaration, declaration.features)
+        return _read_arrays(path, declaration, declaration.features, clipped)
     table = read_csv(path) if path.suffix == ".csv" else read_parquet(path)
-    targets = _table_targets(table, declaration.label.column or "", declaration.label)
-    return Records(encode(table, declaration.features), targets)
+    targets = _table_targets(table, declaration.label.column or "", declaration.label, clipped)
+    return Records(encode(table, declaration.features, clipped), targets)
 
 
-def _table_targets(table: ClientTable, column: str, label: Label) -> Array:
+def _table_targets(table: ClientTable, column: str, label: Label, clipped: Counter[str]) -> Array:
     if isinstance(label.classes, tuple):
         return label_index(table, column, label.classes)
     targets = finite_numbers(table, column)
     refuse_rows(np.isnan(targets), lambda row: f"{table.where(row, column)}: no label")
-    return _targets(targets, label, lambda row: table.where(row, column))
+    return _targets(targets, label, clipped, lambda row: table.where(row, column))
 
 
-def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) -> Records:
+def _read_arrays(
+    path: Path, declaration: Declaration, declared: ArrayFeatures, clipped: Counter[str]
+) -> Records:
     damages = EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError
     with reading(path, *damages), np.load(path, allow_pickle=False) as content:
+        check_memory(str(path), sum(member.file_size for member in content.zip.infolist()))
         absent = [name for name in ("x", "y") if name not in content]
         if absent:
             raise DataError(f"{path}: no array {absent[0]!r}; it has {', '.join(content) or 'none'}")
@@ -236,8 +250,10 @@ def _read_arrays(path: Path, declaration: Declaration, declared: ArrayFeatures) 
         lambda row: f"{path}: row {row} of x has a value that is not finite",
     )
     low, high = declared.range
+    clipped["x"] += outside(features, declared.range)
     scaled = np.clip(features.astype(np.float32), low, high) / np.float32(max(abs(low), abs(high)))
-    return Records(scaled, _targets(targets, declaration.label, lambda row: f"{path}: row {row} of y"))
+    rows = _targets(targets, declaration.label, clipped, lambda row: f"{path}: row {row} of y")
+    return Records(scaled, rows)
 
 
 def _array(path: Path, content: Mapping[str, Any], name: str) -> Any:
@@ -256,7 +272,7 @@ def _array(path: Path, content: Mapping[str, Any], name: str) -> Any:
     return content[name]
 
 
-def _targets(values: Array, label: Label, where: Callable[[int], str]) -> Array:
+def _targets(values: Array, label: Label, clipped: Counter[str], where: Callable[[int], str]) -> Array:
     """Class indices, or regression targets mapped to [0, 1]."""
     wrong, allowed = ~np.isfinite(values), "finite numbers"
     if isinstance(label.classes, int):
@@ -264,5 +280,6 @@ def _targets(values: Array, label: Label, where: Callable[[int], str]) -> Array:
         allowed = f"0 to {label.classes - 1}"
     refuse_rows(wrong, lambda row: f"{where(row)}: label {values[row]}; allowed: {allowed}")
     if label.range is not None:
+        clipped["the label"] += outside(values, label.range)
         return unit_interval(values.astype(np.float64), label.range).astype(np.float32)
     return values.astype(np.int64)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.records import Array, Dataset, Records, Task, stream
+from coterie.errors import check_memory
 
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # Interleaved by family, so that a few fonts already differ much.
@@ -40,6 +41,7 @@ def draw_glyphs(seed: int, size: int = 12_000, classes: int = 10, fonts: int = 2
 
     Distortions are rotation by up to 20 degrees, shear, stretch, shift, stroke intensity and pixel noise.
     """
+    check_memory(f"data.size: {size}", 7 / 6 * size * 4 * (_SIDE * _SIDE + 16))
     templates = _templates(_CHARACTERS[:classes], _FONTS[:fonts])
     return Dataset(
         "glyphs",

@@ -8,10 +8,11 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Federation, client_name
-from coterie.data.dirichlet import DirichletFederation
+from coterie.data.dirichlet import Concentration, DirichletFederation
 from coterie.data.records import UNDIVIDED, Dataset
 from coterie.errors import InputError
 from coterie.groups import is_file, named_structure
+from coterie.privacy.ranges import CLIENTS, GROUPS, RECORDS
 from coterie.settings import Acts, Settings
 
 _GROUPED = Acts(
@@ -27,15 +28,15 @@ class GroupsFederation(Settings):
     structure: Annotated[str, _GROUPED] = Field(
         "ring", description="global | ring | string | clustered | label | a JSON, YAML or CSV file of groups"
     )
-    workers: PositiveInt | None = Field(None, description="how many; null: as many as the file has")
+    workers: PositiveInt | None = Field(
+        None, le=CLIENTS.most, description="how many; null: as many as the file has"
+    )
     groups: Annotated[PositiveInt | None, _GROUPED] = Field(
-        None, description="how many; null: one, or as many as the file has"
+        None, le=GROUPS.most, description="how many; null: one, or as many as the file has"
     )
-    alpha: float = Field(
-        0.1, gt=0, allow_inf_nan=False, description="concentration of the Dirichlet mixtures of labels"
-    )
+    alpha: Concentration = Field(0.1, description="concentration of the Dirichlet mixtures of labels")
     records_per_client: PositiveInt | None = Field(
-        None, description="records dealt to every worker; null: an equal share of all"
+        None, le=RECORDS.most, description="records dealt to every worker; null: an equal share of all"
     )
     test_share: Annotated[float, UNDIVIDED] = Field(
         0.2, gt=0, lt=1, description="held out of a dataset without test records"

@@ -3,6 +3,8 @@
 Investigators: Andras Janosi, William Steinbrunn, Matthias Pfisterer, Robert Detrano.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from coterie.data.columns import Column, encode, label_index
@@ -39,7 +41,7 @@ def read_heart_disease() -> Dataset:
     for name, path in zip(_HOSPITALS, paths, strict=True):
         table = read_csv(path, header)
         narrowing = label_index(table, "num", (0, 1, 2, 3, 4))
-        hospitals[name] = Records(encode(table, _COLUMNS), (narrowing > 0).astype(np.int64))
+        hospitals[name] = Records(encode(table, _COLUMNS, Counter()), (narrowing > 0).astype(np.int64))
     return Dataset.of_owners(
         "heart-disease",
         hospitals,

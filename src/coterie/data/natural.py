@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt
 from coterie.data.clients import Client, Federation
 from coterie.data.records import UNDIVIDED, Array, Dataset, stream
 from coterie.errors import DataError, InputError
+from coterie.privacy.ranges import RECORDS
 from coterie.settings import Settings
 
 
@@ -20,7 +21,7 @@ class NaturalFederation(Settings):
         description="how many to draw of those with enough records | enough (all of those) | null (everyone; "
         "a client with too few is refused)",
     )
-    minimum_records: PositiveInt = Field(10, description="training records that are enough")
+    minimum_records: PositiveInt = Field(10, le=RECORDS.most, description="training records that are enough")
     validation_share: float = Field(
         0.0, ge=0, lt=1, description="share of its training records that a client keeps apart"
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie.data.dataset_files import reading
 from coterie.data.records import Array
-from coterie.errors import DataError
+from coterie.errors import DataError, check_memory
 from coterie.files import regular
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def read_parquet(path: Path) -> ClientTable:
         if part.suffix != ".parquet" or not part.is_file():
             raise DataError(f"{part}: beside parts of a table; allowed: parquet files")
     with reading(path, pa.ArrowException, ValueError):
-        content = pa.concat_tables([pq.ParquetFile(part).read() for part in parts]) if parts else None
+        files = [pq.ParquetFile(part) for part in parts]
+        check_memory(str(path), sum(8 * file.metadata.num_rows * file.metadata.num_columns for file in files))
+        content = pa.concat_tables([file.read() for file in files]) if files else None
     if content is None or not content.num_rows:
         raise DataError(f"{path}: no records")
     columns: dict[str, list[str] | Array] = {}

@@ -19,7 +19,7 @@ from coterie.algorithms.smoothing import smoothed
 from coterie.data import Federation
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
-from coterie.errors import BudgetError, InputError
+from coterie.errors import BudgetError, InputError, check_memory
 from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import EvaluationKind, Experiment, refuse
 from coterie.files import Json
@@ -147,7 +147,8 @@ def calibrate_run(
         additive=additive,
         max_memory=experiment.engine.max_bytes,
     )
-    algorithm = build_algorithm(experiment, population.truth)
+    algorithm, models = build_algorithm(experiment, population.truth), _models(experiment)
+    check_memory(f"algorithm.clusters: {models}", 4 * models * learner.layout.size)
     facts = PublicFacts(
         clients=tuple(population.records),
         records=population.records,
@@ -182,6 +183,12 @@ def calibrate_run(
         guarantee=proven.prove(said),
         federation=federation,
     )
+
+
+def _models(experiment: Experiment) -> int:
+    """How many models the server keeps, where the experiment says it."""
+    said = getattr(experiment.algorithm, "clusters", 1)
+    return said if isinstance(said, int) else 1
 
 
 def _least_noise_between_workers(

@@ -1,6 +1,7 @@
 """The experiment file: everything a run depends on, validated; every mistake as one line to act on."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -13,8 +14,8 @@ from coterie.data import ClustersFederation, DataSettings, FederationSettings
 from coterie.errors import InputError
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
-from coterie.privacy.ranges import SEED
-from coterie.settings import Acts, Settings, explain, idle
+from coterie.privacy.ranges import EPSILON, ROUNDS, SEED
+from coterie.settings import Acts, Settings, explain, idle, within
 
 
 def refuse(reasons: Mapping[str, bool]) -> None:
@@ -84,16 +85,15 @@ class EvaluationSettings(Settings):
     ] = Field(
         None,
         ge=1,
+        le=ROUNDS.most,
         description="rounds between two evaluations (the last is always evaluated); null: 1 for exact ones, "
         "the last round alone for private ones",
     )
     epsilon: Annotated[
-        float | None,
+        Annotated[float, within(replace(EPSILON, most=1e6, besides=None))] | None,
         Acts("evaluation.kind private", lambda _, run: run.evaluation_kind is EvaluationKind.PRIVATE),
     ] = Field(
         None,
-        gt=0,
-        le=1e6,
         description="private: what all evaluations may cost a held-out record (a client: part of "
         "privacy.epsilon); null: 1.0, or privacy.epsilon (a client: a tenth of it) where that is less",
     )

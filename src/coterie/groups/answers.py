@@ -9,6 +9,7 @@ import numpy.typing as npt
 from coterie.groups.design import Requirement, check, search, solve_pair
 from coterie.groups.leakage import Leakage
 from coterie.privacy import Guarantee
+from coterie.privacy.units import number_to_json
 
 Facts = dict[str, Any]
 
@@ -90,7 +91,7 @@ def pair_facts(found: Leakage, target: int, observer: int, wanted: float | None)
     factor, period = solve_pair(found, target, observer, wanted)
     needed = None if factor is None else [factor * noise.multiplier for noise in found.schedule.noises]
     alike = needed[0] if needed is not None and len(set(needed)) == 1 else needed
-    return facts | {"wanted": wanted, "noise": alike, "period": period}
+    return facts | {"wanted": number_to_json(wanted), "noise": alike, "period": period}
 
 
 def requirement_facts(found: Leakage, demands: Sequence[Requirement]) -> Facts:

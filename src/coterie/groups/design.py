@@ -12,6 +12,7 @@ from coterie.groups.pairs import Exposure
 from coterie.groups.schedule import GroupSchedule
 from coterie.groups.structures import Bools, Structure
 from coterie.privacy.calibration import smallest_noise
+from coterie.privacy.ranges import EPSILON, GROUPS
 from coterie.privacy.units import short_number
 
 _PERIODS = (1, 2, 3, 4, 5, 8, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
@@ -37,9 +38,8 @@ class Requirement:
     distance: int = 0
 
     def __post_init__(self) -> None:
-        for key, least in (("epsilon", self.epsilon), ("distance", self.distance)):
-            if not least >= 0:
-                raise InputError(f"{key}: {least:g} is not allowed, a number from 0 is")
+        replace(EPSILON, least=0.0).check("epsilon", self.epsilon)
+        replace(GROUPS, least=0).check("distance", self.distance)
 
     def pairs(self, structure: Structure) -> Bools:
         """[target, observer]: whom it is about."""
@@ -176,8 +176,7 @@ def solve_pair(
     Raises:
         BudgetError: neither more noise nor another period does.
     """
-    if not epsilon > 0:
-        raise InputError(f"epsilon: {epsilon:g} is not allowed, a number above 0 is")
+    EPSILON.check("epsilon", epsilon)
 
     def cost(candidate: GroupSchedule) -> float:
         return replace(asked, schedule=candidate).pair_epsilon(target, observer)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from coterie.errors import InputError
 from coterie.privacy import Mode
-from coterie.privacy.ranges import NOISE, RATE
+from coterie.privacy.ranges import GROUP_EPOCHS, NOISE, RATE
 
 # Of a model, or of many.
 Index = TypeVar("Index", int, npt.NDArray[np.int64])
@@ -69,8 +69,7 @@ class GroupSchedule:
     mode: Mode = Mode.SOUND
 
     def __post_init__(self) -> None:
-        if self.period < 1:
-            raise InputError(f"period: {self.period} is not allowed, at least 1 epoch is")
+        GROUP_EPOCHS.check("period", self.period)
 
     @classmethod
     def of(
@@ -127,10 +126,8 @@ class GroupSchedule:
 
     def releases(self, epoch: Index) -> Index:
         """How many noisy sums a group has released when its model of this index appears."""
-        if np.min(epoch) < 1:
-            raise InputError(
-                f"epochs: {np.min(epoch)} is not allowed, at least 1 (the model everyone starts from) is"
-            )
+        for end in (np.min(epoch), np.max(epoch)):
+            GROUP_EPOCHS.check("epochs", int(end))
         return epoch - 1 if self.algorithm is GroupAlgorithm.DP_OGL else (epoch - 1) // self.period
 
     def epochs(self, releases: int) -> int:

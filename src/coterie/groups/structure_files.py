@@ -16,12 +16,25 @@ from coterie.errors import InputError
 from coterie.files import parse_yaml, regular
 from coterie.groups.design import Relation, Requirement
 from coterie.groups.structures import Structure, clustered, global_structure, label, ring, string
+from coterie.privacy.errors import RangeError
 from coterie.privacy.plain import MalformedError, Plain, from_plain, register
+from coterie.privacy.ranges import CLIENTS, GROUPS, Range
 
 _TREES = (".json", ".yaml", ".yml")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
+Amount = NewType("Amount", float)
+"""A number as a person writes it: an infinite one is .inf, and no text is one."""
 Called = NewType("Called", str)
 """A worker as a person calls it: by a whole number, or a name."""
+
+
+def _amount(data: object) -> float:
+    try:
+        if isinstance(data, int | float) and not isinstance(data, bool):
+            return float(data)
+    except OverflowError:  # an integer of hundreds of digits
+        pass
+    raise MalformedError(f"{reprlib.repr(data)} is not allowed, a number is")
 
 
 def _called(data: object) -> str:
@@ -30,6 +43,7 @@ def _called(data: object) -> str:
     return str(data).strip()
 
 
+register(Amount, float, _amount)
 register(Called, str, _called)
 
 
@@ -45,7 +59,7 @@ class _WrittenStructure(Plain):
 class _WrittenRequirement(Plain):
     """A requirement as a file has it."""
 
-    epsilon: float
+    epsilon: Amount
     target: Called
     observer: Called
     distance: int
@@ -140,12 +154,12 @@ def named_structure(
     if name not in tuple(Shape):
         allowed = f"{', '.join(Shape)} or a JSON, YAML or CSV file"
         raise InputError(f"{prefix}structure: {name!r} is not allowed, {allowed} is")
-    workers = _given(f"{prefix}workers", workers)
+    workers = _given(f"{prefix}workers", workers, CLIENTS)
     if name == Shape.GLOBAL:
         if groups not in (None, 1):
             raise InputError(f"{prefix}groups: {groups} is not allowed with structure global, 1 is")
         return global_structure(workers)
-    groups = _given(f"{prefix}groups", groups)
+    groups = _given(f"{prefix}groups", groups, GROUPS)
     if name == Shape.LABEL:
         if labels is None:
             raise InputError(f"{prefix}structure: label is not allowed, nobody knows the workers' labels")
@@ -154,11 +168,10 @@ def named_structure(
     return build(workers, groups)
 
 
-def _given(key: str, value: int | None) -> int:
+def _given(key: str, value: int | None, allowed: Range) -> int:
     if value is None:
         raise InputError(f"{key}: nothing was given, a number is needed for this structure")
-    if value < 1:
-        raise InputError(f"{key}: {value} is not allowed, at least 1 is")
+    allowed.check(key, value)
     return value
 
 
@@ -167,7 +180,7 @@ def _blaming(where: object) -> Iterator[None]:
     """Say where what is wrong was written."""
     try:
         yield
-    except (InputError, MalformedError) as mistake:
+    except (InputError, RangeError, MalformedError) as mistake:
         raise InputError(f"{where}: {mistake}") from None
 
 
@@ -200,6 +213,7 @@ def _read_tree(path: Path, kinds: Sequence[str] = _TREES) -> object:
     text, is_json = _read_text(path, kinds), path.suffix.lower() == ".json"
     try:
         content: object = json.loads(text, object_pairs_hook=_once) if is_json else parse_yaml(text)
+        json.dumps(content, ensure_ascii=False).encode()  # an escape for half a character is none
     except ValueError as mistake:
         raise InputError(f"{path}: not {'JSON' if is_json else 'YAML'} ({mistake})") from None
     except RecursionError:

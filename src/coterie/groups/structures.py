@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
 from coterie.errors import InputError
+from coterie.privacy.ranges import CLIENTS, GROUPS
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -208,10 +209,10 @@ def drawn_labels(workers: int, seed: int) -> list[frozenset[int]]:
 
 
 def _check_counts(workers: int, groups: int, least: int) -> None:
-    if groups < 1:
-        raise InputError(f"groups: {groups} is not allowed, at least 1 is")
-    if workers < max(1, least):
-        raise InputError(f"workers: {workers} is not allowed, {groups} groups need at least {max(1, least)}")
+    GROUPS.check("groups", groups)
+    CLIENTS.check("workers", workers)
+    if workers < least:
+        raise InputError(f"workers: {workers} is not allowed, {groups} groups need at least {least}")
 
 
 def _consecutive(

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from pydantic import Field, PositiveInt
 from torch import nn
 
 from coterie.data.records import Task
-from coterie.errors import InputError
+from coterie.errors import InputError, check_memory
 from coterie.models import networks
 from coterie.models.check import check_model, one_line
 from coterie.settings import NamedSettings
@@ -61,6 +62,16 @@ class ModelSettings(NamedSettings):
         return ":" in self.name
 
 
+@cache
+def _check_size(settings: ModelSettings, task: Task) -> None:
+    """Refuse a model that this machine cannot hold beside its gradient and an update of it."""
+    with torch.device("meta"):
+        model = _NETWORKS[settings.name](task, **settings.given())
+    parameters = sum(part.numel() for part in model.parameters())
+    largest = max(settings.given().items(), key=lambda option: option[1], default=("name", settings.name))
+    check_memory("model.{}: {}".format(*largest), 3 * 4 * parameters)
+
+
 def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: bool = False) -> nn.Module:
     """The model with its initial parameters, which depend on the seed alone.
 
@@ -73,6 +84,8 @@ def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: boo
         # Seeds of models are below 2^31: the second model's are its own.
         second = build_model(settings, task, seed + 2**31)
         return networks.AddedModels(build_model(settings, task, seed), second)
+    if not settings.own:
+        _check_size(settings, task)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would seed the accelerators too, and those are not restored.
         torch.default_generator.manual_seed(seed)

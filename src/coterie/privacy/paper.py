@@ -13,7 +13,7 @@ from scipy.special import gammaln, logsumexp
 
 from coterie.privacy.cohort_sums import CohortSums
 from coterie.privacy.divergences import Floats, gaussian_rdp, poisson_rdp
-from coterie.privacy.errors import PlanError
+from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.mechanisms import Mechanism
 from coterie.privacy.plan import UnitPlan
 from coterie.privacy.record_sums import PoissonSteps, RecordSums
@@ -68,7 +68,9 @@ def _split_epsilon(unit: UnitPlan, delta: float) -> float:
 
 def _training_rdp(mechanism: Mechanism, times: int) -> Floats:
     if not (isinstance(mechanism, RecordSums) and mechanism.kind == RecordSums.kind):
-        raise PlanError(f"mode paper: no publication accounts for {mechanism.name}; allowed is mode sound")
+        raise PrivacyInputError(
+            f"privacy.mode: paper; no publication accounts for {mechanism.name}; allowed: sound"
+        )
     if not mechanism.multiplier > 0:
         return np.full_like(_ORDERS, math.inf)
     # The sum is taken to move by the clip, whatever the adjacency.

@@ -59,6 +59,8 @@ RATIO = Range(1e-6, 1e6)
 """Noise of a part of a release over that of its sums."""
 RATE = Range(1e-9, 1.0)
 """Probability that a unit is sampled."""
+EPSILON = Range(1e-9, 1e9, besides=math.inf)
+"""Of a budget; an infinite one asks for no privacy."""
 SELECTION_EPSILON = Range(1e-9, 1e9)
 """Range of the log-probabilities of a private selection, where it is private at all."""
 DELTA = Range(1e-30, 1.0)
@@ -74,6 +76,18 @@ EPOCHS = Range(1, 10**4, whole=True)
 STEPS = Range(1, 10**7, whole=True)
 """Steps of one round: more is no plan but a way to keep a site busy."""
 ROUNDS = Range(1, 10**6, whole=True)
+CLIENTS = Range(1, 10**6, whole=True)
+"""Who is simulated, and who works in groups."""
+GROUPS = Range(1, 10**4, whole=True)
+"""Groups of workers, of which every pair has a place in a matrix."""
+GROUP_EPOCHS = Range(1, 10**9, whole=True)
+"""Index of a model that groups make: so many releases of so many groups are counted exactly."""
+CLUSTERS = Range(2, 1000, whole=True)
+"""Models that clients choose from."""
+VALUE = Range(-1e30, 1e30)
+"""An end of the declared range of a feature or a target: a float32 holds it, and one over it."""
+CONCENTRATION = Range(1e-9, 1e9)
+"""Of the Dirichlet distribution that mixes labels."""
 DIMENSIONS = Range(1, 10**9, whole=True)
 """Of a sketch."""
 SEED = Range(0, 2**63 - 1, whole=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from coterie.privacy.errors import PrivacyInputError, RangeError
 from coterie.privacy.plain import Plain, codec, register
-from coterie.privacy.ranges import DELTA
+from coterie.privacy.ranges import DELTA, EPSILON
 
 
 class Unit(StrEnum):
@@ -87,8 +87,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise PrivacyInputError(f"epsilon: {self.epsilon} is not allowed, a number above 0 is")
+        if not self.epsilon >= EPSILON.least:
+            raise RangeError(f"epsilon: {self.epsilon} is not allowed, {EPSILON} is")
         check_delta(self.delta)
 
     @property

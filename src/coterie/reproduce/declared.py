@@ -127,6 +127,8 @@ def sweep_of(
     chosen = published.scales[scale]
     rows = [contender.row for contender in chosen.algorithms]
     if not rows:
+        chosen_from = f"{published.name} has no runs to choose from or to change"
+        InputError.when(selection != EVERYTHING or bool(overrides), chosen_from)
         return None
     for wanted in selection.algorithms:
         if wanted not in rows:
@@ -136,7 +138,7 @@ def sweep_of(
     vary = {key: list(values) for key, values in chosen.vary.items()}
     if selection.epsilons:
         # 3.0 as 3, so that a budget is written alike wherever it comes from.
-        vary[EPSILON] = [int(each) if each == int(each) else each for each in selection.epsilons]
+        vary[EPSILON] = [int(each) if each.is_integer() else each for each in selection.epsilons]
     labelled = any(contender.label for contender in chosen.algorithms)
     parts = [
         Part(

@@ -24,14 +24,14 @@ from pydantic import Field, field_validator
 from coterie.algorithms.clusters import check_clusters, equal_starts
 from coterie.algorithms.protocol import Findings, Floats, PublicFacts, Rng, Rounds, Vector, select, train
 from coterie.algorithms.record.record_level import MixtureState, RecordClusters
-from coterie.algorithms.settings import PRIVATE, AlgorithmSettings, PrivacySettings, Schedule, within
+from coterie.algorithms.settings import PRIVATE, AlgorithmSettings, PrivacySettings, Schedule
 from coterie.clustering.embedding import principal_components
 from coterie.clustering.mixture import CLEAR_OVERLAP, Mixture, choose_mixture, fit_mixture
 from coterie.errors import InputError
 from coterie.privacy import NoiseRule, PlannedRelease, PrivacyPlan, Released
 from coterie.privacy.plans import FIRST_ROUND, SELECTION, SELECTION_SHARE
-from coterie.privacy.ranges import NOISE, RECORDS, Range
-from coterie.settings import Acts
+from coterie.privacy.ranges import CLUSTERS, DIMENSIONS, NOISE, RECORDS, Range
+from coterie.settings import Acts, within
 
 # Earliest round with private selections: before one round of training all cluster models are equal.
 FIRST_SELECTION = 3
@@ -42,13 +42,15 @@ def default_sketch_dimensions(parameters: int) -> int:
     return max(2, min(parameters, 200, max(64, parameters // 10)))
 
 
-AutoNumber = Annotated[int | Literal["auto"], within(Range(2, RECORDS.most, whole=True), "auto")]
+Sketched = Annotated[int | Literal["auto"], within(Range(2, DIMENSIONS.most, whole=True), "auto")]
 
 
 class RDPCFLSettings(AlgorithmSettings):
     """Options of r-dpcfl."""
 
-    clusters: AutoNumber = Field("auto", description="number of clusters, or auto")
+    clusters: Annotated[int | Literal["auto"], within(CLUSTERS, "auto")] = Field(
+        "auto", description="number of clusters, or auto"
+    )
     candidates: Annotated[
         tuple[int, ...], Acts("algorithm.clusters auto", lambda own, _: own.clusters == "auto")
     ] = Field(tuple(range(2, 11)), min_length=1, description="numbers of clusters that auto tries")
@@ -56,7 +58,7 @@ class RDPCFLSettings(AlgorithmSettings):
         "sketch", description="sketch (a random projection) | update (the paper's)"
     )
     sketch_dimensions: Annotated[
-        AutoNumber,
+        Sketched,
         Acts("algorithm.first_round_release sketch", lambda own, _: own.first_round_release == "sketch"),
     ] = Field("auto", description="length of the sketch, or auto")
     first_round_noise: Annotated[

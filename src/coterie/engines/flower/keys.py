@@ -23,6 +23,8 @@ DAYS = 365
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Names that the server's certificate always has: the link itself listens on loopback only."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_HOST = re.compile(r"(?=.{1,253}$)(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
+_LONGEST_COMMON_NAME = 64
 
 
 class KeyFolder:
@@ -66,12 +68,13 @@ def make_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> KeyFo
     InputError.when(files.authority.exists(), f"{files.authority}: exists; keys are never overwritten")
     for name in sites:
         check_site_name(name)
+    names = [_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
+    common = next((host for host in hosts if len(host) <= _LONGEST_COMMON_NAME), "localhost")
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = "Coterie test authority"
-    names = [_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
     authority = _certificate(issuer, authority_key, issuer, authority=True)
     certificate = (
-        _certificate(hosts[0] if hosts else "localhost", server_key, issuer, authority=False)
+        _certificate(common, server_key, issuer, authority=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
@@ -150,6 +153,8 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        fits, allowed = _HOST.fullmatch(host) is not None, "an address or a name like server.example.org"
+        InputError.when(not fits, f"--host: {host!r} is not allowed, {allowed} is")
         return x509.DNSName(host)
 
 
