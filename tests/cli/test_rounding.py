@@ -93,7 +93,7 @@ def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "run", run)
-    monkeypatch.setattr(run_command.ProgressBar, "update", lambda self, done, status: said.append(status))
+    monkeypatch.setattr(console.ProgressBar, "update", lambda self, done, status: said.append(status))
     with pytest.raises(KeyboardInterrupt):
         run_command.run()
     check(" ".join(said))
