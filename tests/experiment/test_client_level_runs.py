@@ -122,7 +122,7 @@ def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit(tmp_path: Path) -> 
     base = {"name": "dp-ifca", "clusters": 2}
     results = [
         local.run(experiment({**base, "rebalance": options}), tmp_path / str(number))
-        for number, options in enumerate([{"rule": "none", "minimum": 2}, {"rule": "route", "minimum": 0}])
+        for number, options in enumerate([{"rule": "none"}, {"rule": "route", "minimum": 0}])
     ]
     for name in ("ledger.jsonl", "plan.json", "metrics.jsonl"):
         contents = [(result.folder / name).read_bytes() for result in results]

@@ -56,13 +56,13 @@ def released(self, state):
     if state.round == kill_round: die()
     return evaluate(self, state)
 
-save, rename = checkpoint.save, Path.rename
+save, replace = checkpoint.save, Path.replace
 def logged(folder, saved):
     if saved.state.round == kill_round: die()
     save(folder, saved)
 def half_saved(self, target):
     if Path(target).name == f"round-{kill_round:06d}": die()
-    return rename(self, target)
+    return replace(self, target)
 def saved(folder, saved_):
     save(folder, saved_)
     if saved_.state.round == kill_round: die()
@@ -70,7 +70,7 @@ def saved(folder, saved_):
 if stage == "charged": Clients.train = charged
 if stage == "released": evaluator.Evaluator.after = released
 if stage == "logged": checkpoint.save = logged
-if stage == "half-saved": Path.rename = half_saved
+if stage == "half-saved": Path.replace = half_saved
 if stage == "saved": checkpoint.save = saved
 local.run(experiment, out, resume=True)
 """

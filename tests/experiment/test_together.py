@@ -118,7 +118,7 @@ def test_the_process_writes_what_stopped_a_run_beside_its_folder(tmp_path: Path)
     bad.write_text("in the way")
     assert local.main([str(good), str(bad)]) == 1
     assert RunFolder(good).finished
-    assert "exists and is not a run folder" in beside(bad, ".log").read_text()
+    assert "is no folder" in beside(bad, ".log").read_text()
     assert beside(bad, ".log").read_text().count("\n") == 1
 
 

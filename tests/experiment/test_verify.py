@@ -586,7 +586,13 @@ def test_a_run_that_had_only_begun_is_missed_too(
 ) -> None:
     """Also where the comparison had no time to end in order."""
 
-    def begin(cells: Sequence[Cell], out: Path, workers: int, watch: Callable[[Progress], None]) -> None:
+    def begin(
+        cells: Sequence[Cell],
+        out: Path,
+        executor: object,
+        forecast: object,
+        watch: Callable[[Progress], None],
+    ) -> None:
         stop(cells[0].experiment.model_dump(mode="json"), out / "cells" / cells[0].name, 1)
         watch(Progress({}, {}, frozenset()))
         raise KeyboardInterrupt

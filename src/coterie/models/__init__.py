@@ -4,6 +4,6 @@ Whether a model keeps records apart is proven in `training`; how it learns, too.
 """
 
 from coterie.models.check import check_model
-from coterie.models.registry import OWN_CODE, ModelSettings, build_model, code_caveats
+from coterie.models.registry import OWN_CODE, ModelSettings, build_model, code_caveats, parameters_of
 
-__all__ = ["OWN_CODE", "ModelSettings", "build_model", "check_model", "code_caveats"]
+__all__ = ["OWN_CODE", "ModelSettings", "build_model", "check_model", "code_caveats", "parameters_of"]

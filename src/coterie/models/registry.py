@@ -63,11 +63,16 @@ class ModelSettings(NamedSettings):
 
 
 @cache
-def _check_size(settings: ModelSettings, task: Task) -> None:
-    """Refuse a model that this machine cannot hold beside its gradient and an update of it."""
+def parameters_of(settings: ModelSettings, task: Task) -> int:
+    """How many parameters a network that is no user's own has, counted without taking their memory."""
     with torch.device("meta"):
         model = _NETWORKS[settings.name](task, **settings.given())
-    parameters = sum(part.numel() for part in model.parameters())
+    return sum(part.numel() for part in model.parameters())
+
+
+def _check_size(settings: ModelSettings, task: Task) -> None:
+    """Refuse a model that this machine cannot hold beside its gradient and an update of it."""
+    parameters = parameters_of(settings, task)
     largest = max(settings.given().items(), key=lambda option: option[1], default=("name", settings.name))
     check_memory("model.{}: {}".format(*largest), 3 * 4 * parameters)
 

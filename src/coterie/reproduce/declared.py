@@ -138,7 +138,7 @@ def sweep_of(
     vary = {key: list(values) for key, values in chosen.vary.items()}
     if selection.epsilons:
         # 3.0 as 3, so that a budget is written alike wherever it comes from.
-        vary[EPSILON] = [int(each) if each.is_integer() else each for each in selection.epsilons]
+        vary[EPSILON] = [int(each) if float(each).is_integer() else each for each in selection.epsilons]
     labelled = any(contender.label for contender in chosen.algorithms)
     parts = [
         Part(

@@ -10,7 +10,7 @@ from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scor
 from coterie.engines.flower.messages import MOST_CAVEATS, RELEASE, RefusedError, SiteFacts, site_log
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
-from coterie.models import build_model
+from coterie.models import parameters_of
 from coterie.privacy import EVALUATION, Adjacency, CohortSums, NoisyScores, Unit
 from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
 from coterie.training.learner import Learner
@@ -34,11 +34,7 @@ MOST_PARAMETERS = 5 * 10**8
 def learner_of(contract: Contract) -> Learner:
     """The contract's model, ready to learn. Its code must have been allowed before."""
     model, task, seed = contract.model, contract.task, contract.public_seed
-    if not model.own:
-        with torch.device("meta"):  # counts without memory
-            drawn = build_model(model, task, seed, additive=contract.additive)
-        size = sum(values.numel() for values in drawn.parameters())
-        RefusedError.when(size > MOST_PARAMETERS, "out of range")
+    RefusedError.when(not model.own and parameters_of(model, task) > MOST_PARAMETERS, "out of range")
     return build_learner(model, task, seed, torch.device("cpu"), additive=contract.additive)
 
 
