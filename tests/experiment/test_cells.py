@@ -44,6 +44,14 @@ def test_where_no_cell_can_run_the_reason_is_told_and_nothing_is_written(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_whose_name_begins_like_an_option_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compared = compare(Sweep(base=SMALL, grid={"algorithm.name": ["local"]}), Path("-"))
+    assert not compared.failed
+
+
 def test_a_forecast_counts_what_each_cell_has_to_do(tmp_path: Path) -> None:
     sweep = Sweep(SMALL, {"schedule.rounds": [10, 1000], "federation.records_per_client": [60, 10**6]})
     forecast = look_ahead(sweep.cells(), tmp_path)

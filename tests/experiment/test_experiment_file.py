@@ -104,6 +104,7 @@ MISTAKES = {
     "schedule: {rounds: 0}": r"schedule.rounds: 0 is not allowed",
     "schedule: {rounds: 2.5}": r"schedule.rounds: 2.5 is not allowed",
     "schedule: 30": r"schedule: 30 is not allowed",
+    "algorithm: {name: global}\nprivacy: text": r"privacy: 'text' is not allowed",
     "algorithm: {name: r-dpcfl, first_round_noise: -2}": r"algorithm.first_round_noise: -2",
     "algorithm: {name: r-dpcfl, clusters: 1}": r"algorithm.clusters: 1 is not allowed, should be auto or",
     "engine: {device: tpu}": r"engine.device: 'tpu' is not allowed",

@@ -69,8 +69,8 @@ class LocalProcesses:
         """
         paths = list(runs)
         if len(paths) == 1:
-            arguments = ["coterie", "run", str(beside(paths[0], ".yaml")), "--out", str(paths[0])]
-            arguments += ["--resume", "--json"]
+            arguments = ["coterie", "run", "--out", str(paths[0]), "--resume", "--json"]
+            arguments += ["--", str(beside(paths[0], ".yaml"))]
         else:
             arguments = ["coterie.experiment.local", *map(str, paths)]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if self.workers > 1 else {}

@@ -187,7 +187,9 @@ class Experiment(Settings):
         if not isinstance(section, Mapping):
             return {}
         privacy = value.get("privacy") or {}
-        unit = privacy.unit if isinstance(privacy, PrivacySettings) else dict(privacy).get("unit", "record")
+        if isinstance(privacy, PrivacySettings):
+            privacy = {"unit": privacy.unit}
+        unit = privacy.get("unit", "record") if isinstance(privacy, Mapping) else None
         if unit not in list(Unit):
             return {}  # the privacy section reports it
         algorithm = find_algorithm(Unit(unit), str(section.get("name", "r-dpcfl")))
