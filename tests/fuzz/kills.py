@@ -29,26 +29,25 @@ from typing import Any
 
 import yaml
 
-SEEDS = {"simulation": 1, "noise": 0}
-SCHEDULE = {"rounds": 20, "batch": 10}
-EVALUATION = {"references": False}
+COMMON: dict[str, Any] = {
+    "schedule": {"rounds": 20, "batch": 10},
+    "seeds": {"simulation": 1, "noise": 0},
+    "evaluation": {"references": False},
+}
 UNITS: dict[str, dict[str, Any]] = {
     "record": {
+        **COMMON,
         "federation": {"kind": "clusters", "sizes": [2, 3], "records_per_client": 60},
         "algorithm": {"name": "r-dpcfl", "clusters": 2},
-        "schedule": SCHEDULE,
-        "seeds": SEEDS,
-        "evaluation": EVALUATION,
     },
     "client": {
+        **COMMON,
         "federation": {"kind": "clusters", "sizes": [5, 5], "records_per_client": 30},
         "algorithm": {"name": "dp-ifca", "clusters": 2, "rate": 0.5, "rebalance": {"minimum": 2}},
         "privacy": {"unit": "client", "epsilon": 8, "delta": 0.01, "clip": 0.5},
-        "schedule": SCHEDULE,
-        "seeds": SEEDS,
-        "evaluation": EVALUATION,
     },
     "worker": {
+        **COMMON,
         "federation": {
             "kind": "groups",
             "structure": "ring",
@@ -60,9 +59,6 @@ UNITS: dict[str, dict[str, Any]] = {
         "model": {"name": "softmax"},
         "algorithm": {"name": "dp-ogl", "period": 2, "rate": 0.7, "noise": 2.0, "iterations": 2},
         "privacy": {"unit": "worker", "epsilon": 80.0, "delta": 1e-3, "clip": 0.5},
-        "schedule": SCHEDULE,
-        "seeds": SEEDS,
-        "evaluation": EVALUATION,
     },
 }
 SHARE_OF_COMPARE = 0.25
@@ -158,7 +154,7 @@ class Campaign:
 
     def _wait_for_moment(self, process: int) -> int | None:
         """The exit code, where the process ended before."""
-        rounds = SCHEDULE["rounds"] * (2 if self.tally.command == "compare" else 1)
+        rounds = COMMON["schedule"]["rounds"] * (2 if self.tally.command == "compare" else 1)
         after = self._draw.randint(0, rounds)
         inside = 0 < after < rounds
         pause = self._draw.uniform(0.0, self._seconds / (rounds if inside else 3))
