@@ -72,7 +72,7 @@ def table(counts: Counts) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/fuzz/everything.py", description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many, done or not")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="another number tries other inputs")
     parser.add_argument(

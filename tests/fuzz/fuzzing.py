@@ -55,12 +55,12 @@ def put_to(watcher: Watcher, case: Case, silent: frozenset[str]) -> tuple[Outcom
 def _of_option(watcher: Watcher, case: Case, seen: Seen) -> Outcome:
     """Whether the one option that was changed makes a difference, to the plan or to what is learnt."""
     assert case.without is not None
-    if case.files == case.without.files or watcher.run(case.without).out != seen.out:
+    if case.files == case.without.files or watcher.known(case.without).out != seen.out:
         return Outcome.ACCEPTED
     learnt = []
-    for each in (case, case.without):
+    for each, see in ((case, watcher.run), (case.without, watcher.known)):
         run = Case(case.kind, ("run", "e.yaml", "--out", "out", "--json"), each.files)
-        ran = watcher.run(run)
+        ran = see(run)
         outcome = judge(run, ran)
         if outcome is not Outcome.ACCEPTED:
             return outcome
@@ -82,17 +82,17 @@ def fuzzers(written: Path) -> dict[str, tuple[st.SearchStrategy[Case], int]]:
     """The fuzzers by name, and how often each is asked in a hundred cases."""
     run = written / "finished" / "run"
     return {
-        "plan": (planned(), 19),
-        "run": (trained(), 14),
-        "option": (single_options(), 6),
-        "--set": (overrides(), 8),
-        "YAML": (yaml_texts(), 8),
-        "command": (command_lines(run), 16),
-        "data": (data_folders(), 10),
+        "plan": (planned(), 18),
+        "run": (trained(), 9),
+        "option": (single_options(), 4),
+        "--set": (overrides(), 10),
+        "YAML": (yaml_texts(), 11),
+        "command": (command_lines(run), 18),
+        "data": (data_folders(), 12),
         "finished run": (written_folders(run), 6),
         "unfinished run": (written_folders(written / "unfinished" / "run"), 2),
         "comparison": (written_folders(written / "compared" / "out"), 2),
-        "sweep": (sweeps(), 2),
+        "sweep": (sweeps(), 1),
         "flip of a run": (flips(run), 3),
         "flip of a comparison": (flips(written / "compared" / "out"), 1),
         "full disk": (full_disks(written), 3),
