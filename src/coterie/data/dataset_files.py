@@ -33,7 +33,8 @@ def reading(path: Path, *mistakes: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (OSError, *mistakes) as error:  # type: ignore[misc]
-        reason = " ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        # What a library says may quote the records; COTERIE_DEBUG=1 shows it to whoever wants to know.
+        reason = getattr(error, "strerror", None) or type(error).__name__
         raise DataError(f"{path}: cannot be read, it may be truncated or corrupt ({reason})") from error
 
 

@@ -267,7 +267,9 @@ def _array(path: Path, content: Mapping[str, Any], name: str) -> Any:
             shape, _, kind = headers[np.lib.format.read_magic(stream)](stream)
             claimed, held = math.prod(shape) * kind.itemsize, member.file_size - stream.tell()
             possible = claimed == held <= _DEFLATED * path.stat().st_size
-            if not possible and not kind.hasobject:
+            if kind.hasobject:
+                raise DataError(f"{path}: array {name} holds pickled objects; allowed: numbers")
+            if not possible:
                 raise DataError(f"{path}: array {name} claims shape {shape}, not what the file holds")
     return content[name]
 
