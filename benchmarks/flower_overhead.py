@@ -34,8 +34,8 @@ from coterie.engines.flower.network import open_link
 from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import AllowlistProxy, listening
 from coterie.engines.flower.transport import Timeouts
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.serving import APP, Serving, on_grid
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut
@@ -89,11 +89,11 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
             found.append((report.seconds, now - last[0]))
             last[0] = now
 
-        def start(guarantee: str) -> None:
+        def start(told: object) -> None:
             last[0] = link.proxy.passed
 
         serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
-        callbacks = Callbacks(agreed=start, round=note)
+        callbacks = Callbacks(on_start=start, on_round=note)
         expect = link.proxy.expect
         on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, sent=expect)
     return found

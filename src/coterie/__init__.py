@@ -1,8 +1,10 @@
 """Coterie: differentially private federated learning in clusters and groups, with guarantees that hold.
 
 >>> import coterie as ct
->>> ct.run("experiment.yaml")          # doctest: +SKIP
->>> ct.privacy.calibrate               # usable alone, without torch  # doctest: +SKIP
+>>> run = ct.run("experiment.yaml", out="runs/mine")      # doctest: +SKIP
+>>> run.metrics, run.clients                              # doctest: +SKIP
+>>> ct.compare("sweep.yaml").table                        # doctest: +SKIP
+>>> ct.privacy.calibrate                                  # usable alone, without torch  # doctest: +SKIP
 """
 
 from importlib import import_module
@@ -13,24 +15,43 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from coterie import groups, privacy
     from coterie.api import compare, run
-    from coterie.experiment.result import RunResult
+    from coterie.experiment import trackers
+    from coterie.experiment.callbacks import Callbacks
     from coterie.experiment.schema import Experiment
     from coterie.reproduce.running import reproduce
 
-__all__ = ["Experiment", "RunResult", "__version__", "compare", "groups", "privacy", "reproduce", "run"]
-
 _HOMES = {
+    "Callbacks": "coterie.experiment.callbacks",
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
-    "RunResult": "coterie.experiment.result",
+    "groups": "coterie.groups",
+    "privacy": "coterie.privacy",
+    "reproduce": "coterie.reproduce",
     "run": "coterie.api",
+    "trackers": "coterie.experiment.trackers",
 }
+"""Where each name lives, or which module it is; loaded on first use: `coterie.privacy` needs no torch."""
+
+__all__ = [
+    "Callbacks",
+    "Experiment",
+    "__version__",
+    "compare",
+    "groups",
+    "privacy",
+    "reproduce",
+    "run",
+    "trackers",
+]
 
 
 def __getattr__(name: str) -> object:
-    # Loaded on first use: `coterie.privacy` must not pull in torch.
-    if name in ("groups", "privacy", "reproduce"):
-        return import_module(f"coterie.{name}")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    home = _HOMES[name]
+    module = import_module(home)
+    return module if home.rpartition(".")[2] == name else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

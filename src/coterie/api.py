@@ -1,16 +1,17 @@
 """Run and report in one call, for notebooks and the command line."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coterie.experiment import cells, local
+from coterie.experiment.callbacks import Callbacks, together
 from coterie.experiment.cells import Progress
 from coterie.experiment.comparison import SweepResult
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.result import Callbacks, RunResult
-from coterie.experiment.schema import Experiment
-from coterie.experiment.sweep import Sweep
+from coterie.experiment.experiment_file import ExperimentSource
+from coterie.experiment.folder import RunFolder, default_folder
+from coterie.experiment.result import RunResult
+from coterie.experiment.sweep import Sweep, SweepSource
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
 
@@ -18,27 +19,34 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    experiment: Experiment | str | Path | None = None,
+    experiment: ExperimentSource = None,
     out: str | Path | None = None,
     *,
     resume: bool = False,
-    callbacks: Callbacks | None = None,
+    callbacks: Callbacks | Sequence[Callbacks] | None = None,
 ) -> RunResult:
-    """Run an experiment (a file, an object, or the built-in default), write its report, return what it found.
+    """Run an experiment, write its report, return what it found.
+
+    Args:
+        experiment: its file, its sections as a dict, an `Experiment`, or None for the built-in one.
+        out: the folder to write; by default a new one under `runs/`.
+        resume: go on with the run that the folder holds, where it stopped.
+        callbacks: what to call while it goes on: `Callbacks`, a tracker of `coterie.trackers`, or several.
 
     Example:
         >>> import coterie as ct
         >>> ct.run("experiment.yaml", out="runs/mine")  # doctest: +SKIP
+        >>> ct.run({"privacy": {"epsilon": 3}, "schedule": {"rounds": 20}})  # doctest: +SKIP
     """
-    result = local.run(experiment, out, resume=resume, callbacks=callbacks)
+    result = local.run(experiment, out, resume=resume, callbacks=together(callbacks))
     log.info("writing the report")
     write_run_report(result.folder)
     return result
 
 
 def compare(
-    grid: Sweep,
-    out: Path,
+    sweep: SweepSource = None,
+    out: str | Path | None = None,
     *,
     resume: bool = False,
     workers: int | None = None,
@@ -48,9 +56,28 @@ def compare(
     """Run a grid of experiments, write the table and one report, return the rows.
 
     Args:
+        sweep: its file, a dict with `base` and `grid`, a `Sweep`, or None for the built-in one.
+        out: the folder to write; by default a new one under `runs/`.
+        resume: go on with the comparison that the folder holds, where it stopped.
+        workers: runs at a time; by default one for each core.
         ray: address of a Ray cluster whose machines run the cells; None: this one does.
+        progress: is called now and then with how far every run is.
+
+    Example:
+        >>> import coterie as ct
+        >>> ct.compare("sweep.yaml")  # doctest: +SKIP
+        >>> ct.compare({"grid": {"algorithm.name": ["r-dpcfl", "local"], "seeds.simulation": [0, 1, 2]}})
+        ... # doctest: +SKIP
     """
-    result = cells.compare(grid, out, resume=resume, workers=workers, ray=ray, progress=progress)
+    grid = Sweep.read(sweep)
+
+    def resumable(path: Path) -> bool:
+        stored = path / "sweep.yaml"
+        return resume and stored.exists() and Sweep.read(stored) == grid
+
+    name = Path(sweep).stem if isinstance(sweep, str | Path) else "built-in" if sweep is None else "sweep"
+    target = Path(out) if out is not None else default_folder(f"compare-{name}", resumable)
+    result = cells.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=progress)
     log.info("writing reports")
     for path in result.cells.values():
         if not RunFolder(path).report.exists():  # of a cell that shared a process, or ran elsewhere

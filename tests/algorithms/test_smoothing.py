@@ -10,8 +10,9 @@ import pytest
 from coterie.algorithms import algorithm_names
 from coterie.algorithms.smoothing import Smoothed, smoothed
 from coterie.experiment.calibrated import build_algorithm
+from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.local import calibrate, run
-from coterie.experiment.result import Callbacks, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Unit
 
@@ -114,7 +115,7 @@ def test_a_smoothed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        run(settings, tmp_path / "broken", callbacks=Callbacks(round=stop))
+        run(settings, tmp_path / "broken", callbacks=Callbacks(on_round=stop))
     again = run(settings, tmp_path / "broken", resume=True)
     assert again.loss == whole.loss
 
@@ -145,5 +146,5 @@ def test_clusters_that_clients_choose_themselves_serve_means_and_resume(tmp_path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "broken", callbacks=Callbacks(round=stop))
+        run(settings, tmp_path / "broken", callbacks=Callbacks(on_round=stop))
     assert run(settings, tmp_path / "broken", resume=True).loss == whole.loss

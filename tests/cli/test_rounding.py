@@ -13,9 +13,10 @@ from coterie.cli import compare as compare_command
 from coterie.cli import console
 from coterie.cli import run as run_command
 from coterie.experiment import local
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.comparison import Row, SweepResult, table_columns, table_csv, table_markdown
 from coterie.experiment.composition import Total
-from coterie.experiment.result import Callbacks, RoundReport, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
 from coterie.groups import GroupSchedule, leakage, ring
@@ -89,7 +90,7 @@ def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     said: list[str] = []
 
     def run(experiment: Experiment, out: Path | None, *, resume: bool, callbacks: Callbacks) -> RunResult:
-        callbacks.round(RoundReport(round=1, rounds=2, accuracy=None, epsilon=EPSILON, seconds=1.0))
+        callbacks.on_round(RoundReport(round=1, rounds=2, accuracy=None, epsilon=EPSILON, seconds=1.0))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "run", run)

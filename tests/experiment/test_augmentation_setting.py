@@ -9,10 +9,10 @@ from safetensors.numpy import load_file
 from coterie.data import Task
 from coterie.errors import InputError
 from coterie.experiment import calibrated, local
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import calibrate
-from coterie.experiment.result import Callbacks, RoundReport
 
 SMALL = [
     "federation.sizes=[2,3]",
@@ -47,7 +47,7 @@ def test_an_interrupted_run_repeats_its_views(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        local.run(experiment, tmp_path / "parts", callbacks=Callbacks(round=stop))
+        local.run(experiment, tmp_path / "parts", callbacks=Callbacks(on_round=stop))
     resumed = local.run(experiment, tmp_path / "parts", resume=True)
     assert resumed.loss == whole.loss
     both = final_models(tmp_path / "whole"), final_models(tmp_path / "parts")

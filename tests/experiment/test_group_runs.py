@@ -10,9 +10,10 @@ from safetensors.numpy import load_file
 from coterie.errors import BudgetError, InputError
 from coterie.experiment import local
 from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import training_noise
-from coterie.experiment.result import Callbacks, RoundReport, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.files import read_lines
 from coterie.groups import GroupSchedule, leakage, ring
@@ -94,7 +95,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(whole: RunResult, tmp_path
     adam = experiment(algorithm={"master": {"optimiser": "adam", "lr": 0.05}})
     local.run(adam, tmp_path / "whole")
     with pytest.raises(Interrupt):
-        local.run(adam, tmp_path / "halves", callbacks=Callbacks(round=stop))
+        local.run(adam, tmp_path / "halves", callbacks=Callbacks(on_round=stop))
     local.run(adam, tmp_path / "halves", resume=True)
     one, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "halves")
     assert one.ledger.read_bytes() == other.ledger.read_bytes()

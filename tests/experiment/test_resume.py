@@ -18,9 +18,10 @@ from coterie.engines.local import FAST_RANDOMNESS
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import checkpoint, local
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.folder import RunFolder, keep_rounds, seconds_in
 from coterie.experiment.recorded import recount
-from coterie.experiment.result import Callbacks, RoundReport, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.seal import Seal
 from coterie.files import hashed_text
 from coterie.privacy import SecretKey
@@ -163,7 +164,7 @@ def test_without_a_noise_seed_two_runs_differ_and_the_key_is_secret_until_delete
         secret = RunFolder(tmp_path / "one").secret
         keys.append(oct(secret.stat().st_mode & 0o777))
 
-    one = local.run(path, tmp_path / "one", callbacks=Callbacks(round=look))
+    one = local.run(path, tmp_path / "one", callbacks=Callbacks(on_round=look))
     two = local.run(path, tmp_path / "two")
     assert keys == ["0o600", "0o600"]
     assert not RunFolder(tmp_path / "one").secret.exists()
@@ -223,7 +224,7 @@ def test_a_tampered_ledger_is_found_on_resume(how: str, experiment: Path, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        local.run(experiment, out, callbacks=Callbacks(round=stop))
+        local.run(experiment, out, callbacks=Callbacks(on_round=stop))
     ledger = RunFolder(out).ledger
     lines = tampered(ledger.read_text().splitlines(keepends=True), how)
     ledger.write_text("".join(lines))
@@ -238,7 +239,7 @@ def test_resuming_on_changed_data_or_with_another_key_is_refused(experiment: Pat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        local.run(experiment, out, callbacks=Callbacks(round=stop))
+        local.run(experiment, out, callbacks=Callbacks(on_round=stop))
     secret = RunFolder(out).secret
     kept = RunSecret.load(secret, Seal(out).key)
     for change, complaint in (({"data": "0" * 64}, "data changed"), ({"plan": "0" * 64}, "plan changed")):
@@ -263,7 +264,7 @@ def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, t
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        local.run(experiment, out, callbacks=Callbacks(round=stop))
+        local.run(experiment, out, callbacks=Callbacks(on_round=stop))
     folder = RunFolder(out).checkpoint / "round-000001"
     if damage == "truncated arrays":
         arrays = folder / "state.safetensors"
@@ -300,7 +301,7 @@ def test_noise_of_a_gpu_stays_said_wherever_the_run_goes_on(
     """Rounds on a machine with a GPU and rounds on one without, in any order: the guarantee says so."""
     monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: before)
     with pytest.raises(KeyboardInterrupt):
-        local.run(experiment, tmp_path / "run", callbacks=Callbacks(round=interrupt))
+        local.run(experiment, tmp_path / "run", callbacks=Callbacks(on_round=interrupt))
     monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: not before)
     result = local.run(experiment, tmp_path / "run", resume=True)
     assert "; simulation; " in result.guarantee

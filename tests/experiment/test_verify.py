@@ -15,13 +15,13 @@ from coterie.cli.verify import verify as verify_command
 from coterie.errors import CoterieError, InputError, LedgerError
 from coterie.experiment import cells, checkpoint, local
 from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.comparison import SweepResult
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import create_folder, drop_models
 from coterie.experiment.recorded import check_folder
-from coterie.experiment.result import Callbacks, RoundReport
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import NAME, ChainedLines, Seal
 from coterie.experiment.sweep import Cell, Sweep
@@ -75,7 +75,9 @@ def stopped_after(rounds: int) -> Callable[[RoundReport], None]:
 
 def stop(content: dict[str, Any], out: Path, rounds: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        local.run(Experiment.model_validate(content), out, callbacks=Callbacks(round=stopped_after(rounds)))
+        local.run(
+            Experiment.model_validate(content), out, callbacks=Callbacks(on_round=stopped_after(rounds))
+        )
 
 
 def in_this_process(wanted: Sequence[Cell], out: Path, *others: object) -> None:

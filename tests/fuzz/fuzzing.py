@@ -102,7 +102,7 @@ def fuzzers(written: Path) -> dict[str, tuple[st.SearchStrategy[Case], int]]:
 def write_folders(watcher: Watcher, root: Path) -> Path:
     """A finished run, one that was interrupted after its first round, and a comparison, by name."""
     from coterie import api
-    from coterie.experiment.result import Callbacks
+    from coterie.experiment.callbacks import Callbacks
     from coterie.experiment.schema import Experiment
 
     class Interrupted(Exception):
@@ -119,7 +119,7 @@ def write_folders(watcher: Watcher, root: Path) -> Path:
     watcher.write(Case("", ("compare", "s.yaml", "--out", "out"), FILES), written / "compared")
     with suppress(Interrupted):
         path = written / "unfinished" / "run"
-        api.run(Experiment.model_validate(tree), path, callbacks=Callbacks(round=stop))
+        api.run(Experiment.model_validate(tree), path, callbacks=Callbacks(on_round=stop))
     return written
 
 

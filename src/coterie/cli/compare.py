@@ -30,18 +30,11 @@ def compare(
 ) -> None:
     with progress_of("comparing", quiet=json) as bar:
         from coterie import api  # takes seconds
-        from coterie.experiment.folder import default_folder
         from coterie.experiment.sweep import Sweep
 
         grid = Sweep.read(sweep)
-
-        def resumable(path: Path) -> bool:
-            stored = path / "sweep.yaml"
-            return resume and stored.exists() and Sweep.read(stored) == grid
-
-        target = out or default_folder(f"compare-{sweep.stem if sweep else 'built-in'}", resumable)
         bar.begin("comparing", sum(cell.experiment.schedule.rounds for cell in grid.checked()))
-        result = api.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
+        result = api.compare(sweep, out, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
     for note in grid.notes:
         complain(f"note: {note}", style="none")
     print_result(finite(result.to_json()), json, lambda: show(result))

@@ -14,7 +14,8 @@ from coterie.files import finite
 from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
-    from coterie.experiment.result import RoundReport, RunResult, Spread
+    from coterie.experiment.callbacks import RoundReport
+    from coterie.experiment.result import RunResult, Spread
 
 
 def run(
@@ -38,9 +39,9 @@ def run(
         return
     with progress_of("run", quiet=json) as progress:
         from coterie import api  # takes seconds
+        from coterie.experiment.callbacks import Callbacks
         from coterie.experiment.experiment_file import read_experiment
         from coterie.experiment.folder import RunFolder
-        from coterie.experiment.result import Callbacks
 
         if experiment is None and not overrides and resume and out is not None:
             experiment = RunFolder(out).experiment
@@ -54,7 +55,7 @@ def run(
             status = f"{accuracy}epsilon spent {round_up(report.epsilon)}"
             progress.update(report.round, status)
 
-        result = api.run(chosen, out, resume=resume, callbacks=Callbacks(round=show_round))
+        result = api.run(chosen, out, resume=resume, callbacks=Callbacks(on_round=show_round))
     print_result(finite(result.to_json()), json, lambda: show(result))
 
 

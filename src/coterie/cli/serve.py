@@ -21,7 +21,8 @@ from coterie.privacy.plain import from_plain
 from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
-    from coterie.experiment.result import RoundReport, RunResult
+    from coterie.experiment.callbacks import RoundReport
+    from coterie.experiment.result import RunResult
 
 
 def serve(
@@ -53,9 +54,9 @@ def serve(
     require_flower()
     from coterie.engines.flower.keys import KeyFolder
     from coterie.engines.flower.transport import Timeouts
+    from coterie.experiment.callbacks import Callbacks
     from coterie.experiment.experiment_file import read_experiment
     from coterie.experiment.folder import default_folder
-    from coterie.experiment.result import Callbacks
     from coterie.experiment.serving import Serving
     from coterie.experiment.serving import serve as serve_experiment
     from coterie.report.run import write_run_report
@@ -80,11 +81,11 @@ def serve(
     )
     with log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
         callbacks = Callbacks(
-            joined=lambda records: _tell(
+            on_joined=lambda records: _tell(
                 f"joined: {', '.join(f'{name} ({count} records)' for name, count in records.items())}"
             ),
-            agreed=lambda guarantee: _tell(f"agreed: {guarantee}"),
-            round=lambda report: _round(report, progress),
+            on_start=lambda start: _tell(f"agreed: {start.guarantee}"),
+            on_round=lambda report: _round(report, progress),
         )
         result = serve_experiment(chosen, serving, callbacks)
     written = write_run_report(result.folder)

@@ -58,13 +58,14 @@ def addressed(requests: Rounds[T], engine: Engine, round: int) -> Work[T]:
 
 
 def answer_all(work: Work[T]) -> T:
-    """Have everything answered as it is requested."""
-    try:
-        asked = next(work)
-        while True:
-            asked = work.send(asked.engine.answer(asked.request, asked.round))
-    except StopIteration as done:
-        return cast(T, done.value)
+    """Have everything answered as it is requested; where that fails, the work is ended at once."""
+    with closing(work):
+        try:
+            asked = next(work)
+            while True:
+                asked = work.send(asked.engine.answer(asked.request, asked.round))
+        except StopIteration as done:
+            return cast(T, done.value)
 
 
 def drive(requests: Rounds[T], engine: Engine, round: int) -> T:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
@@ -13,6 +13,9 @@ from coterie.files import LARGEST_YAML, parse_yaml, regular, yaml_text
 
 Tree = dict[str, Any]
 """Nested sections as YAML gives them: validated before anything else looks inside."""
+
+ExperimentSource: TypeAlias = Experiment | Mapping[str, Any] | str | Path | None
+"""What a function takes for an experiment: itself, its sections, its file, or None for the built-in one."""
 
 SELECTORS = ("data.name", "federation.kind", "model.name", "algorithm.name", "engine.name")
 """Keys that decide which other keys their section has."""
@@ -44,6 +47,15 @@ def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experim
     """The experiment in a file (or the built-in default), with `key=value` overrides applied."""
     tree = read_yaml(path) if path is not None else {}
     return Experiment.model_validate(override(tree, parse_overrides(overrides)))
+
+
+def experiment_of(source: ExperimentSource) -> Experiment:
+    """The experiment itself, the one in a file or in sections, or the built-in default."""
+    if isinstance(source, Experiment):
+        return source
+    if isinstance(source, Mapping):
+        return Experiment.model_validate(override(source, {}))
+    return read_experiment(None if source is None else Path(source))
 
 
 def parse_overrides(texts: Iterable[str]) -> Tree:

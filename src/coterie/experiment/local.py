@@ -36,12 +36,13 @@ from coterie.experiment.calibrated import (
     delta_caveat,
     reported_of,
 )
+from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.evaluator import Evaluator, LocalScores, wants_references
-from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.experiment_file import ExperimentSource, experiment_of, read_experiment
 from coterie.experiment.folder import RunFolder, check_out, default_folder
 from coterie.experiment.loop import Run, open_folder
 from coterie.experiment.recorded import check_folder
-from coterie.experiment.result import Callbacks, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
 from coterie.files import beside, write_text
@@ -58,18 +59,14 @@ SHARED_RECORDS = "a simulated federation: clusters hold the same records under d
 
 
 def run(
-    experiment: Experiment | str | Path | None = None,
+    experiment: ExperimentSource = None,
     out: str | Path | None = None,
     *,
     resume: bool = False,
     callbacks: Callbacks | None = None,
 ) -> RunResult:
-    """Run an experiment (a file, an object, or the built-in default) and return what it found."""
-    chosen = (
-        experiment
-        if isinstance(experiment, Experiment)
-        else read_experiment(None if experiment is None else Path(experiment))
-    )
+    """Run an experiment (a file, sections, an object, or the built-in default) and return what it found."""
+    chosen = experiment_of(experiment)
 
     def resumable(path: Path) -> bool:
         files = RunFolder(path)
@@ -93,8 +90,9 @@ def finish(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | N
 def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | None = None) -> Work[RunResult]:
     """The same, asking whoever drives it to have the engine answer."""
     experiment, federation = calibrated.experiment, calibrated.federation
+    told = callbacks or Callbacks()
     assert federation is not None
-    with open_folder(files, calibrated, federation.fingerprint()) as opened:
+    with told.ending() as end, open_folder(files, calibrated, federation.fingerprint()) as opened:
         engine = LocalEngine(
             federation,
             calibrated.learner,
@@ -113,8 +111,9 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
         scores = LocalScores(federation, engine)
         exact = scores.exact if experiment.evaluation_kind is EvaluationKind.EXACT else None
         run = Run(calibrated, opened, engine, Evaluator(calibrated, scores, exact, opened.metrics.bodies))
-        result = run.result((yield from run.rounds((callbacks or Callbacks()).round)))
+        result = run.result((yield from run.rounds(told)))
         opened.finish(result.to_json())
+        end(result)
     return result
 
 

@@ -6,7 +6,7 @@ A folder is written, or checked and gone on with; then rounds, evaluation, metri
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -17,13 +17,13 @@ from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
 from coterie.experiment import checkpoint, folder
 from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.callbacks import Callbacks, ReleaseReport, RoundReport, RunStart
 from coterie.experiment.checkpoint import Checkpoint, Personal
 from coterie.experiment.evaluator import Evaluation, Evaluator, exact_figures
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import (
-    RoundReport,
     RunResult,
     clustering_accuracy,
     live_clusters,
@@ -33,7 +33,7 @@ from coterie.experiment.result import (
 from coterie.experiment.schema import refuse
 from coterie.experiment.seal import DROPPED, METRICS, ChainedLines, Seal
 from coterie.files import Json, append_line, json_text, read_json, write_json, write_text
-from coterie.privacy import POPULATION, Guarantee, Ledger, PrivacyPlan, SecretKey
+from coterie.privacy import POPULATION, Charge, Guarantee, Ledger, PrivacyPlan, SecretKey
 from coterie.privacy.units import number_to_json
 
 log = logging.getLogger(__name__)
@@ -201,10 +201,15 @@ class Run:
     engine: Engine
     evaluator: Evaluator
 
-    def rounds(self, tell: Callable[[RoundReport], None]) -> Work[State]:
+    def rounds(self, callbacks: Callbacks) -> Work[State]:
         """Do the rounds that are still to be done; whoever drives this has the engine answer."""
         opened, engine, algorithm = self.opened, self.engine, self.calibrated.algorithm
-        state, rounds = opened.state, self.calibrated.experiment.schedule.rounds
+        state, experiment = opened.state, self.calibrated.experiment
+        rounds = experiment.schedule.rounds
+        start = RunStart(opened.files.path, experiment, opened.guarantee.line, state.round)
+        callbacks.tell("on_start", start)
+        if callbacks.on_release is not None:
+            opened.ledger.listener = lambda charged: self._tell_releases(charged, callbacks)
         log.info("round %d of %d begins", min(state.round + 1, rounds), rounds)
         while state.round < rounds:
             began, waited = time.perf_counter(), engine.waited
@@ -216,16 +221,24 @@ class Run:
             seconds = {"train": trained - began, "evaluate": time.perf_counter() - trained}
             append_line(opened.files.timing, {"round": state.round, **seconds})
             opened.save(state, engine.personal)
-            tell(
-                RoundReport(
-                    round=state.round,
-                    rounds=rounds,
-                    accuracy=judged.accuracy.mean if judged else None,
-                    epsilon=self.calibrated.spent(opened.ledger),
-                    seconds=sum(seconds.values()),
-                )
+            report = RoundReport(
+                round=state.round,
+                rounds=rounds,
+                accuracy=judged.accuracy.mean if judged else None,
+                epsilon=self.calibrated.spent(opened.ledger),
+                seconds=sum(seconds.values()),
+                is_exact=judged is not None and not judged.accuracy.is_private,
             )
+            callbacks.tell("on_round", report)
         return state
+
+    def _tell_releases(self, charged: Sequence[Charge], callbacks: Callbacks) -> None:
+        epsilon, unit = self.calibrated.spent(self.opened.ledger), self.calibrated.plan.unit
+        asked: dict[tuple[int, str], list[str]] = {}
+        for charge in charged:
+            asked.setdefault((charge.round, charge.release), []).append(charge.subject)
+        for (round, name), subjects in asked.items():
+            callbacks.tell("on_release", ReleaseReport(round, name, unit, tuple(subjects), epsilon))
 
     def _log(self, state: State, judged: Evaluation | None) -> None:
         opened = self.opened

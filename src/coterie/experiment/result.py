@@ -1,8 +1,8 @@
-"""What a run tells while it goes on, what it is judged by, and what it found: the same everywhere."""
+"""What a run is judged by, and what it found: the same everywhere."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,37 +90,6 @@ class Groups:
     majority: float | None
     minority: float | None
     worst: float
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What a run tells after each round.
-
-    Args:
-        epsilon: spent so far, by the unit that spent most.
-        answered, missing: between sites, who answered and why others did not; nobody where that is a secret.
-        spent: between sites, what each was asked for so far; a client that was missing may have spent less.
-        budget: of each of those.
-    """
-
-    round: int
-    rounds: int
-    accuracy: float | None
-    epsilon: float
-    seconds: float
-    answered: tuple[str, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
-    spent: Mapping[str, float] = field(default_factory=dict)
-    budget: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions to call while a run goes on; sites join, with so many records each, and agree."""
-
-    joined: Callable[[Mapping[str, int]], None] = lambda records: None
-    agreed: Callable[[str], None] = lambda guarantee: None
-    round: Callable[[RoundReport], None] = lambda report: None
 
 
 BETWEEN_SITES = (

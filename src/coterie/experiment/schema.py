@@ -110,7 +110,15 @@ class EvaluationSettings(Settings):
 
 
 class Experiment(Settings):
-    """One run: which data, split how, learnt by whom, under which promise."""
+    """One run: which data, split how, learnt by whom, under which promise.
+
+    Sections and their keys are those of an experiment file (`coterie run --print-default`).
+
+    Example:
+        >>> import coterie as ct
+        >>> ct.Experiment(privacy={"epsilon": 3}, schedule={"rounds": 20})
+        Experiment(r-dpcfl on digits: softmax, 20 rounds, epsilon 3 for one record)
+    """
 
     data: DataSettings = DataSettings()
     federation: FederationSettings = ClustersFederation()
@@ -139,6 +147,14 @@ class Experiment(Settings):
             return EvaluationKind.EXACT
         possible = self.privacy.unit is not Unit.WORKER and self.privacy.mode is Mode.SOUND
         return EvaluationKind.PRIVATE if possible else EvaluationKind.NONE
+
+    def __repr__(self) -> str:
+        learnt = (
+            f"{self.algorithm.name} on {self.data.name}: {self.model.name}, {self.schedule.rounds} rounds"
+        )
+        return f"Experiment({learnt}, epsilon {self.privacy.epsilon:g} for one {self.privacy.unit})"
+
+    __str__ = __repr__
 
     def check_all_acts(self) -> None:
         """Refuse what was set and cannot act; what a run was begun with stays readable all the same."""

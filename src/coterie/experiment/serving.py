@@ -33,13 +33,14 @@ from coterie.engines.flower.transport import Journal, NobodyAnswered, Timeouts, 
 from coterie.engines.local import coin_key
 from coterie.errors import InputError
 from coterie.experiment import folder
+from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.evaluator import Evaluator, Served, rows_of
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import finished
 from coterie.experiment.loop import OpenRunFolder, Run, open_folder
 from coterie.experiment.recorded import check_folder
-from coterie.experiment.result import Callbacks, RoundReport, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment, refuse
 from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, trusts_server
 from coterie.files import append_line, forget_rounds, read_lines
@@ -73,7 +74,7 @@ class ServedRun:
             self.sites = Sites.load(files.sites)
         else:
             self.sites = Sites.gather(transport)
-            self.callbacks.joined(self.sites.records)
+            self.callbacks.tell("on_joined", self.sites.records)
         self.calibrated = calibrate_sites(experiment, self.sites, truth)
         self.contracts = contracts_of(self.calibrated, self.sites)
         self._trusted = trusts_server(experiment)
@@ -82,7 +83,8 @@ class ServedRun:
     def finish(self) -> RunResult:
         """Begin the run, or go on with it, to its end; then tell the sites."""
         key_is_for = self.sites.experiment if self._trusted else None
-        with open_folder(self.files, self.calibrated, key_is_for, self.sites.to_json()) as opened:
+        folder = open_folder(self.files, self.calibrated, key_is_for, self.sites.to_json())
+        with self.callbacks.ending() as end, folder as opened:
             # Nothing is charged before all have agreed.
             self._agree(resumed=opened.ledger.head.count > 1)
             participation = Participants(self.files.participation, opened.state.round)
@@ -94,16 +96,16 @@ class ServedRun:
                 forget_rounds(self._journal.folder, before=report.round + 1)
                 answered, missing = participation.of_round(report.round)
                 spent, budget = self._spent(opened.ledger)
-                self.callbacks.round(
-                    replace(report, answered=answered, missing=missing, spent=spent, budget=budget)
-                )
+                told = replace(report, answered=answered, missing=missing, spent=spent, budget=budget)
+                self.callbacks.tell("on_round", told)
 
-            result = run.result(answer_all(run.rounds(tell)))
+            result = run.result(answer_all(run.rounds(replace(self.callbacks, on_round=tell))))
             spent, _ = self._spent(opened.ledger)
             asked = dict.fromkeys(self.contracts, spent[EVERYONE]) if self._trusted else spent
             result = replace(result, participation=participation.tally, asked=asked)
             server.finish(self.transport, self.contracts)
             opened.finish(result.to_json())
+            end(result)
         return result
 
     def _agree(self, resumed: bool) -> None:
@@ -117,7 +119,6 @@ class ServedRun:
                 f"not all clients agree to the plan ({promised}): {reasons}. Nothing was released; "
                 "once they do, --resume goes on"
             )
-        self.callbacks.agreed(promised)
 
     def _engine(
         self, opened: OpenRunFolder, note: Callable[[Participation], None]
@@ -335,7 +336,7 @@ def main(grid: Grid, context: Context) -> None:
     serving = Serving(Path(str(config["out"])), None, wait=float(config["wait"]), resume=True)
     nodes = discover(grid, int(config["clients"]), serving.wait, serving.timeouts)
     if not RunFolder(serving.out).finished:
-        on_grid(experiment, grid, nodes, serving, Callbacks(agreed=log.info, round=_tell))
+        on_grid(experiment, grid, nodes, serving, Callbacks(on_start=log.info, on_round=_tell))
 
 
 def _tell(report: RoundReport) -> None:

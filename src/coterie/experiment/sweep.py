@@ -11,14 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, Union
+
+import numpy as np
 
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import override, read_yaml, within, without
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import yaml_text
-from coterie.settings import idle
+from coterie.settings import Settings, idle
+
+SweepSource: TypeAlias = Union["Sweep", Mapping[str, Any], str, Path, None]
+"""What a function takes for a sweep: itself, its content, its file, or nothing for the built-in one."""
 
 LABEL = "label"
 """The key under which a cell holds the name of its part, where parts have names."""
@@ -99,25 +104,29 @@ class Sweep:
         return cls(base, grid, tuple(parts))
 
     @classmethod
-    def read(cls, path: Path | None) -> "Sweep":
-        """The sweep in a file, or the built-in comparison."""
-        content = read_yaml(path) if path is not None else BUILT_IN
+    def read(cls, source: SweepSource) -> "Sweep":
+        """The sweep itself, the one in a file or a mapping, or the built-in comparison."""
+        if isinstance(source, Sweep):
+            return source
+        given = BUILT_IN if source is None else source
+        content = _plain(given) if isinstance(given, Mapping) else read_yaml(Path(given))
+        where = "sweep" if isinstance(given, Mapping) else given
         base, parts = content.get("base") or {}, content.get("parts")
-        unknown = min(content.keys() - {"base", "grid", "parts"}, default=None)
+        unknown = min(map(str, content.keys() - {"base", "grid", "parts"}), default=None)
         refuse(
             {
-                f"{path}: unknown key '{unknown}'; a sweep has base and grid, or base and parts": (
+                f"{where}: unknown key '{unknown}'; a sweep has base and grid, or base and parts": (
                     unknown is not None
                 ),
-                f"{path}: base should hold sections of an experiment": not isinstance(base, dict),
+                f"{where}: base should hold sections of an experiment": not isinstance(base, dict),
             }
         )
         if "parts" not in content:
-            return cls(base, _read_grid(content.get("grid"), f"{path}: "))
+            return cls(base, _read_grid(content.get("grid"), f"{where}: "))
         if "grid" in content or not isinstance(parts, list) or not parts:
-            raise InputError(f"{path}: parts should be a list of grids, in place of grid")
+            raise InputError(f"{where}: parts should be a list of grids, in place of grid")
         return cls.of_parts(
-            base, [_read_part(part, f"{path}: parts.{number}.") for number, part in enumerate(parts)]
+            base, [_read_part(part, f"{where}: parts.{number}.") for number, part in enumerate(parts)]
         )
 
     def cells(self) -> list[Cell]:
@@ -150,7 +159,7 @@ class Sweep:
             dropped = {key: in_vain[key] for key in in_vain if not any(within(key, other) for other in own)}
             if dropped:
                 experiment = Experiment.model_validate(reduce(without, dropped, tree))
-            other = runs.setdefault(repr(experiment), name)  # 1 and 1.0 have two names
+            other = runs.setdefault(experiment.model_dump_json(), name)  # 1 and 1.0 have two names
             same = f"grid: {name} is the same run as {other}"
             refuse({f"grid: {name} stands twice": name in seen, same: other != name})
             seen.add(name)
@@ -207,6 +216,19 @@ class Sweep:
         else:
             content["grid"] = {key: list(values) for key, values in self.grid.items()}
         return yaml_text(content)
+
+
+def _plain(value: Any) -> Any:
+    """What Python code writes, as a file would: lists for tuples and ranges, sections for an experiment."""
+    if isinstance(value, Settings):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | range | np.ndarray):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value) if isinstance(value, Path) else value
 
 
 def _read_grid(grid: Any, where: str) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ an uninterrupted one.
 
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -153,6 +153,8 @@ class Ledger(LedgerView):
     """
 
     _file: io.FileIO
+    listener: Callable[[Sequence[Charge]], None] | None = None
+    """Is told what was charged, once it is written; where it raises, nothing of that is released."""
 
     @classmethod
     def open(
@@ -214,6 +216,8 @@ class Ledger(LedgerView):
             raise
         self.add(len(line), digest)
         self._count(fresh)
+        if self.listener is not None:
+            self.listener(fresh)
 
     def close(self) -> None:
         """Let go of the file; another process may open it now."""

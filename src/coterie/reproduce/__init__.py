@@ -1,5 +1,8 @@
 """Published experiments as data, how they are run, and the printed tables beside ours.
 
+>>> import coterie as ct
+>>> ct.reproduce("rdpcfl-mnist", "runs/mnist", scale="quick")  # doctest: +SKIP
+
 Here belong the declarations (`declared`, the YAML files), the printed numbers (`printed`, `published/`), the
 folder that a reproduction fills (`running`, `runs`), its table (`table`, `markdown`), figures
 and page, and the computations behind figures that need no run. What an experiment is and how a grid of them

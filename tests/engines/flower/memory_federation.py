@@ -12,9 +12,10 @@ from coterie.data import Federation
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.site import Site
 from coterie.engines.flower.transport import Timeouts, Transport
+from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import load_federation, truth_of
-from coterie.experiment.result import Callbacks, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.serving import ServedRun
 from coterie.privacy import Budget

@@ -22,8 +22,8 @@ from coterie.engines.flower.messages import GarbageError, SiteFacts
 from coterie.engines.flower.server import largest_release
 from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
+from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.result import Callbacks
 from coterie.experiment.serving import ServedRun
 from coterie.experiment.sites import check_servable
 from coterie.files import read_lines
@@ -177,7 +177,7 @@ def test_a_client_that_is_away_is_not_charged_and_may_come_back(
             federation.start(away)
             federation.grid.offline.discard(node)
 
-    result = federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
+    result = federation.serve(tmp_path / "run", callbacks=Callbacks(on_round=note))
     assert {charge["round"] for charge in charges(federation, away)} == {1, 4}
     assert result.asked[away] < min(value for name, value in result.asked.items() if name != away)
     assert result.asked[away] == pytest.approx(
@@ -230,7 +230,7 @@ def test_when_nobody_answers_the_run_says_so_and_can_go_on(
             federation.grid.offline |= set(federation.nodes.values())
 
     with pytest.raises(NobodyAnswered, match="round 3"):
-        federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
+        federation.serve(tmp_path / "run", callbacks=Callbacks(on_round=note))
     federation.grid.offline.clear()
     result = federation.serve(tmp_path / "run")
     assert result.rounds == ROUNDS

@@ -27,8 +27,9 @@ from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
 from coterie.experiment import local
+from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.result import Callbacks, RunResult
+from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
 from coterie.experiment.serving import ServedRun, Serving, serve
@@ -229,7 +230,7 @@ def test_only_the_sampled_are_sent_anything_and_the_folder_does_not_say_who(tmp_
     def note(report: Any) -> None:
         journals.append(len(list((tmp_path / "run" / "journal").glob("*"))))
 
-    result = federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
+    result = federation.serve(tmp_path / "run", callbacks=Callbacks(on_round=note))
     asked = [m for m in federation.grid.sent if m.metadata.message_type == messages.CONTRIBUTE]
     rounds = Counter(m.content.config_records["coterie"]["round"] for m in asked)
     assert 0 < min(rounds.values()) < 4
@@ -285,7 +286,7 @@ def test_a_client_that_is_away_adds_nothing_and_the_round_goes_on(tmp_path: Path
     def note(report: Any) -> None:
         federation.grid.offline.add(federation.nodes[BAD])
 
-    federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
+    federation.serve(tmp_path / "run", callbacks=Callbacks(on_round=note))
     federation.close()
     unanswered = serve_spoiled(EVERYBODY, tmp_path / "unanswered", lambda reply: [], round=2)[1]
     assert same(unanswered, state_of(EVERYBODY, tmp_path / "run"))
@@ -325,7 +326,7 @@ def test_when_no_site_is_connected_the_run_says_so_and_can_go_on(tmp_path: Path)
             federation.grid.offline |= set(federation.nodes.values())
 
     with pytest.raises(NobodyAnswered, match="round 2: no site is connected"):
-        federation.serve(tmp_path / "run", callbacks=Callbacks(round=note))
+        federation.serve(tmp_path / "run", callbacks=Callbacks(on_round=note))
     federation.grid.offline.clear()
     result = federation.serve(tmp_path / "run")
     federation.close()

@@ -1,0 +1,36 @@
+"""The names of the package: what `dir`, `help` and completion show, and that looking costs nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+import coterie as ct
+
+MODULES = {"groups", "privacy", "trackers"}
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    assert dir(ct) == sorted(ct.__all__)
+    assert {"run", "compare", "Experiment", "privacy"} <= set(dir(ct))
+
+
+@pytest.mark.parametrize("name", sorted(set(ct.__all__) - {"__version__"}))
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    found = getattr(ct, name)
+    assert found.__doc__
+    if name not in MODULES:
+        assert ">>>" in found.__doc__, f"{name}: its docstring has no example"
+
+
+def test_looking_at_the_names_imports_no_torch() -> None:
+    code = (
+        "import sys, coterie as ct; dir(ct); ct.__version__; ct.privacy; "
+        "sys.exit('torch' in sys.modules or 'pandas' in sys.modules or 'sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'rum'"):
+        ct.rum  # noqa: B018
