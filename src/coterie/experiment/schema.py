@@ -152,7 +152,8 @@ class Experiment(Settings):
         learnt = (
             f"{self.algorithm.name} on {self.data.name}: {self.model.name}, {self.schedule.rounds} rounds"
         )
-        return f"Experiment({learnt}, epsilon {self.privacy.epsilon:g} for one {self.privacy.unit})"
+        promise = f"epsilon {self.privacy.epsilon:g} for one {self.privacy.unit}"
+        return f"Experiment({learnt}, {self.schedule.rounds} rounds, {promise})"
 
     __str__ = __repr__
 
