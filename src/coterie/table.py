@@ -1,9 +1,11 @@
-"""A table described once: Markdown and CSV here, HTML by the template that pages share."""
+"""A table described once, as Markdown, CSV and HTML."""
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from markupsafe import Markup
 
 NONE = "–"
 
@@ -59,6 +61,33 @@ class Table:
         kept = [place for place in range(len(self.headings)) if any(row[place] != NONE for row in self.rows)]
         rows = [[row[place] for place in kept] for row in self.rows]
         return Table([self.headings[place] for place in kept], rows, self.caption, self.words, self.total)
+
+    def html(self) -> Markup:
+        """The table under its caption, every text escaped; without scripts or styles of its own."""
+        # The caption is no <caption>, which would be as wide as the table and scroll away with it.
+        caption = Markup('<p class="caption">{}</p>\n').format(self.caption)
+        region = Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}">\n')
+        headings = [
+            Markup('<th scope="col"{}>{}</th>').format(self._kind(place), heading)
+            for place, heading in enumerate(self.headings)
+        ]
+        head = Markup("<thead><tr>{}</tr></thead>\n").format(Markup("").join(headings))
+        body = Markup("<tbody>\n{}\n</tbody>\n").format(Markup("\n").join(map(self._cells, self.rows)))
+        foot = Markup("<tfoot>{}</tfoot>\n").format(self._cells(self.total)) if self.total else Markup("")
+        table = Markup("<table>\n{}</table>\n</div>").format(head + body + foot)
+        return caption + region.format(self.caption) + table
+
+    def _kind(self, place: int) -> Markup:
+        words = place == 0 or self.headings[place] in self.words
+        return Markup("" if words else ' class="num"')
+
+    def _cells(self, row: Sequence[str]) -> Markup:
+        first = Markup('<th scope="row">{}</th>').format(row[0])
+        rest = [
+            Markup("<td{}>{}</td>").format(self._kind(place), cell)
+            for place, cell in enumerate(row[1:], start=1)
+        ]
+        return Markup("<tr>{}{}</tr>").format(first, Markup("").join(rest))
 
     def markdown(self) -> str:
         """The lines of the table, without the caption."""

@@ -22,6 +22,7 @@ from coterie.engines.clients import behaviour, build_learner
 from coterie.errors import BudgetError, InputError, check_memory
 from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import EvaluationKind, Experiment, refuse
+from coterie.experiment.shown import plan_html
 from coterie.files import Json
 from coterie.groups import Structure
 from coterie.models import build_model
@@ -102,6 +103,12 @@ class CalibratedRun(ProvenPlan):
     augmentation: Augmentation | None
     guarantee: Guarantee
     federation: Federation | None = None
+
+    def __repr__(self) -> str:
+        return f"CalibratedRun({self.algorithm.name}: {self.guarantee.line})"
+
+    def _repr_html_(self) -> str:
+        return plan_html(repr(self.experiment), self.guarantee)
 
     def start(self) -> State:
         """The state before the first round."""

@@ -17,7 +17,9 @@ from coterie.experiment.composition import Total, total_of
 from coterie.experiment.experiment_file import SELECTORS
 from coterie.experiment.result import Fairness, RunResult
 from coterie.experiment.seal import Seal, require
+from coterie.experiment.shown import comparison_html
 from coterie.experiment.sweep import Cell, Sweep
+from coterie.experiment.tidy import Frame, frame
 from coterie.files import beside, regular
 from coterie.privacy.units import number_to_json, round_up
 from coterie.table import NONE, Table, csv_text, plain
@@ -88,6 +90,38 @@ class SweepResult:
     def total(self) -> Total | None:
         """What all cells that have begun spend together, finished or not."""
         return total_of(cell.files(self.folder).path for cell in self.sweep.cells())
+
+    @property
+    def table(self) -> Frame:
+        """One row for each setting, with full precision; a data frame where pandas is there.
+
+        Example:
+            >>> import coterie as ct
+            >>> ct.compare("sweep.yaml").table.sort_values("accuracy")  # doctest: +SKIP
+        """
+        told = [{**row.to_json(), "epsilon": row.epsilon} for row in self.rows]
+        left_out = ("values", "guarantee_text")
+        return frame(
+            [{**row["values"], **{key: row[key] for key in row if key not in left_out}} for row in told]
+        )
+
+    @property
+    def brief(self) -> Table:
+        """What fits a terminal."""
+        exact = any(row.kind == "exact" for row in self.rows)
+        return Table(*table_columns(self.rows, BRIEF), OUTSIDE if exact else "")
+
+    @property
+    def summary(self) -> str:
+        """How many of its runs are finished."""
+        runs = f"{len(self.cells)} of {len(self.cells) + len(self.failed)} runs finished"
+        return f"{self.folder}: {runs}"
+
+    def __repr__(self) -> str:
+        return "\n".join([f"SweepResult({self.summary})", *([self.brief.markdown()] if self.rows else [])])
+
+    def _repr_html_(self) -> str:
+        return comparison_html(self)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,8 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.shown import run_html
+from coterie.experiment.tidy import Frame, clients_of, frame, rounds_of
 from coterie.files import read_json
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.scoring import Score
@@ -188,10 +190,33 @@ class RunResult:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{RunFolder(path).result}: not a result of this version ({error})") from None
 
-    def __repr__(self) -> str:
+    @property
+    def metrics(self) -> Frame:
+        """One row for each round: epsilon spent so far, accuracy, loss; a data frame where pandas is there.
+
+        Example:
+            >>> import coterie as ct
+            >>> ct.run("experiment.yaml").metrics.plot("round", "accuracy")  # doctest: +SKIP
+        """
+        return frame(rounds_of(self))
+
+    @property
+    def clients(self) -> Frame:
+        """One row for each client: records, cluster, epsilon, accuracy; a frame where pandas is there."""
+        return frame(clients_of(self))
+
+    @property
+    def summary(self) -> str:
+        """What it found, in a few words."""
         found = {True: ", clusters found", False: ", clusters not found", None: ""}[self.clusters_found]
         reached = "not evaluated" if self.accuracy is None else f"mean accuracy {self.accuracy.mean:.1%}"
-        return f"RunResult({self.algorithm}: {reached}{found}; {self.guarantee})"
+        return f"{self.algorithm}: {reached}{found}"
+
+    def __repr__(self) -> str:
+        return f"RunResult({self.summary}; {self.guarantee})"
+
+    def _repr_html_(self) -> str:
+        return run_html(self)
 
 
 # --- accuracy, fairness, and whether the clusters were found ------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, StrictBool, ValidationError, model_validator
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
@@ -16,6 +16,9 @@ from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
 from coterie.privacy.ranges import EPSILON, ROUNDS, SEED
 from coterie.settings import Acts, Settings, explain, idle, within
+
+if TYPE_CHECKING:
+    from coterie.experiment.calibrated import CalibratedRun
 
 
 def refuse(reasons: Mapping[str, bool]) -> None:
@@ -149,13 +152,27 @@ class Experiment(Settings):
         return EvaluationKind.PRIVATE if possible else EvaluationKind.NONE
 
     def __repr__(self) -> str:
-        learnt = (
-            f"{self.algorithm.name} on {self.data.name}: {self.model.name}, {self.schedule.rounds} rounds"
-        )
+        learnt = f"{self.algorithm.name} on {self.data.name}: {self.model.name}"
         promise = f"epsilon {self.privacy.epsilon:g} for one {self.privacy.unit}"
         return f"Experiment({learnt}, {self.schedule.rounds} rounds, {promise})"
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        from coterie.experiment.shown import experiment_html
+
+        return experiment_html(self)
+
+    def plan(self) -> "CalibratedRun":
+        """What it will cost, release by release, before anything is written; of its data, counts matter.
+
+        Example:
+            >>> import coterie as ct
+            >>> ct.Experiment(privacy={"epsilon": 3}).plan().guarantee.releases  # doctest: +SKIP
+        """
+        from coterie.experiment.local import calibrate
+
+        return calibrate(self)
 
     def check_all_acts(self) -> None:
         """Refuse what was set and cannot act; what a run was begun with stays readable all the same."""

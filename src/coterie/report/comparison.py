@@ -7,6 +7,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.shown import release_table
 from coterie.experiment.verify import RunClaim, with_claim
 from coterie.files import write_text
 from coterie.report import grid_figures, words
@@ -91,7 +92,7 @@ def _title(comparison: Comparison) -> str:
 def _releases(comparison: Comparison) -> Table:
     """One row for every kind of release of every setting."""
     tables = [
-        (words.setting(each.values), words.releases(each.runs[0].guarantee)) for each in comparison.settings
+        (words.setting(each.values), release_table(each.runs[0].guarantee)) for each in comparison.settings
     ]
     rows = [
         {"Setting": name, **dict(zip(told.headings, row, strict=True))}

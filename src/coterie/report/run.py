@@ -6,6 +6,7 @@ from typing import Any
 
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Spread
+from coterie.experiment.shown import release_table
 from coterie.experiment.verify import RunClaim, with_claim
 from coterie.files import write_text
 from coterie.privacy import Unit
@@ -76,7 +77,7 @@ def run_report(run: RunRecord) -> str:
         outside=outside,
         truth_known=known,
         choices_outside=known or not tells_choices(run),
-        releases=words.releases(run.guarantee),
+        releases=release_table(run.guarantee),
         costs=_costs(run, noun),
         costs_of=count(len(run.guarantee.per_client), noun),
         facts=list(words.what_ran(run)),

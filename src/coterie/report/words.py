@@ -3,13 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from markupsafe import Markup
-
 from coterie.data import ClustersFederation, DirichletFederation, GroupsFederation, NaturalFederation
-from coterie.privacy import Guarantee, Unit
-from coterie.report.numbers import count, epsilon, listed, span
+from coterie.privacy import Unit
+from coterie.report.numbers import count, listed, span
 from coterie.report.record import RunRecord
-from coterie.table import Table
 
 _SHIFTS = {
     "rotation": "each cluster sees the images turned by another quarter",
@@ -88,22 +85,6 @@ def _plain(value: object) -> str:
             return f"{numbers[0]} to {numbers[-1]}"
         return listed([str(item) for item in value])
     return str(value)
-
-
-def releases(promise: Guarantee) -> Table:
-    """One row for every kind of release: what, how often, with what noise, at what cost."""
-    rows = [
-        {
-            "Part": f"{release.name}, on held-out records" if release.held_out else release.name,
-            "What is released": Markup('<span class="wide-text">{}</span>').format(release.what),
-            "How often": f"{release.times:,}",
-            "Noise": release.noise,
-            "Epsilon alone": epsilon(release.epsilon),
-        }
-        for release in promise.releases
-    ]
-    together = ["together", "", "", "", epsilon(promise.epsilon)]
-    return Table.of(rows, "Every kind of release", words=["What is released"], total=together)
 
 
 def setting(values: Mapping[str, object]) -> str:
