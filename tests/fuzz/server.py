@@ -104,6 +104,7 @@ def _forked(work: Callable[[], int]) -> int:
     code = 70
     try:
         os.setpgid(0, 0)
+        atexit._clear()  # what libraries registered when they were imported takes longer than most cases
         code = work()
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
