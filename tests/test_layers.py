@@ -37,7 +37,7 @@ DOORS: dict[str, set[str]] = {
     "report": {"table", "files", "experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
     "bench": {"experiment", "engines", *BELOW_ENGINES} - {"groups", "settings"},
     "reproduce": {"report", "table", "experiment", "engines", "clustering", *BELOW_ENGINES},
-    "api": {"experiment", "report", "reproduce"},
+    "api": {"experiment", "report", "reproduce", "errors"},
     "cli": {
         "api",
         "bench",

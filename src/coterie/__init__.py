@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from coterie import groups, privacy
-    from coterie.api import compare, run
+    from coterie.api import compare, load, run
     from coterie.experiment import trackers
     from coterie.experiment.callbacks import Callbacks
     from coterie.experiment.schema import Experiment
@@ -25,6 +25,7 @@ _HOMES = {
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
     "groups": "coterie.groups",
+    "load": "coterie.api",
     "privacy": "coterie.privacy",
     "reproduce": "coterie.reproduce",
     "run": "coterie.api",
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "compare",
     "groups",
+    "load",
     "privacy",
     "reproduce",
     "run",

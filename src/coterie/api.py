@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from coterie.errors import InputError
 from coterie.experiment import cells, local
 from coterie.experiment.callbacks import Callbacks, together
 from coterie.experiment.cells import Progress
@@ -42,6 +43,20 @@ def run(
     log.info("writing the report")
     write_run_report(result.folder)
     return result
+
+
+def load(path: str | Path) -> RunResult:
+    """A finished run from its folder, every file of it checked: the object that `run` returned.
+
+    Example:
+        >>> import coterie as ct
+        >>> ct.load("runs/mine").predict(frame, client="client-03")  # doctest: +SKIP
+    """
+    files = RunFolder(Path(path))
+    if not files.finished:
+        raise InputError(f"{path}: not the folder of a finished run")
+    local.check_finished(files)
+    return RunResult.load(files.path)
 
 
 def compare(

@@ -75,6 +75,11 @@ CASES = {
     "leakage": Cases({"--structure": RING[2:], "--threat-model": [*RING, "--threat-model", "3"]}, RING),
     "verify": Cases({"nowhere": ["nowhere"]}, ["out"], before=("run", *SMALL)),
     "report": Cases({"nowhere": ["nowhere"]}),
+    "predict": Cases(
+        {"nowhere": ["nowhere", "--held-out"], "--data": ["out"]},
+        ["out", "--held-out"],
+        before=("run", *SMALL),
+    ),
     "bench": Cases({"--slow": ["--slow"]}, ["--quick"]),
     "serve": Cases({"--keys": ["e.yaml"]}, "engines/flower/real_federation.py"),
     "join": Cases({"--epsilon": HERE, "data.path": [*HERE, "--epsilon", "8"]}),

@@ -251,9 +251,9 @@ def test_one_flipped_bit_is_found_wherever_it_is(copy: Callable[[str], Path], na
     expected = {"experiment.yaml", "federation.json", "plan.json", "guarantee.json", "ledger.jsonl"}
     expected |= {"metrics.jsonl", "state.json", "state.safetensors", "report.html", NAME}
     more = {
-        "records": {"findings.json", "result.json"},
-        "clients": {"personal.safetensors", "result.json"},
-        "workers": {"leakage.json", "result.json"},
+        "records": {"findings.json", "task.json", "result.json"},
+        "clients": {"personal.safetensors", "task.json", "result.json"},
+        "workers": {"leakage.json", "task.json", "result.json"},
         "stopped": {"findings.json", "noise.key"},
     }
     assert {path.name for path in files} == expected | more[name]

@@ -15,6 +15,11 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. schedule.rounds=40."),
 ]
+Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+Client = Annotated[str | None, typer.Option("--client", help="Use the model of this client of the run.")]
+Cluster = Annotated[
+    int | None, typer.Option("--cluster", help="Use the model of this cluster, counted from 0.")
+]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
 ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coterie.data.preprocessing import Preprocessing
 from coterie.data.records import Array, Records, Task
 from coterie.errors import DataError
 from coterie.groups import Structure
@@ -32,12 +33,14 @@ class Federation:
         truth: the cluster each client was built from, where it is known. For evaluation only: nothing
             that trains or clusters may see it.
         structure: who is in which group, where clients work in groups; it numbers them in their order.
+        preprocessing: how raw values became features, before any shift between clusters.
     """
 
     clients: tuple[Client, ...]
     task: Task
     truth: tuple[int, ...] | None = None
     structure: Structure | None = None
+    preprocessing: Preprocessing | None = None
 
     def __repr__(self) -> str:
         records = sum(len(client.train) for client in self.clients)

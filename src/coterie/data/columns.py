@@ -6,7 +6,8 @@ features of all others, and clipping each record's gradient would no longer boun
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -98,28 +99,53 @@ class Column(PublicSettings):
         return (1 if self.categories is None else len(self.categories)) + (self.missing == "indicator")
 
 
-def encode(table: ClientTable, columns: tuple[Column, ...], clipped: Counter[str]) -> Array:
-    """The declared columns side by side, float32; how many values were clipped is added to `clipped`."""
-    return np.concatenate([_encode(table, column, clipped) for column in columns], axis=1, dtype=np.float32)
+def read_columns(table: ClientTable, columns: Sequence[Column]) -> Array:
+    """The declared columns of a table, float64: numbers, positions among the categories, NaN for missing."""
+    found = []
+    for column in columns:
+        if column.categories is None:
+            values = finite_numbers(table, column.column)
+        else:
+            index = category_index(table, column.column, column.categories, column.missing_values)
+            values = np.where(index < 0, np.nan, index)
+        found.append(values)
+        refuse_rows(
+            np.isnan(values) & (column.missing == "refuse"),
+            partial(_no_value, table, column.column),
+        )
+    return np.stack(found, 1)
 
 
-def _encode(table: ClientTable, column: Column, clipped: Counter[str]) -> Array:
-    if column.range is not None:
-        numbers = finite_numbers(table, column.column)
-        missing = np.isnan(numbers) | np.isin(numbers, column.missing_values)
-        clipped[column.column] += outside(numbers[~missing], column.range)
-        encoded = np.where(missing, 0.0, 2.0 * unit_interval(numbers, column.range) - 1.0)[:, None]
-    else:
-        index = category_index(table, column.column, column.categories or (), column.missing_values)
-        missing = index < 0
-        encoded = (index[:, None] == np.arange(len(column.categories or ()))).astype(np.float64)
-    if column.missing == "indicator":
-        return np.column_stack([encoded, missing])
-    refuse_rows(
-        missing,
-        lambda row: f"{table.where(row, column.column)}: no value; declare missing: indicator if that may be",
-    )
-    return encoded
+def _no_value(table: ClientTable, column: str, row: int) -> str:
+    return f"{table.where(row, column)}: no value; declare missing: indicator if that may be"
+
+
+def count_clipped(raw: Array, columns: Sequence[Column], clipped: Counter[str]) -> None:
+    """Add how many values lie outside the range of their column."""
+    for values, column in zip(raw.T, columns, strict=True):
+        if column.range is not None:
+            missing = np.isnan(values) | np.isin(values, column.missing_values)
+            clipped[column.column] += outside(values[~missing], column.range)
+
+
+def encode(raw: Any, columns: Sequence[Column], maths: Any) -> Any:
+    """Float64 rows as `read_columns` gives them as features side by side.
+
+    The same lines serve for numpy and for torch: `maths` is the one that the rows are of.
+    """
+    features = []
+    for place, column in enumerate(columns):
+        values = raw[:, place]
+        missing = values != values  # not a number
+        if column.range is not None:
+            for stands_for_none in column.missing_values:
+                missing = missing | (values == stands_for_none)
+            features.append(maths.where(missing, 0.0, 2.0 * unit_interval(values, column.range) - 1.0))
+        else:
+            features += [1.0 * (values == position) for position in range(len(column.categories or ()))]
+        if column.missing == "indicator":
+            features.append(1.0 * missing)
+    return maths.stack(features, 1)
 
 
 def finite_numbers(table: ClientTable, name: str) -> Array:
@@ -137,10 +163,10 @@ def outside(values: Array, limits: tuple[float, float]) -> int:
     return int(np.count_nonzero((values < limits[0]) | (values > limits[1])))
 
 
-def unit_interval(numbers: Array, limits: tuple[float, float]) -> Array:
-    """The range mapped to [0, 1], what lies outside clipped."""
+def unit_interval(numbers: Any, limits: tuple[float, float]) -> Any:
+    """The range mapped to [0, 1], what lies outside clipped; of numpy or torch."""
     low, high = limits
-    return (np.clip(numbers, low, high) - low) / (high - low)
+    return (numbers.clip(low, high) - low) / (high - low)
 
 
 def category_index(

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from coterie.data.preprocessing import Preprocessing
 from coterie.data.records import Dataset, Records, Task
 
 
@@ -10,11 +11,14 @@ def read_digits() -> Dataset:
     from sklearn.datasets import load_digits  # takes a second to import
 
     images, targets = load_digits(return_X_y=True)
-    features = (images.astype(np.float32) / 16.0).reshape(-1, 1, 8, 8)
+    task = Task("classification", (1, 8, 8), 10)
+    described = Preprocessing.of_array(task, ("divide", (16.0,)))
+    features = described.inputs.features(images.reshape(-1, *task.shape))
     return Dataset(
         "digits",
         Records(features, targets.astype(np.int64)),
         None,
-        Task("classification", (1, 8, 8), 10),
+        task,
         "UCI optical recognition of handwritten digits, as shipped with scikit-learn; pixels / 16",
+        preprocessing=described,
     )

@@ -1,5 +1,6 @@
 """Who holds which records: the `federation` section of an experiment, in one of its kinds."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from coterie.data.clusters import ClustersFederation
 from coterie.data.dirichlet import DirichletFederation
 from coterie.data.groups import GroupsFederation
 from coterie.data.natural import NaturalFederation
+from coterie.data.preprocessing import Preprocessing
 from coterie.data.records import Dataset
 
 FederationSettings = Annotated[
@@ -21,4 +23,5 @@ def build_federation(dataset: Dataset, settings: FederationSettings, seed: int) 
     """Deal the dataset to clients and check what came out; the same seed gives the same federation."""
     federation = settings.build(dataset, seed)
     check_federation(federation)
-    return federation
+    described = dataset.preprocessing or Preprocessing.as_it_is(dataset.task)
+    return replace(federation, preprocessing=described)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coterie.data.preprocessing import Label, Preprocessing
 from coterie.data.records import Array, Dataset, Records, Task, stream
 from coterie.errors import check_memory
 
@@ -42,13 +43,15 @@ def draw_glyphs(seed: int, size: int = 12_000, classes: int = 10, fonts: int = 2
     Distortions are rotation by up to 20 degrees, shear, stretch, shift, stroke intensity and pixel noise.
     """
     check_memory(f"data.size: {size}", 7 / 6 * size * 4 * (_SIDE * _SIDE + 16))
+    task = Task("classification", (1, _SIDE, _SIDE), classes)
     templates = _templates(_CHARACTERS[:classes], _FONTS[:fonts])
     return Dataset(
         "glyphs",
         _draw(templates, size, stream(seed, 0)),
         _draw(templates, max(classes, size // 6), stream(seed, 1)),
-        Task("classification", (1, _SIDE, _SIDE), classes),
+        task,
         f"{classes} characters in {fonts} fonts of matplotlib, distorted; intensities in [0, 1]",
+        preprocessing=Preprocessing.of_array(task, label=Label(classes=tuple(_CHARACTERS[:classes]))),
     )
 
 

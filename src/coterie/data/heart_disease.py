@@ -3,12 +3,11 @@
 Investigators: Andras Janosi, William Steinbrunn, Matthias Pfisterer, Robert Detrano.
 """
 
-from collections import Counter
-
 import numpy as np
 
-from coterie.data.columns import Column, encode, label_index
+from coterie.data.columns import Column, label_index, read_columns
 from coterie.data.dataset_files import dataset_files
+from coterie.data.preprocessing import Label, Preprocessing, TableInputs
 from coterie.data.records import Dataset, Records, Task
 from coterie.data.tables import read_csv
 
@@ -37,14 +36,17 @@ def read_heart_disease() -> Dataset:
     """920 patients of four hospitals; the target is any narrowing of a vessel above 50 %."""
     paths = dataset_files("heart-disease", tuple(f"processed.{name}.data" for name in _HOSPITALS))
     header = (*(column.column for column in _COLUMNS), "num")
-    hospitals = {}
+    inputs, hospitals = TableInputs(columns=_COLUMNS), {}
     for name, path in zip(_HOSPITALS, paths, strict=True):
         table = read_csv(path, header)
         narrowing = label_index(table, "num", (0, 1, 2, 3, 4))
-        hospitals[name] = Records(encode(table, _COLUMNS, Counter()), (narrowing > 0).astype(np.int64))
+        hospitals[name] = Records(
+            inputs.features(read_columns(table, _COLUMNS)), (narrowing > 0).astype(np.int64)
+        )
     return Dataset.of_owners(
         "heart-disease",
         hospitals,
         Task("classification", (sum(column.width for column in _COLUMNS),), 2),
         "UCI Heart Disease; clinical ranges mapped to [-1, 1], missing values by indicator",
+        preprocessing=Preprocessing(inputs=inputs, label=Label(classes=("none", "narrowed"))),
     )

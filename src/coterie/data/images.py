@@ -8,6 +8,7 @@ from typing import IO, Literal
 import numpy as np
 
 from coterie.data.dataset_files import refuse_rows
+from coterie.data.preprocessing import Label, Preprocessing
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
 from coterie.files import regular
@@ -31,17 +32,16 @@ class ImageFormat:
     std: tuple[float, ...]
     first: int = 0
 
-    def scaled(self, images: Array, pixels: PixelScale) -> Array:
-        """Images (n, channels, height, width) of bytes as float32.
+    def preprocessing(self, task: Task, pixels: PixelScale) -> Preprocessing:
+        """How bytes become features.
 
         `unit` divides by 255; `standard` then takes the published mean and deviation of each channel.
         """
-        features = np.ascontiguousarray(images).astype(np.float32)
-        features /= 255.0
+        steps: list[tuple[str, tuple[float, ...]]] = [("divide", (255.0,))]
         if pixels == "standard":
-            features -= np.asarray(self.mean, dtype=np.float32)[:, None, None]
-            features /= np.asarray(self.std, dtype=np.float32)[:, None, None]
-        return features
+            steps += [("subtract", self.mean), ("divide", self.std)]
+        names = tuple(range(self.first, self.first + self.classes))
+        return Preprocessing.of_array(task, *steps, label=Label(classes=names))
 
     def classified(self, labels: Array, where: object) -> Array:
         """Labels as classes, counted from 0; `where` begins the line by which others are refused."""
@@ -57,9 +57,13 @@ class ImageFormat:
         scaling = "pixels / 255"
         if pixels == "standard":
             scaling += f", less the published mean {self.mean}, by the published deviation {self.std}"
-        train, test = (Records(self.scaled(images, pixels), labels) for images, labels in parts)
-        task = Task("classification", train.features.shape[1:], self.classes)
-        return Dataset(name, train, test, task, note=f"{source}; {scaling}")
+        (bytes_, labels), tests = parts
+        task = Task("classification", bytes_.shape[1:], self.classes)
+        described = self.preprocessing(task, pixels)
+        train = Records(described.inputs.features(bytes_), labels)
+        test = Records(described.inputs.features(tests[0]), tests[1])
+        note = f"{source}; {scaling}"
+        return Dataset(name, train, test, task, note, preprocessing=described)
 
 
 def decoded(sources: Iterable[tuple[Path | IO[bytes], str]], count: int, side: int) -> Array:

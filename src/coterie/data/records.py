@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.settings import Acts
+
+if TYPE_CHECKING:
+    from coterie.data.preprocessing import Preprocessing
 
 Array = NDArray[Any]
 
@@ -88,6 +91,7 @@ class Dataset:
         test: held-out records where the source publishes them; else None, and the federation holds some out.
         note: where the records come from and by which public constants they are scaled.
         owners: the natural clients, where there are any.
+        preprocessing: how raw values became these features; None where records come as a network sees them.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Dataset:
     task: Task
     note: str
     owners: Owners | None = None
+    preprocessing: "Preprocessing | None" = None
 
     def __repr__(self) -> str:
         held_out = "none" if self.test is None else len(self.test)
@@ -110,11 +115,12 @@ class Dataset:
         task: Task,
         note: str,
         test: Mapping[str, Records] | None = None,
+        preprocessing: "Preprocessing | None" = None,
     ) -> "Dataset":
         """From the records of each natural client; `test` has the same clients."""
         held_out = None if test is None else Records.joined(test.values())
         owners = Owners(tuple(train), _owner(train), None if test is None else _owner(test))
-        return cls(name, Records.joined(train.values()), held_out, task, note, owners)
+        return cls(name, Records.joined(train.values()), held_out, task, note, owners, preprocessing)
 
 
 def _owner(parts: Mapping[str, Records]) -> Array:

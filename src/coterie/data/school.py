@@ -3,6 +3,7 @@
 import numpy as np
 
 from coterie.data.dataset_files import dataset_files, reading
+from coterie.data.preprocessing import Label, Preprocessing
 from coterie.data.records import Dataset, Records, Task
 from coterie.errors import DataError
 
@@ -32,11 +33,14 @@ def read_school() -> Dataset:
             )
     if not features or len(features) != len(targets):
         raise DataError(f"{path}: {len(features)} schools in X, {len(targets)} in Y")
+    task = Task("regression", (_FEATURES,), 0, error_cap=_ERROR_CAP)
+    scaled = ("divide", tuple(_LARGEST.tolist())), ("clip", (0.0, 1.0))
+    described = Preprocessing.of_array(task, *scaled, label=Label(range=(0.0, _LARGEST_SCORE)))
     schools = {
         f"school-{index:03d}": Records(
-            np.clip(pupils / _LARGEST, 0.0, 1.0), np.clip(scores / np.float32(_LARGEST_SCORE), 0.0, 1.0)
+            described.inputs.features(pupils), np.clip(scores / np.float32(_LARGEST_SCORE), 0.0, 1.0)
         )
         for index, (pupils, scores) in enumerate(zip(features, targets, strict=True))
     }
-    task = Task("regression", (_FEATURES,), 0, error_cap=_ERROR_CAP)
-    return Dataset.of_owners("school", schools, task, "School (ILEA); percentages / 100, exam score / 70")
+    note = "School (ILEA); percentages / 100, exam score / 70"
+    return Dataset.of_owners("school", schools, task, note, preprocessing=described)

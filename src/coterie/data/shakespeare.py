@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.dataset_files import dataset_files, reading
+from coterie.data.preprocessing import Label, Preprocessing, TokenInputs
 from coterie.data.records import Array, Dataset, Records, Task
 from coterie.errors import DataError
 
@@ -30,21 +31,22 @@ def read_shakespeare(length: int = WINDOW, stride: int | None = None) -> Dataset
     """
     (path,) = dataset_files("shakespeare", ("speeches.jsonl.gz",))
     stride = stride or length + 1
-    codes = np.full(256, len(_ALPHABET), dtype=np.int64)
-    codes[np.frombuffer(_ALPHABET.encode(), np.uint8)] = np.arange(len(_ALPHABET))
+    vocabulary = len(_ALPHABET) + 1
+    inputs = TokenInputs(length=length, vocabulary=vocabulary, alphabet=_ALPHABET)
     train: dict[str, Records] = {}
     test: dict[str, Records] = {}
     for role, text in _texts(path).items():
-        tokens = codes[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
+        tokens = inputs.tokens(text)
         start = len(tokens) - round(_TEST_SHARE * len(tokens))
         train[role] = _windows(tokens[:start], length, stride)
         test[role] = _windows(tokens[start:], length, stride)
     return Dataset.of_owners(
         "shakespeare",
         train,
-        Task("classification", (length,), len(_ALPHABET) + 1, vocabulary=len(_ALPHABET) + 1),
+        Task("classification", (length,), vocabulary, vocabulary=vocabulary),
         f"Moby Shakespeare by play and role; windows of {length} characters, every {stride}",
         test,
+        Preprocessing(inputs=inputs, label=Label(classes=(*_ALPHABET, "another"))),
     )
 
 

@@ -164,13 +164,18 @@ class LocalScores:
 
     def _sums(self, served: Assignment) -> NDArray[np.float64]:
         """Of scores and of losses, by client."""
-        clients, learner = list(self._tests), self._engine.learner
-        # Rows of clients with a model of their own come after those of the clusters.
-        model_of = [served.cluster_of[client] for client in clients]
-        for position, client in enumerate(served.own):
-            model_of[clients.index(client)] = len(served.models) + position
-        models = torch.from_numpy(rows_of(served)).to(learner.device)
-        return client_sums(learner, models, model_of, list(self._tests.values()))
+        return held_out_sums(self._engine.learner, self._tests, served)
+
+
+def held_out_sums(learner: Learner, tests: Mapping[str, Batch], served: Assignment) -> NDArray[np.float64]:
+    """Of scores and of losses on the held-out records of clients, each with the model that it uses."""
+    clients = list(tests)
+    # Rows of clients with a model of their own come after those of the clusters.
+    model_of = [served.cluster_of[client] for client in clients]
+    for position, client in enumerate(served.own):
+        model_of[clients.index(client)] = len(served.models) + position
+    models = torch.from_numpy(rows_of(served)).to(learner.device)
+    return client_sums(learner, models, model_of, list(tests.values()))
 
 
 def rows_of(served: Served) -> NDArray[np.float32]:

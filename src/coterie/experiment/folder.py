@@ -30,6 +30,7 @@ class RunFolder:
     path: Path
     experiment = _Named("experiment.yaml")
     federation = _Named("federation.json")
+    task = _Named("task.json")  # what is predicted, and from which raw values
     sites = _Named("sites.json")  # public facts of the sites, where clients are sites
     plan = _Named("plan.json")
     guarantee = _Named("guarantee.json")

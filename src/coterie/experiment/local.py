@@ -45,6 +45,7 @@ from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
+from coterie.experiment.trained import task_facts
 from coterie.files import beside, write_text
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Unit
@@ -112,7 +113,7 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
         exact = scores.exact if experiment.evaluation_kind is EvaluationKind.EXACT else None
         run = Run(calibrated, opened, engine, Evaluator(calibrated, scores, exact, opened.metrics.bodies))
         result = run.result((yield from run.rounds(told)))
-        opened.finish(result.to_json())
+        opened.finish(result.to_json(), task_facts(federation))
         end(result)
     return result
 

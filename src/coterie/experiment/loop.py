@@ -70,8 +70,14 @@ class OpenRunFolder:
         heads = {"ledger": self.ledger.head, "metrics": self.metrics.head, "seal": self.seal.lines.head}
         checkpoint.save(self.files.checkpoint, Checkpoint(state, heads, personal))
 
-    def finish(self, result: Json) -> None:
-        """Write the result, sealed with all that it tells of; then nobody needs the noise key any more."""
+    def finish(self, result: Json, task: Json | None = None) -> None:
+        """Write the result, sealed with all that it tells of; then nobody needs the noise key any more.
+
+        Args:
+            task: what the models are for, and how raw values become what they see, where that is known.
+        """
+        if task is not None:
+            self.seal.write_text(self.files.task, json_text(task))
         heads = {"ledger": self.ledger.head.to_json(), "metrics": self.metrics.head.to_json()}
         if (saved := checkpoint.stored(self.files.checkpoint)) is not None:
             heads["checkpoint"] = {"digest": saved.digest}

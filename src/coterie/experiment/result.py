@@ -4,10 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from coterie.errors import InputError
@@ -17,6 +19,10 @@ from coterie.experiment.tidy import Frame, clients_of, frame, rounds_of
 from coterie.files import read_json
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.scoring import Score
+
+if TYPE_CHECKING:
+    from coterie.experiment.trained import TrainedRun
+    from coterie.models.preprocessed import PreprocessedModel
 
 Scores = Mapping[str, Score]
 LIVE_SHARE = 0.01
@@ -155,6 +161,50 @@ class RunResult:
     @property
     def report(self) -> Path:
         return RunFolder(self.folder).report
+
+    # --- what was trained, to be used -------------------------------------------------------------------
+
+    @cached_property
+    def trained(self) -> "TrainedRun":
+        """The folder's models, checked when they are first asked for."""
+        from coterie.experiment.trained import TrainedRun  # which reads results
+
+        return TrainedRun.open(self.folder)
+
+    def model(self, client: str | None = None, *, cluster: int | None = None) -> "PreprocessedModel":
+        """The model of a client or a cluster: an `nn.Module` that takes raw features.
+
+        It gives logits by class, or values in the label's units. `inputs` makes what it takes of data frames.
+
+        Example:
+            >>> run.model(client="client-03")(torch.from_numpy(run.inputs(frame)))  # doctest: +SKIP
+        """
+        return self.trained.model(client, cluster)
+
+    def inputs(self, X: object) -> NDArray[Any]:
+        """Raw records as a model takes them: of arrays, data frames, rows by name, or texts.
+
+        Of a table that is an array of numbers in the declared order of columns, with categories by their
+        positions and NaN for missing values.
+        """
+        return self.trained.inputs(X)
+
+    def predict(self, X: object, client: str | None = None, *, cluster: int | None = None) -> NDArray[Any]:
+        """What a client's or cluster's model says of raw records: classes by name, or values in units.
+
+        Example:
+            >>> run.predict(frame, client="client-03")  # doctest: +SKIP
+        """
+        return self.trained.answer(self.trained.inputs(X), client, cluster).labels
+
+    def predict_proba(
+        self, X: object, client: str | None = None, *, cluster: int | None = None
+    ) -> NDArray[np.float64]:
+        """Probabilities of the classes, one row for each record."""
+        found = self.trained.answer(self.trained.inputs(X), client, cluster).probabilities
+        if found is None:
+            raise InputError("predict_proba: this run is a regression; allowed: predict")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self) | {
