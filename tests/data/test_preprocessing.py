@@ -8,7 +8,14 @@ from torch import nn
 from coterie.data import DataSettings, Task, load_dataset
 from coterie.data.client_files import Clipped, read_client
 from coterie.data.columns import Column
-from coterie.data.preprocessing import ArrayInputs, Label, Preprocessing, Step, TableInputs, TokenInputs
+from coterie.data.preprocessing import (
+    ArrayInputs,
+    Label,
+    Preprocessing,
+    ScalingStep,
+    TableInputs,
+    TokenInputs,
+)
 from coterie.data.raw import raw_records
 from coterie.errors import DataError
 from coterie.models.preprocessed import PreprocessedModel
@@ -28,18 +35,22 @@ ROWS = [
 ]
 RNG = np.random.default_rng(4)
 PIXELS = (
-    Step(do="divide", by=(255,)),
-    Step(do="subtract", by=(0.3, 0.2, 0.1)),
-    Step(do="divide", by=(0.7, 0.6, 0.5)),
+    ScalingStep(do="divide", by=(255,)),
+    ScalingStep(do="subtract", by=(0.3, 0.2, 0.1)),
+    ScalingStep(do="divide", by=(0.7, 0.6, 0.5)),
 )
 INPUTS = {
     "standard pixels": (ArrayInputs(shape=(3, 4, 4), steps=PIXELS), RNG.integers(0, 256, (50, 3, 4, 4))),
     "clipped array": (
-        ArrayInputs(shape=(5,), steps=(Step(do="clip", by=(-0.1, 0.3)), Step(do="divide", by=(0.3,)))),
+        ArrayInputs(
+            shape=(5,), steps=(ScalingStep(do="clip", by=(-0.1, 0.3)), ScalingStep(do="divide", by=(0.3,)))
+        ),
         RNG.normal(size=(50, 5)),
     ),
     "by feature": (
-        ArrayInputs(shape=(3,), steps=(Step(do="divide", by=(1, 100, 7)), Step(do="clip", by=(0, 1)))),
+        ArrayInputs(
+            shape=(3,), steps=(ScalingStep(do="divide", by=(1, 100, 7)), ScalingStep(do="clip", by=(0, 1)))
+        ),
         RNG.uniform(0, 90, (50, 3)),
     ),
     "table": (

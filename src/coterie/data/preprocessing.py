@@ -56,7 +56,7 @@ class Label(Settings):
         return list(self.classes or ())
 
 
-class Step(Settings):
+class ScalingStep(Settings):
     """One operation on raw values.
 
     Args:
@@ -84,7 +84,7 @@ class ArrayInputs(Settings):
 
     kind: Literal["array"] = "array"
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ScalingStep, ...] = ()
 
     @property
     def raw_shape(self) -> tuple[int, ...]:

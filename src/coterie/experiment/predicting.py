@@ -14,7 +14,7 @@ from coterie.errors import DataError, InputError
 from coterie.experiment.evaluator import held_out_sums
 from coterie.experiment.local import device_of, load_federation
 from coterie.experiment.result import Spread
-from coterie.experiment.trained import Answers, TrainedRun, answers, in_parts
+from coterie.experiment.trained import ModelAnswers, TrainedRun, answers, in_parts
 from coterie.files import finite, read_json
 from coterie.models.preprocessed import PreprocessedModel
 from coterie.table import csv_text
@@ -33,7 +33,7 @@ class Predicted:
     """
 
     name: str
-    answers: Answers
+    answers: ModelAnswers
     metrics: dict[str, float] | None
 
 
@@ -124,7 +124,7 @@ def predict_files(
     return Prediction(parts, described.label.names)
 
 
-def metrics_of(run: TrainedRun, said: Answers, targets: NDArray[Any] | None) -> dict[str, float] | None:
+def metrics_of(run: TrainedRun, said: ModelAnswers, targets: NDArray[Any] | None) -> dict[str, float] | None:
     """How well answers agree with labels: exact, and for whoever holds the records."""
     if targets is None or not len(targets):
         return None

@@ -68,7 +68,7 @@ def read_task(path: Path) -> tuple[Task, Preprocessing]:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ModelAnswers:
     """What a model says of records.
 
     Args:
@@ -255,21 +255,23 @@ class TrainedRun:
         """What models take of arrays, data frames, rows by name or texts."""
         return raw_records(values, self.preprocessing)
 
-    def answer(self, raw: NDArray[Any], client: str | None = None, cluster: int | None = None) -> Answers:
+    def answer(
+        self, raw: NDArray[Any], client: str | None = None, cluster: int | None = None
+    ) -> ModelAnswers:
         """What a client's or cluster's model says of raw records."""
         parameters, row = self.chosen(client, cluster)
         model = PreprocessedModel(self.network(parameters), self.task, self.preprocessing)
         return answers(model, in_parts(model, raw), row)
 
 
-def answers(model: PreprocessedModel, outputs: torch.Tensor, cluster: int | None) -> Answers:
+def answers(model: PreprocessedModel, outputs: torch.Tensor, cluster: int | None) -> ModelAnswers:
     """What outputs of a model, or values of a regression, mean."""
     values = outputs.numpy()
     if model.task.kind == "regression":
-        return Answers(values, values, None, cluster)
+        return ModelAnswers(values, values, None, cluster)
     names = np.array(model.preprocessing.label.names)
     shares = torch.softmax(outputs.double(), dim=1).numpy()
-    return Answers(names[outputs.argmax(dim=1).numpy()], values, shares, cluster)
+    return ModelAnswers(names[outputs.argmax(dim=1).numpy()], values, shares, cluster)
 
 
 @torch.no_grad()
