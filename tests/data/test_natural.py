@@ -16,6 +16,7 @@ from coterie.data import (
     load_dataset,
 )
 from coterie.errors import DataError, InputError
+from coterie.experiment.schema import Experiment
 
 SIZES = {"small": 4, "large": 100, "middle": 40, "another": 30}
 
@@ -97,3 +98,17 @@ def test_more_clients_than_there_are_is_refused() -> None:
 def test_data_without_natural_clients_are_refused() -> None:
     with pytest.raises(InputError, match="digits has no natural clients, allowed: clusters, dirichlet"):
         build_federation(load_dataset(DataSettings(name="digits"), 0), NaturalFederation(), seed=0)
+
+
+def test_nothing_is_held_out_where_nothing_is_judged() -> None:
+    none = NaturalFederation(test_share=0.0, minimum_records=1)
+    federation = build_federation(owned(), none, seed=0)
+    assert {client.name: len(client.train) for client in federation.clients} == SIZES
+    assert {len(client.test) for client in federation.clients} == {0}
+    mine = {"data": {"name": "folder", "path": "mine"}, "federation": {"kind": "natural", "test_share": 0}}
+    for kind in ("auto", "exact", "private"):
+        with pytest.raises(
+            InputError, match=r"federation\.test_share: 0 with evaluation\.kind (exact|private)"
+        ):
+            Experiment.model_validate({**mine, "evaluation": {"kind": kind}})
+    Experiment.model_validate({**mine, "evaluation": {"kind": "none"}})

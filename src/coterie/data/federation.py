@@ -22,6 +22,7 @@ FederationSettings = Annotated[
 def build_federation(dataset: Dataset, settings: FederationSettings, seed: int) -> Federation:
     """Deal the dataset to clients and check what came out; the same seed gives the same federation."""
     federation = settings.build(dataset, seed)
-    check_federation(federation)
+    holds_out = dataset.test is not None or getattr(settings, "test_share", None) != 0
+    check_federation(federation, held_out=holds_out)
     described = dataset.preprocessing or Preprocessing.as_it_is(dataset.task)
     return replace(federation, preprocessing=described)

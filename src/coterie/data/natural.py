@@ -27,9 +27,10 @@ class NaturalFederation(Settings):
     )
     test_share: Annotated[float, UNDIVIDED] = Field(
         0.2,
-        gt=0,
+        ge=0,
         lt=1,
-        description="share of a client's records held out, if the dataset has no test records",
+        description="share of a client's records held out, if the dataset has no test records; 0: none, with "
+        "evaluation.kind none",
     )
 
     def build(self, dataset: Dataset, seed: int) -> Federation:
@@ -92,8 +93,11 @@ def _drawn(
 ) -> list[int]:
     """The owners that take part, in the dataset's order."""
     names = dataset.owners.names if dataset.owners else ()
+    needed = int(dataset.test is not None or settings.test_share > 0)
     enough = [
-        k for k, (train, _, test) in enumerate(parts) if len(train) >= settings.minimum_records and len(test)
+        k
+        for k, (train, _, test) in enumerate(parts)
+        if len(train) >= settings.minimum_records and len(test) >= needed
     ]
     if settings.clients is None and len(enough) < len(parts):
         short = min(set(range(len(parts))) - set(enough))

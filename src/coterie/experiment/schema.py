@@ -198,6 +198,20 @@ class Experiment(Settings):
         )
         return self
 
+    @model_validator(mode="after")
+    def _something_is_held_out(self) -> Self:
+        """Refuse to judge models on records that nobody holds out."""
+        kind, share = self.evaluation_kind, getattr(self.federation, "test_share", None)
+        refuse(
+            {
+                f"federation.test_share: 0 with evaluation.kind {kind}, which needs held-out records; "
+                "allowed: more than 0, or evaluation.kind none": (
+                    share == 0 and self.data.undivided and kind is not EvaluationKind.NONE
+                )
+            }
+        )
+        return self
+
     @model_validator(mode="wrap")
     @classmethod
     def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
