@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,29 +29,29 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from coterie.files import replacing
-with replacing(Path(sys.argv[1]), getattr(Path, sys.argv[2])):
+with replacing(Path(sys.argv[1]), folder=sys.argv[2] == "folder"):
     os.kill(os.getpid(), int(sys.argv[3]))
 """
 
 
-def start(path: Path, make: str, end: signal.Signals) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", KILLED, str(path), make, str(int(end))])
+def start(path: Path, kind: str, end: signal.Signals) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", KILLED, str(path), kind, str(int(end))])
 
 
-@pytest.mark.parametrize("make", ["touch", "mkdir"])
-def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path: Path, make: str) -> None:
-    start(tmp_path / "page", make, signal.SIGKILL).wait()
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path: Path, kind: str) -> None:
+    start(tmp_path / "page", kind, signal.SIGKILL).wait()
     assert len(list(tmp_path.iterdir())) == 1
     (tmp_path / ".page.draft").write_text("mine")
-    (tmp_path / ".pages.draft-12345678").write_text("of something else")
+    (tmp_path / ".pages.draft-0").write_text("of something else")
     with replacing(tmp_path / "page"):
         pass
-    assert sorted(os.listdir(tmp_path)) == [".page.draft", ".pages.draft-12345678", "page"]
+    assert sorted(os.listdir(tmp_path)) == [".page.draft", ".pages.draft-0", "page"]
 
 
-@pytest.mark.parametrize("make", ["touch", "mkdir"])
-def test_the_draft_of_a_process_that_lives_stays(tmp_path: Path, make: str) -> None:
-    process = start(tmp_path / "page", make, signal.SIGSTOP)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_the_draft_of_a_process_that_lives_stays(tmp_path: Path, kind: str) -> None:
+    process = start(tmp_path / "page", kind, signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
     write_text(tmp_path / "page", "ours")
     assert len(list(tmp_path.iterdir())) == 2
@@ -60,12 +61,54 @@ def test_the_draft_of_a_process_that_lives_stays(tmp_path: Path, make: str) -> N
     assert os.listdir(tmp_path) == ["page"]
 
 
+def test_drafts_of_several_that_were_killed_together_all_go(tmp_path: Path) -> None:
+    together = [start(tmp_path / "page", "file", signal.SIGSTOP) for _ in range(3)]
+    for process in together:
+        os.waitpid(process.pid, os.WUNTRACED)
+    assert len(os.listdir(tmp_path)) == 3
+    together[0].kill()
+    together[0].wait()
+    write_text(tmp_path / "page", "ours")
+    assert len(os.listdir(tmp_path)) == 3
+    for process in together[1:]:
+        process.kill()
+        process.wait()
+    write_text(tmp_path / "page", "ours again")
+    assert os.listdir(tmp_path) == ["page"]
+
+
+def test_many_write_one_file_at_once_and_it_is_always_whole(tmp_path: Path) -> None:
+    path, texts = tmp_path / "page", [f"{number}" * 5_000 for number in range(6)]
+
+    def write(text: str) -> None:
+        for _ in range(30):
+            write_text(path, text)
+            assert path.read_text() in texts
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(write, texts))
+    assert os.listdir(tmp_path) == ["page"]
+
+
+def test_a_file_is_written_without_a_look_at_all_others_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, lambda *_: pytest.fail("the folder was listed"))
+    write_text(tmp_path / "page", "new")
+    write_arrays(tmp_path / "arrays", {"x": np.zeros(1)})
+    assert (tmp_path / "page").read_text() == "new"
+
+
 def test_a_link_or_a_pipe_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
-    (tmp_path / ".page.draft-00000000").symlink_to(tmp_path / "kept")
-    os.mkfifo(tmp_path / ".page.draft-00000001")
+    (tmp_path / ".page.draft-0").symlink_to(tmp_path / "kept")
+    os.mkfifo(tmp_path / ".page.draft-1")
+    (tmp_path / ".page.draft-2").symlink_to(tmp_path / "nowhere")
     write_text(tmp_path / "page", "new")
+    assert (tmp_path / "page").read_text() == "new"
     assert (tmp_path / "kept").read_text() == "kept"
+    assert not (tmp_path / "nowhere").exists()
 
 
 READERS: dict[str, Callable[[Path], object]] = {

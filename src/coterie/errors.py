@@ -7,6 +7,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError
+from coterie.privacy.ranges import Range
 
 __all__ = [
     "BudgetError",
@@ -27,6 +28,13 @@ class InputError(CoterieError):
     """Something the user wrote is wrong: it names the key or file, the value and what is allowed."""
 
     exit_code = 2
+
+    @classmethod
+    def unless_within(cls, allowed: Range, option: str, value: float | None) -> None:
+        """Refuse a number outside its range; None is none that was given."""
+        cls.when(
+            value is not None and value not in allowed, f"{option}: {value} is not allowed, {allowed} is"
+        )
 
 
 class DataError(InputError):

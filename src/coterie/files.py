@@ -6,11 +6,11 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from coterie.errors import CoterieError, InputError
 
 Json = Mapping[str, Any]
-LONGEST = 255 - len("..draft-12345678")
+LONGEST = 255 - 16
 """Bytes in the name of something whose draft lies beside it."""
 DEEPEST = 4096 - 200
 """Bytes in the path of a folder with files in it."""
@@ -83,17 +83,25 @@ def write_bytes(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Let a copy take a file's place in one step; what its owner alone may read is never anybody else's."""
+    with replacing(target, mode=0o600) as draft:
+        shutil.copyfile(source, draft)
+        shutil.copymode(source, draft)
+
+
 @contextmanager
-def replacing(path: Path, make: Callable[[Path], None] = Path.touch) -> Iterator[Path]:
+def replacing(path: Path, *, folder: bool = False, mode: int = 0o666) -> Iterator[Path]:
     """A draft to fill, which takes its place once it is on the disk; where that fails, it is gone.
 
     Whoever fills a draft holds it locked, so one that nobody holds was left by a process that was killed.
 
     Args:
-        make: what makes a new one: a file, or a folder.
+        folder: it is one, and no file.
+        mode: of a new file, from its first byte on.
     """
     with writing(path):
-        draft, handle = _draft(path, make)
+        draft, handle = _draft(path, None if folder else mode)
         try:
             yield draft
             sync(draft)
@@ -105,20 +113,42 @@ def replacing(path: Path, make: Callable[[Path], None] = Path.touch) -> Iterator
             os.close(handle)
 
 
-def _draft(path: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
-    """A new draft, held by us; those that killed processes left are gone."""
-    for name in os.listdir(path.parent):
-        if name.startswith(f".{path.name}.draft-"):
-            _forget(path.with_name(name))
-    while True:
-        draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
-        make(draft)
-        with suppress(FileNotFoundError):  # somebody took it for left, just before we held it
-            handle = os.open(draft, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if draft.exists():
-                return draft, handle
-            os.close(handle)
+_AT_ONCE = 4
+"""Drafts of one file that are looked for: so many processes may write it at once, and be killed."""
+
+
+def _draft(path: Path, mode: int | None) -> tuple[Path, int]:
+    """A new draft, held by us; those that killed processes left are gone.
+
+    Drafts are numbered: to find all there may be takes no look at the other files of a folder.
+    """
+
+    def numbered(number: int) -> Path:
+        return path.with_name(f".{path.name}.draft-{number}")
+
+    for number in range(_AT_ONCE):
+        _forget(numbered(number))
+    drafts = map(numbered, count())
+    return next((draft, handle) for draft in drafts if (handle := _held(draft, mode)) is not None)
+
+
+def _held(draft: Path, mode: int | None) -> int | None:
+    """A new draft under this name, locked; None where it is another's."""
+    try:
+        if mode is None:
+            draft.mkdir()
+        handle = os.open(draft, os.O_RDONLY | (0 if mode is None else os.O_CREAT | os.O_EXCL), mode or 0)
+    except FileExistsError:
+        return None
+    except FileNotFoundError:
+        if mode is None and draft.parent.exists():
+            return None  # somebody took the folder for left, before we held it
+        raise
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    if _names(draft, handle):
+        return handle
+    os.close(handle)
+    return None
 
 
 def _forget(left: Path) -> None:
@@ -127,9 +157,15 @@ def _forget(left: Path) -> None:
         handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(left)
+            if _names(left, handle):
+                _remove(left)
         finally:
             os.close(handle)
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether what was opened is still what stands there: its name may be another draft's by now."""
+    return path.exists() and os.path.samestat(path.lstat(), os.fstat(handle))
 
 
 def _remove(path: Path) -> None:

@@ -66,6 +66,16 @@ class Acts:
     holds: Callable[[Any, Any], bool]
 
 
+def departures(section: Settings) -> list[str]:
+    """Names of the options that were set to something else than their default."""
+    fields = type(section).model_fields.items()
+    return [name for name, field in fields if getattr(section, name) != _default(field)]
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
 def idle(section: Settings, whole: Settings, inside: str = "") -> Iterator[tuple[str, str]]:
     """Dotted keys that were set and cannot act, each with a line that says what would make them."""
     written = section.model_dump(mode="json")
@@ -74,7 +84,7 @@ def idle(section: Settings, whole: Settings, inside: str = "") -> Iterator[tuple
         if isinstance(value, Settings):
             yield from idle(value, whole, f"{key}.")
         for acts in (entry for entry in field.metadata if isinstance(entry, Acts)):
-            if value != field.get_default(call_default_factory=True) and not acts.holds(section, whole):
+            if value != _default(field) and not acts.holds(section, whole):
                 yield key, f"{key}: {written[name]} has no effect here; it acts with {acts.given}"
 
 

@@ -339,6 +339,23 @@ def test_ending_a_comparison_ends_its_runs(number: signal.Signals, tmp_path: Pat
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+STOPPED = """
+import atexit
+from coterie.cli import main
+atexit.register(print, "taken apart")
+def stopped(**_):
+    print("so far")
+    raise main.Ended
+main.app = stopped
+main.main()
+"""
+
+
+def test_whoever_stops_a_command_does_not_wait_for_it_to_be_taken_apart() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "so far\n", "stopped; --resume continues\n")
+
+
 def test_resuming_a_folder_that_holds_no_run_begins_nothing(run: Run, tmp_path: Path) -> None:
     printed = run("run", "--resume", "--out", "missing")
     assert printed.code == 2

@@ -6,13 +6,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command import Printed, coterie
 
+from coterie.cli import console
 from coterie.cli.compare import show
 from coterie.cli.console import ProgressBar, duration
+from coterie.experiment.cells import Progress
 from coterie.experiment.comparison import SweepResult
 from coterie.experiment.sweep import Sweep
 
@@ -101,6 +104,22 @@ def test_missing_data_end_a_comparison_and_a_reproduction_before_anything_is_wri
         assert (printed.code, printed.out, printed.err.count("\n")) == (2, "", 1), printed.err
         assert "no-data" in printed.err
         assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+
+
+def test_without_a_terminal_a_failure_is_all_that_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long a comparison will take is for whoever watches: a file gets the lines of what failed."""
+    begun = Progress({"a": 0, "b": 0}, {"a": 3, "b": 2}, frozenset(), left=40.0)
+    for watched in (False, True):
+        with monkeypatch.context() as patch, ProgressBar("comparing") as bar:
+            patch.setattr(type(console.err), "is_terminal", watched)
+            bar.update_cells(begun)
+            bar.update_cells(replace(begun, failed=frozenset({"b"})))
+            assert bar.total == 5
+        show(SweepResult(tmp_path, Sweep({}, {"seeds.simulation": [1]}), (), {}, {"b": "killed by signal 9"}))
+        estimate, failed = "comparing: 2 of 2 runs to do, about 40 s\n", "failed: b: killed by signal 9\n"
+        assert capsys.readouterr().err == (estimate if watched else "") + failed
 
 
 def test_rounds_so_far_tell_how_long_the_others_take(monkeypatch: pytest.MonkeyPatch) -> None:

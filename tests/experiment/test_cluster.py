@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coterie.errors import InputError
+from coterie.errors import CoterieError, InputError
 from coterie.experiment import cluster
 from coterie.experiment.cells import Progress, compare
 from coterie.experiment.comparison import SweepResult
@@ -187,7 +189,7 @@ def test_a_crash_while_it_takes_its_place_is_made_good(
     kept, later = folders
     later.rename(beside(kept, ".arrived"))
     wanted, copied = contents(beside(kept, ".arrived")), []
-    copy = shutil.copy
+    copy = shutil.copyfile
 
     def fill_the_disk(source: Path, target: Path) -> None:
         if copied:
@@ -195,12 +197,44 @@ def test_a_crash_while_it_takes_its_place_is_made_good(
         copied.append(copy(source, target))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copy", fill_the_disk)
-        with pytest.raises(OSError, match="full"):
+        patch.setattr(shutil, "copyfile", fill_the_disk)
+        with pytest.raises(CoterieError, match="full"):
             settle(kept)
     assert copied
     settle(kept)
     assert contents(kept) == wanted
+
+
+def test_a_noise_key_that_arrives_is_never_readable_by_others(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, later = folders
+    (kept / "noise.key").rename(later / "noise.key")
+    seen: dict[str, list[int]] = {}
+
+    def modes(path: str | Path) -> list[int]:
+        """Of a file and the folder around it: others need both to read it."""
+        return [os.stat(each).st_mode & 0o077 for each in (path, os.path.dirname(path))]
+
+    def watched(module: Any, name: str, target: Callable[..., str | Path]) -> None:
+        original = getattr(module, name)
+
+        def watch(*arguments: Any) -> None:
+            original(*arguments)
+            if "noise.key" in (path := str(target(*arguments))):
+                seen[name] = modes(path)
+
+        monkeypatch.setattr(module, name, watch)
+
+    watched(tarfile.TarFile, "makefile", lambda archive, member, target: target)
+    watched(shutil, "copyfile", lambda source, target: target)
+    keeper = Keeper()
+    _, attempt = keeper.begin(str(kept))
+    keeper.keep(str(kept), attempt, pack(later))
+    assert seen.keys() == {"makefile", "copyfile"}
+    assert all(0 in closed for closed in seen.values()), seen
+    assert (kept / "noise.key").stat().st_mode & 0o777 == 0o600
+    assert (kept / "ledger.jsonl").stat().st_mode & 0o044 == 0o044
 
 
 def test_a_machine_that_was_taken_for_lost_overwrites_nothing(folders: tuple[Path, Path]) -> None:

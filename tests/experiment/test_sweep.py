@@ -61,6 +61,25 @@ def test_every_combination_is_a_cell_and_options_follow_their_algorithm(tmp_path
     assert len({cell.name for cell in cells}) == 4
 
 
+def test_cells_are_made_and_checked_once_however_often_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SWEEP.replace("  algorithm.selection_share: [0.03, 0.9]\n", "")
+    calls: list[str] = []
+    for owner, name in ((Experiment, "check_all_acts"), (Sweep, "_cells_of")):
+        original = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *arguments, o=original, n=name: (calls.append(n), o(*arguments))[1]
+        )
+    sweep = Sweep.read(written(tmp_path, text))
+    assert sweep.checked() == sweep.cells() == sweep.checked()
+    assert sweep.contains(sweep)
+    assert sweep.notes == []
+    sweep.cells().clear()
+    assert len(sweep.cells()) == 2
+    assert calls == ["_cells_of", "check_all_acts", "check_all_acts"]
+
+
 PARTS = """
 base:
   federation: {kind: clusters, sizes: [2, 3], records_per_client: 60}

@@ -30,12 +30,10 @@ def compare(
 ) -> None:
     with progress_of("comparing", quiet=json) as bar:
         from coterie import api  # takes seconds
-        from coterie.experiment.sweep import Sweep
 
-        grid = Sweep.read(sweep)
-        bar.begin("comparing", sum(cell.experiment.schedule.rounds for cell in grid.checked()))
         result = api.compare(sweep, out, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
-    for note in grid.notes:
+    # Where some failed, those are what is said.
+    for note in result.sweep.notes if not result.failed else ():
         complain(f"note: {note}", style="none")
     print_result(finite(result.to_json()), json, lambda: show(result))
     if result.failed:

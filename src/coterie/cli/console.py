@@ -19,8 +19,12 @@ if TYPE_CHECKING:  # printing a plan needs no torch
 
 out = Console()
 err = Console(stderr=True)
-LINE_SECONDS = 10.0
-"""Time between two lines of progress where there is no terminal to draw a bar on."""
+LINE_SECONDS = 60.0
+"""Time between two lines of progress where there is no terminal to draw a bar on.
+
+Whoever reads a file wants to know that something goes on, and that a command which failed soon said why and
+nothing else.
+"""
 
 
 def print_json(content: Mapping[str, Any]) -> None:
@@ -68,7 +72,7 @@ def _log_to(handler: logging.Handler) -> Iterator[None]:
 
 
 class ProgressBar:
-    """How far a long command is: a bar on a terminal, a line every few seconds elsewhere."""
+    """How far a long command is: a bar on a terminal, a line every minute elsewhere."""
 
     def __init__(self, what: str, total: int | None = None, *, quiet: bool = False) -> None:
         """Create; a quiet one says nothing, for machines."""
@@ -116,8 +120,10 @@ class ProgressBar:
 
     def update_cells(self, progress: "CellProgress") -> None:
         """How far the runs of a sweep are together; before the first begins, how long all will take."""
+        if self.total is None:
+            self.begin(self.what, sum(progress.rounds.values()))
         finished = sum(progress.done[name] == progress.rounds[name] for name in progress.done)
-        if progress.left is not None and not self._estimated and not self.quiet:
+        if progress.left is not None and not self._estimated and not self.quiet and err.is_terminal:
             self._estimated = True
             runs = f"{len(progress.done) - finished} of {len(progress.done)} runs to do"
             complain(f"{self.what}: {runs}, about {duration(progress.left)}", style="")

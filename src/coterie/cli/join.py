@@ -11,7 +11,6 @@ from coterie.cli.options import RecordAdjacency
 from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 from coterie.privacy import Adjacency
-from coterie.privacy.ranges import EPSILON
 
 
 def join(
@@ -66,7 +65,6 @@ def join(
     from coterie.engines.flower.joining import Joining, open_site, parse_split
     from coterie.engines.flower.network import Connection, attend
 
-    EPSILON.check("--epsilon", epsilon)
     proofs = "--ca and --key: needed, unless --plaintext asks for a trial without any"
     InputError.when(plaintext != (ca is None and key is None), proofs)
     joining = Joining(

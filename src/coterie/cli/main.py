@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -142,6 +142,13 @@ def _unprinted() -> str:
     return ""
 
 
+def _leave(line: str) -> NoReturn:
+    """End now: to take all apart that was imported takes seconds, and whoever held something let go of it."""
+    print(line, file=sys.stderr, flush=True)
+    _unprinted()
+    os._exit(1)
+
+
 def main() -> None:
     """Entry point: a mistake is one line on stderr and the exit code of its kind."""
     if threading.current_thread() is threading.main_thread():
@@ -157,8 +164,7 @@ def main() -> None:
         line, code = _explain(mistake)
     except (KeyboardInterrupt, Ended):
         notices.release()
-        print("stopped; --resume continues", file=sys.stderr)
-        code = 1
+        _leave("stopped; --resume continues")
     if unprinted := _unprinted():
         line, code = unprinted, 1
     if line:

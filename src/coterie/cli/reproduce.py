@@ -46,7 +46,7 @@ def reproduce(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    from coterie.reproduce.declared import ScaleName, Subset, find, names, sweep_of
+    from coterie.reproduce.declared import ScaleName, Subset, find, names
     from coterie.reproduce.markdown import parted, write_into
 
     if name is None:
@@ -69,10 +69,6 @@ def reproduce(
             if result.experiment.name != name:
                 raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
         else:
-            planned = sweep_of(published, ScaleName(scale), selection, overrides or [])
-            bar.begin(
-                name, sum(each.experiment.schedule.rounds for each in planned.checked()) if planned else 0
-            )
             result = running.reproduce(
                 published,
                 target,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coterie import notices
 from coterie.cli.console import ProgressBar, complain, err, log_to_stderr, print_json, print_table, say
 from coterie.cli.options import Json, Out, Overrides, Resume
 from coterie.cli.run import private_figures
@@ -18,11 +18,15 @@ from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 from coterie.files import finite, regular
 from coterie.privacy.plain import from_plain
+from coterie.privacy.ranges import CLUSTERS, Range
 from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
     from coterie.experiment.callbacks import RoundReport
     from coterie.experiment.result import RunResult
+
+
+_NUMBERS = Range(0, CLUSTERS.most - 1, whole=True)
 
 
 def serve(
@@ -59,11 +63,14 @@ def serve(
     from coterie.experiment.folder import default_folder
     from coterie.experiment.serving import Serving
     from coterie.experiment.serving import serve as serve_experiment
+    from coterie.experiment.sites import left_to_sites
     from coterie.report.run import write_run_report
 
     proofs = "--keys: needed, unless --plaintext asks for a trial on loopback without any"
     InputError.when((keys is None) != plaintext, proofs)
     chosen = read_experiment(experiment, overrides or [])
+    for line in left_to_sites(chosen):
+        notices.note(line)
     target = out or default_folder(f"{chosen.algorithm.name}-served")
     serving = Serving(
         out=target,
@@ -75,16 +82,16 @@ def serve(
         timeouts=Timeouts(answer=answer, rejoin=rejoin),
         truth=_read_truth(truth),
         resume=resume,
-        opened=lambda found, names: _tell(
+        opened=lambda found, names: notices.note(
             f"serving on {host}:{found}" + (f" for {', '.join(names)}" if names else "")
         ),
     )
     with log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
         callbacks = Callbacks(
-            on_joined=lambda records: _tell(
+            on_joined=lambda records: notices.note(
                 f"joined: {', '.join(f'{name} ({count} records)' for name, count in records.items())}"
             ),
-            on_start=lambda start: _tell(f"agreed: {start.guarantee}"),
+            on_start=lambda start: notices.note(f"agreed: {start.guarantee}"),
             on_round=lambda report: _round(report, progress),
         )
         result = serve_experiment(chosen, serving, callbacks)
@@ -96,10 +103,6 @@ def serve(
         say(f"report: {written}")
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _round(report: RoundReport, progress: ProgressBar) -> None:
     left = ", ".join(f"{name} {_left(report.budget[name] - spent)}" for name, spent in report.spent.items())
     missing = "".join(f"; {name} missing ({why})" for name, why in report.missing.items())
@@ -108,7 +111,7 @@ def _round(report: RoundReport, progress: ProgressBar) -> None:
     if err.is_terminal:
         progress.update(report.round, line)
     else:
-        _tell(line)
+        notices.note(line)
 
 
 def _left(epsilon: float) -> str:
@@ -120,9 +123,12 @@ def _read_truth(path: Path | None) -> dict[str, int] | None:
     if path is None:
         return None
     try:
-        return from_plain(dict[str, int], jsonlib.loads(regular(path).read_text(encoding="utf-8")))
+        found = from_plain(dict[str, int], jsonlib.loads(regular(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         raise InputError(f"--truth: {path} is not a JSON object of cluster numbers by client") from None
+    for name, cluster in found.items():
+        InputError.unless_within(_NUMBERS, f"--truth: {path}: cluster of {name}", cluster)
+    return found
 
 
 def show(result: RunResult) -> None:

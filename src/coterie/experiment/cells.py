@@ -141,7 +141,7 @@ def compare(
     """
     folder.check_out(out)
     new = not (out.exists() and any(out.iterdir()))
-    cells = sweep.checked() if new else sweep.cells()
+    cells = sweep.checked()
     refuse(
         {
             f"{out}: exists already; --resume continues it, --out names another folder": not (new or resume),

@@ -70,7 +70,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     arrays = {
         name: np.ascontiguousarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
     }
-    with replacing(target, Path.mkdir) as scratch:
+    with replacing(target, folder=True) as scratch:
         save_file(arrays, scratch / "state.safetensors")
         if checkpoint.personal:
             (scratch / PERSONAL).touch(mode=0o600)

@@ -82,7 +82,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path, Path.mkdir) as draft:
+        with replacing(path, folder=True) as draft:
             yield draft
     except BaseException:
         with suppress(OSError):

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from coterie.errors import CoterieError
-from coterie.files import beside
+from coterie.files import beside, copy_file
 
 ARRIVED = ".arrived"
 """What is complete, beside the folder whose place it takes."""
@@ -50,9 +50,7 @@ def settle(path: Path) -> None:
         if source.is_dir():
             target.mkdir(parents=True, exist_ok=True)
         else:
-            scratch = target.with_name(f".{target.name}.arriving")
-            shutil.copy(source, scratch)
-            scratch.replace(target)
+            copy_file(source, target)
     for old in sorted(path.rglob("*"), reverse=True):
         if not (arrived / old.relative_to(path)).exists():
             old.rmdir() if old.is_dir() else old.unlink()
@@ -68,5 +66,6 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> None:
+    folder.mkdir(mode=0o700)  # files get their modes once they are written, the folder last of all
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")

@@ -1,7 +1,6 @@
 """The experiment file: everything a run depends on, validated; every mistake as one line to act on."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -14,7 +13,7 @@ from coterie.data import ClustersFederation, DataSettings, FederationSettings
 from coterie.errors import InputError
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
-from coterie.privacy.ranges import EPSILON, ROUNDS, SEED
+from coterie.privacy.ranges import EVALUATION_EPSILON, ROUNDS, SEED
 from coterie.settings import Acts, Settings, explain, idle, within
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class EvaluationSettings(Settings):
         "the last round alone for private ones",
     )
     epsilon: Annotated[
-        Annotated[float, within(replace(EPSILON, most=1e6, besides=None))] | None,
+        Annotated[float, within(EVALUATION_EPSILON)] | None,
         Acts("evaluation.kind private", lambda _, run: run.evaluation_kind is EvaluationKind.PRIVATE),
     ] = Field(
         None,

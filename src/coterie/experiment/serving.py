@@ -25,11 +25,11 @@ from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import answer_all
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import server
-from coterie.engines.flower.keys import KeyFolder
+from coterie.engines.flower.keys import KeyFolder, check_host
 from coterie.engines.flower.members import RemoteMembers
 from coterie.engines.flower.network import open_link
 from coterie.engines.flower.server import FlowerEngine, Participation
-from coterie.engines.flower.transport import Journal, NobodyAnswered, Timeouts, Transport
+from coterie.engines.flower.transport import PATIENCE, Journal, NobodyAnswered, Timeouts, Transport
 from coterie.engines.local import coin_key
 from coterie.errors import InputError
 from coterie.experiment import folder
@@ -42,9 +42,17 @@ from coterie.experiment.loop import OpenRunFolder, Run, open_folder
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment, refuse
-from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, trusts_server
+from coterie.experiment.sites import (
+    Sites,
+    calibrate_sites,
+    check_servable,
+    contracts_of,
+    left_to_sites,
+    trusts_server,
+)
 from coterie.files import append_line, forget_rounds, read_lines
 from coterie.privacy import Ledger, Released
+from coterie.privacy.ranges import CLIENTS
 
 log = logging.getLogger(__name__)
 APP = Path(__file__).parent / "flower_app"
@@ -238,6 +246,13 @@ class Serving:
     resume: bool = False
     opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
 
+    def __post_init__(self) -> None:
+        check_host(self.host, "--host")
+        InputError.unless_within(PATIENCE, "--wait", self.wait)
+        InputError.unless_within(replace(CLIENTS, least=0), "--sites", self.sites)
+        named = "--sites: with --keys the sites are those whose keys are there; it acts with --plaintext"
+        InputError.when(self.keys is not None and self.sites > 0, named)
+
 
 def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> RunResult:
     """Serve an experiment from its first round, or from where it stopped, to its end."""
@@ -247,7 +262,7 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
             "seeds.noise: noise is the sites' own (coterie join --noise-seed); allowed here: null": (
                 experiment.seeds.noise is not None and not trusts_server(experiment)
             ),
-            "--sites: how many to wait for is needed where no keys name them": (
+            f"--sites: {serving.sites} is not allowed where no keys name the sites, {CLIENTS} is": (
                 serving.keys is None and serving.sites < 1
             ),
         }
@@ -332,9 +347,15 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     needed = ("experiment", "out", "clients")
     refuse({f"run config: {key} is needed": not config.get(key) for key in needed})
+    for key in ("wait", "clients"):
+        odd = isinstance(config[key], bool) or not isinstance(config[key], int | float)
+        InputError.when(odd, f"run config: {key}: {config[key]!r} is not allowed, a number is")
     experiment = read_experiment(Path(str(config["experiment"])))
-    serving = Serving(Path(str(config["out"])), None, wait=float(config["wait"]), resume=True)
-    nodes = discover(grid, int(config["clients"]), serving.wait, serving.timeouts)
+    for line in left_to_sites(experiment):
+        log.info("%s", line)
+    clients, wait = int(config["clients"]), float(config["wait"])
+    serving = Serving(Path(str(config["out"])), None, sites=clients, wait=wait, resume=True)
+    nodes = discover(grid, serving.sites, serving.wait, serving.timeouts)
     if not RunFolder(serving.out).finished:
         on_grid(experiment, grid, nodes, serving, Callbacks(on_start=log.info, on_round=_tell))
 

@@ -35,6 +35,7 @@ from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
 from coterie.privacy.plain import Plain
+from coterie.settings import departures
 from coterie.training.learner import Learner
 
 
@@ -102,6 +103,26 @@ def check_servable(experiment: Experiment) -> None:
             "allowed over Flower: global, ring, string, clustered or a file of groups": labels,
         }
     )
+
+
+def left_to_sites(experiment: Experiment) -> list[str]:
+    """A line that names what the file says and a server does not look at; none where it says nothing such.
+
+    The same file is for a simulation, where all of this acts.
+    """
+    groups = isinstance(experiment.federation, GroupsFederation)
+    acting = {"federation.structure", "federation.groups"} if groups else set()
+    if isinstance(experiment.federation, GroupsFederation) and is_file(experiment.federation.structure):
+        acting.add("federation.workers")
+    found = [
+        f"{name}.{key}"
+        for name in ("data", "federation", "engine")
+        for key in departures(getattr(experiment, name))
+        if f"{name}.{key}" not in acting
+    ]
+    found += ["evaluation.references"] if "references" in departures(experiment.evaluation) else []
+    told = "act in a simulation; records, how they are held and who trains on them are the sites' own here"
+    return [f"note: {', '.join(found)} {told}"] if found else []
 
 
 def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | None:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -131,6 +131,10 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """Every combination, validated before any of them runs."""
+        return list(self._all)
+
+    @cached_property
+    def _all(self) -> tuple[Cell, ...]:
         found: dict[str, Cell] = {}
         parts = self.parts or (Part(self.grid),)
         count = sum(math.prod(map(len, part.choices.values())) for part in parts)
@@ -139,7 +143,7 @@ class Sweep:
             for cell in self._cells_of(part):
                 if found.setdefault(cell.name, cell).experiment != cell.experiment:
                     raise InputError(f"parts: {cell.name} stands twice, with different settings")
-        return list(found.values())
+        return tuple(found.values())
 
     def _cells_of(self, part: Part) -> Iterator[Cell]:
         seen: set[str] = set()
@@ -167,7 +171,11 @@ class Sweep:
 
     def checked(self) -> list[Cell]:
         """The cells of a sweep that is about to run, in which nothing is set in vain."""
-        cells = self.cells()
+        return list(self._all_acting)
+
+    @cached_property
+    def _all_acting(self) -> tuple[Cell, ...]:
+        cells = self._all
         for cell in cells:
             cell.experiment.check_all_acts()
         for key, reason in cells[0].dropped.items():

@@ -61,6 +61,8 @@ RATE = Range(1e-9, 1.0)
 """Probability that a unit is sampled."""
 EPSILON = Range(1e-9, 1e9, besides=math.inf)
 """Of a budget; an infinite one asks for no privacy."""
+EVALUATION_EPSILON = Range(1e-9, 1e6)
+"""What scores of held-out records may cost one of them."""
 SELECTION_EPSILON = Range(1e-9, 1e9)
 """Range of the log-probabilities of a private selection, where it is private at all."""
 DELTA = Range(1e-30, 1.0)

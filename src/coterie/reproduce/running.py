@@ -49,7 +49,7 @@ def reproduce(
     published, out = find(name) if isinstance(name, str) else name, Path(out)
     begun = _begun(published, ScaleName(scale), out, tuple(overrides), resume)
     sweep = _wanted(begun, selection)
-    forecast = look_ahead(sweep.cells(), begun.sweep_folder) if sweep else None
+    forecast = look_ahead(sweep.checked(), begun.sweep_folder) if sweep else None
     _claim(begun)
     if sweep is not None:
         compare(sweep, begun.sweep_folder, resume=True, workers=workers, progress=progress, forecast=forecast)

@@ -24,8 +24,9 @@ from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.schema import Experiment
 from coterie.experiment.serving import ServedRun
-from coterie.experiment.sites import check_servable
+from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, left_to_sites
 from coterie.files import read_lines
 from coterie.privacy import (
     EVALUATION,
@@ -358,6 +359,46 @@ def test_accuracy_is_reported_as_often_as_operators_allow_and_charged(tmp_path: 
 def test_exact_scores_are_refused_between_sites(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"evaluation\.kind: exact"):
         check_servable(experiment(algorithm={"name": "global"}, evaluation={"kind": "exact"}))
+
+
+SIMULATED: dict[str, Any] = {
+    "data": {"name": "glyphs", "size": 40},
+    "federation": {"kind": "clusters", "sizes": [7], "shift": "none", "records_per_client": 9},
+    "engine": {"device": "cpu", "workers": 3, "max_memory": 2.0},
+    "evaluation": {"references": False},
+}
+GROUPS = {"kind": "groups", "structure": "clustered", "groups": 2, "workers": 9, "alpha": 0.7}
+IN_GROUPS: dict[str, Any] = {
+    "privacy": {"unit": "worker", "epsilon": 80, "delta": 0.01},
+    "algorithm": {"name": "dp-ogl", "noise": 2.0},
+    "evaluation": {"kind": "none"},
+}
+
+
+def test_what_the_file_says_for_a_simulation_alone_is_named_in_one_line() -> None:
+    assert left_to_sites(Experiment.model_validate({"federation": {"kind": "natural"}})) == []
+    named = "data.name, data.size, federation.sizes, federation.shift, federation.records_per_client, "
+    named += "engine.device, engine.workers, engine.max_memory, evaluation.references"
+    [line] = left_to_sites(Experiment.model_validate(SIMULATED))
+    assert line.startswith(f"note: {named} act in a simulation; ")
+    [line] = left_to_sites(Experiment.model_validate({**IN_GROUPS, "federation": GROUPS}))
+    assert line.startswith("note: federation.workers, federation.alpha act in a simulation; ")
+    from_file = {"kind": "groups", "structure": "g.json", "workers": 3}
+    assert left_to_sites(Experiment.model_validate({**IN_GROUPS, "federation": from_file})) == []
+
+
+def test_what_is_named_so_changes_nothing_that_sites_are_asked_to_sign() -> None:
+    records = {"a": 60, "b": 80, "c": 60, "d": 60}
+    sites = Sites("x", Task("classification", (4,), 2), records, dict.fromkeys(records, 0), {}, True)
+
+    def signed(**sections: Any) -> object:
+        chosen = Experiment.model_validate({"algorithm": {"name": "global"}, **sections})
+        return contracts_of(calibrate_sites(chosen, sites, None), sites)
+
+    assert signed(**SIMULATED) == signed()
+    ours = {key: GROUPS[key] for key in ("kind", "structure", "groups")}
+    assert signed(**IN_GROUPS, federation=GROUPS) == signed(**IN_GROUPS, federation=ours)
+    assert signed(**IN_GROUPS, federation=ours) != signed(**IN_GROUPS, federation={**ours, "groups": 1})
 
 
 # --- the bound on honest updates --------------------------------------------------------------------

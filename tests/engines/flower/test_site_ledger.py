@@ -12,6 +12,7 @@ from tiny_site import contract, deliver, joined, selection, site, training
 
 from coterie.engines.flower import messages
 from coterie.engines.flower import session as session_module
+from coterie.engines.flower import site as site_module
 from coterie.engines.flower.session import SiteFolder
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError, LedgerError
@@ -157,6 +158,28 @@ def test_an_approval_cut_short_may_be_given_again(
     assert messages.is_refusal(deliver(again, messages.OFFER, other.to_content())) is None
     assert again.session is not None
     assert again.session.contract == other
+    again.close()
+
+
+def test_a_contract_under_which_no_session_opens_is_never_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while it finds out, and cannot clean up, leaves a folder that works."""
+
+    def cannot_open(files: SiteFolder, *_: object) -> None:
+        assert not files.contract.exists()
+        raise InputError("no session of these records")
+
+    made = site(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(site_module, "SiteSession", cannot_open)
+        patch.setattr(Site, "_unsign", lambda self: None)
+        assert messages.is_refusal(deliver(made, messages.OFFER, contract().to_content())) == "failed"
+        assert not made.files.contract.exists()
+        assert made.files.secret.exists()  # as a kill leaves it
+        site(tmp_path)
+    again = joined(tmp_path)
+    assert again.session is not None
     again.close()
 
 

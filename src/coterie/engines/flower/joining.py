@@ -1,8 +1,8 @@
 """A site from what its operator says: which records, which name, which limits, where its ledger is."""
 
-import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,11 @@ from coterie.engines.flower.site import Site
 from coterie.errors import InputError
 from coterie.files import check_place
 from coterie.privacy import Adjacency, Budget, HeldOut
+from coterie.privacy.ranges import CLIENTS, DELTA, EPSILON, EVALUATION_EPSILON, ROUNDS, SEED, Range
 
+MEANT_DELTA = replace(DELTA, most=0.999)
+SHARE = Range(1e-6, 0.999999)
+PLACE = replace(CLIENTS, least=0)
 STATE = ".coterie"
 """Beside the records by default: a ledger belongs to them, and whoever copies them copies it, too."""
 
@@ -59,6 +63,34 @@ class Joining:
     trust_server: bool = False
     adjacency: Adjacency | None = None
 
+    def __post_init__(self) -> None:
+        numbers: Mapping[str, tuple[float | None, Range]] = {
+            "--epsilon": (self.epsilon, EPSILON),
+            "--delta": (self.delta, MEANT_DELTA),
+            "--held-out": (self.held_out, SHARE),
+            "--split": (self.split[0], SEED),
+            "--split: place": (self.split[1], PLACE),
+            "--evaluation-epsilon": (self.evaluation_epsilon, EVALUATION_EPSILON),
+            "--evaluation-reports": (self.evaluation_reports, ROUNDS),
+            "--noise-seed": (self.noise_seed, SEED),
+        }
+        for option, (value, allowed) in numbers.items():
+            InputError.unless_within(allowed, option, value)
+        scored = self.evaluation_epsilon is not None
+        idle = {
+            "--split: no records are held out; it acts with --held-out": (
+                self.held_out is None and self.split != (0, 0)
+            ),
+            "--evaluation-epsilon: no records are held out to score models; --held-out names a share": (
+                self.held_out is None and scored
+            ),
+            "--evaluation-reports: no model is scored; it acts with --evaluation-epsilon": (
+                self.evaluation_reports != 1 and not scored
+            ),
+        }
+        for line, holds in idle.items():
+            InputError.when(holds, line)
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From a Flower node's configuration, where names have dashes and everything is a plain value."""
@@ -83,10 +115,10 @@ def _adjacency(name: str) -> Adjacency:
 
 def parse_split(text: str) -> tuple[int, int]:
     """A seed, or a seed and a place, as in 3:1."""
-    seed, _, place = text.partition(":")
-    readable = seed.isdecimal() and (place or "0").isdecimal()
-    InputError.when(not readable, f"--split: {text}; allowed: a seed, or seed:place as in 0:2")
-    return int(seed), int(place or "0")
+    found = re.fullmatch(r"([0-9]{1,20})(?::([0-9]{1,20}))?", text)
+    if found is None:
+        raise InputError(f"--split: {text!r} is not allowed, a seed is, or seed:place as in 0:2")
+    return int(found[1]), int(found[2] or "0")
 
 
 _CONFIG: Mapping[str, Callable[[Any], Any]] = {
@@ -122,7 +154,6 @@ def open_site(joining: Joining) -> Site:
     InputError.when(len(owners) != 1, f"--data: {joining.data} holds {held}; a site has one file")
     name = joining.name or owners[0]
     check_site_name(name)
-    InputError.when(not joining.epsilon > 0, f"--epsilon: {joining.epsilon}; allowed: a number above 0")
     delta = joining.delta if joining.delta is not None else 0.2 / len(dataset.train)
     budget = Budget(joining.epsilon, delta)
     limits = Limits(budget, joining.models, _reported(joining), joining.trust_server, joining.adjacency)
@@ -131,19 +162,10 @@ def open_site(joining: Joining) -> Site:
 
 def _reported(joining: Joining) -> HeldOut | None:
     """What the operator allows held-out records to say."""
-    share, epsilon, reports = joining.held_out, joining.evaluation_epsilon, joining.evaluation_reports
-    odd = share is not None and not 0 < share < 1
-    InputError.when(odd, f"--held-out: {share}; allowed: a share above 0 and below 1")
-    if epsilon is None:
+    if joining.evaluation_epsilon is None:
         return None
-    InputError.when(
-        share is None,
-        "--evaluation-epsilon: no records are held out to score models; --held-out names a share",
-    )
-    endless = not 0 < epsilon < math.inf
-    InputError.when(endless, f"--evaluation-epsilon: {epsilon}; allowed: a finite number above 0")
-    InputError.when(reports < 1, f"--evaluation-reports: {reports}; allowed: at least 1")
-    return HeldOut(0, epsilon, reports)  # how many records, the site counts itself
+    # How many records, the site counts itself.
+    return HeldOut(0, joining.evaluation_epsilon, joining.evaluation_reports)
 
 
 def _alone(name: str, dataset: Dataset, joining: Joining) -> Federation:

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -153,9 +154,17 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        fits, allowed = _HOST.fullmatch(host) is not None, "an address or a name like server.example.org"
-        InputError.when(not fits, f"--host: {host!r} is not allowed, {allowed} is")
+        check_host(host, "--host")
         return x509.DNSName(host)
+
+
+def check_host(host: str, option: str) -> None:
+    """Refuse what names no machine; nothing at all would stand for every address of this one."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return
+    fits, allowed = _HOST.fullmatch(host) is not None, "an address or a name like server.example.org"
+    InputError.when(not fits, f"{option}: {host!r} is not allowed, {allowed} is")
 
 
 def _write_all(folder: Path, contents: Mapping[Path, bytes]) -> None:

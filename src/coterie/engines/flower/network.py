@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie.engines.flower import runtime
-from coterie.engines.flower.keys import KeyFolder
+from coterie.engines.flower.keys import KeyFolder, check_host
 from coterie.engines.flower.messages import site_log
 from coterie.engines.flower.processes import (
     Child,
@@ -138,8 +139,10 @@ class Connection:
 
     def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
-        reachable = bool(host) and port.isdigit()
-        InputError.when(not reachable, f"--server: {self.server!r}; allowed: HOST:PORT")
+        reachable = re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 2**16
+        allowed = "HOST:PORT, with a port from 1 to 65535"
+        InputError.when(not (host and reachable), f"--server: {self.server!r} is not allowed, {allowed} is")
+        check_host(host.removeprefix("[").removesuffix("]"), "--server")
         bare = self.authority is None
         apart = bare and not is_loopback(host.strip("[]"))
         InputError.when(apart, f"--plaintext: only on loopback, and --server is {self.server}")

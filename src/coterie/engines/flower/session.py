@@ -49,7 +49,16 @@ from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED
 from coterie.errors import CoterieError, InputError
-from coterie.files import forget_rounds, read_arrays, read_json, read_notes, sync, write_arrays, write_json
+from coterie.files import (
+    forget_rounds,
+    json_text,
+    read_arrays,
+    read_json,
+    read_notes,
+    sync,
+    write_arrays,
+    write_json,
+)
 from coterie.privacy import EVALUATION, Budget, ChainHead, Charge, CohortSums, Ledger, NoisyScores, SecretKey
 from coterie.privacy.plain import Plain
 from coterie.privacy.randomness import encode_fields
@@ -85,6 +94,10 @@ class Kept(Plain):
             return cls.from_json(stored)
         except CoterieError:
             raise InputError(f"{path}: not {cls.called} of this version") from None
+
+    def as_read(self) -> Self:
+        """What a file that is written now will say to whoever reads it."""
+        return self.from_json(json.loads(json_text(self.to_json())))
 
     def save(self, path: Path) -> None:
         write_json(path, self.to_json())

@@ -6,6 +6,7 @@ then on a `SiteSession` answers what the contract allows; whatever else comes is
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,16 +134,25 @@ class Site:
     def _sign(self, contract: Contract, learner: Learner) -> SiteSession:
         """Put the contract into the folder: from then on it binds, whatever happens to this process.
 
-        Where no session can be opened after all, it leaves again: nothing was released under it.
+        It gets there last, when a session is open: a folder that was left before has no contract, and where
+        no session can be opened nothing stays of it. Nothing was released under it.
         """
         self._check_nothing_spent()
         self._unsign()  # of an approval cut short
-        try:
-            self._write(contract)
-            session = self._reopen(learner)
-        except BaseException:
-            self._unsign()
-            raise
+        with ExitStack() as undone:
+            undone.callback(self._unsign)
+            key = SecretKey.from_os() if self._seed is None else SecretKey.from_seed(self._seed)
+            secret = RunSecret(key, self.alone.fingerprint(), contract.plan.digest())
+            secret.save(self.files.secret)
+            reported = self.limits.reported.epsilon if self.limits.reported else None
+            signed = Signed(contract, self.limits.budget.epsilon, reported, key.fingerprint, ChainHead(0, ""))
+            with signed.open_ledger(self.files, None) as ledger:
+                signed = replace(signed, ledger=ledger.head)
+            # What a later process will read, to the letter.
+            session = self._open(signed.as_read(), secret, learner)
+            undone.callback(session.close)
+            signed.save(self.files.contract)
+            undone.pop_all()
         log.info("approved %s", session.guarantee.line)
         log.info("%s", session.guarantee.text)
         if contract.trusted is not None:
@@ -153,24 +163,18 @@ class Site:
         for path in (self.files.contract, self.files.secret, self.files.ledger):
             path.unlink(missing_ok=True)
 
-    def _write(self, contract: Contract) -> None:
-        key = SecretKey.from_os() if self._seed is None else SecretKey.from_seed(self._seed)
-        RunSecret(key, self.alone.fingerprint(), contract.plan.digest()).save(self.files.secret)
-        reported = self.limits.reported.epsilon if self.limits.reported else None
-        signed = Signed(contract, self.limits.budget.epsilon, reported, key.fingerprint, ChainHead(0, ""))
-        # The ledger first: from the moment the contract is there, it knows a head of it.
-        with signed.open_ledger(self.files, None) as ledger:
-            replace(signed, ledger=ledger.head).save(self.files.contract)
+    def _reopen(self) -> SiteSession:
+        """The session as it is on disk."""
+        signed = Signed.load(self.files.contract)
+        return self._open(signed, RunSecret.load(self.files.secret, signed.key))
 
-    def _reopen(self, learner: Learner | None = None) -> SiteSession:
-        """The session as it is on disk; an error where records, limits or files no longer fit them.
+    def _open(self, signed: Signed, secret: RunSecret, learner: Learner | None = None) -> SiteSession:
+        """A session; an error where records, limits or files do not fit it, or no longer.
 
         Args:
-            learner: of the contract, where it was just signed.
+            learner: of the contract, where it is just signed.
         """
-        signed = Signed.load(self.files.contract)
         contract, limit, between = signed.contract, self.limits.budget, self.limits.adjacency
-        secret = RunSecret.load(self.files.secret, signed.key)
         records = (self.alone.clients[0].name, self.alone.fingerprint())
         InputError.when(
             (contract.client, secret.data) != records,

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from coterie.engines.flower import messages
 from coterie.engines.flower.internals import ErrorCode
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, InputError
 from coterie.files import forget_rounds, read_arrays
+from coterie.privacy.ranges import Range
 
 T = TypeVar("T")
 EXPIRED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
@@ -24,6 +25,12 @@ TOO_LATE = "no answer in time"
 
 class NobodyAnswered(CoterieError):
     """A request that no site answered."""
+
+
+PATIENCE = Range(0, 1e6)
+"""Seconds: eleven days."""
+TIME_TO_ANSWER = Range(0.1, PATIENCE.most)
+"""Seconds: a message that is void when it is sent is answered by nobody."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class Timeouts:
     answer: float = 600.0
     rejoin: float = 120.0
     poll: float = 0.3
+
+    def __post_init__(self) -> None:
+        InputError.unless_within(TIME_TO_ANSWER, "--answer", self.answer)
+        InputError.unless_within(PATIENCE, "--rejoin", self.rejoin)
 
 
 @dataclass(frozen=True)
