@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coterie.api import compare, load, run
     from coterie.experiment import trackers
     from coterie.experiment.callbacks import Callbacks
+    from coterie.experiment.from_table import federation
     from coterie.experiment.schema import Experiment
     from coterie.reproduce.running import reproduce
 
@@ -24,6 +25,7 @@ _HOMES = {
     "Callbacks": "coterie.experiment.callbacks",
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
+    "federation": "coterie.experiment.from_table",
     "groups": "coterie.groups",
     "load": "coterie.api",
     "privacy": "coterie.privacy",
@@ -38,6 +40,7 @@ __all__ = [
     "Experiment",
     "__version__",
     "compare",
+    "federation",
     "groups",
     "load",
     "privacy",

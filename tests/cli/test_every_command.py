@@ -60,6 +60,10 @@ class Cases:
 
 CASES = {
     "run": Cases({"nothing.yaml": ["nothing.yaml"], "schedule.round": ["--set", "schedule.round=1"]}, SMALL),
+    "init": Cases(
+        {"nowhere.csv": ["--data", "nowhere.csv", "--label", "y"], "--label": ["--data", "rows.csv"]},
+        ["--data", "rows.csv", "--client", "who", "--label", "y", "--confirm", "--out", "made"],
+    ),
     "compare": Cases(
         {"nothing.yaml": ["nothing.yaml"], "--ray": ["--ray", "127.0.0.1:1"]}, ["sweep.yaml", "--out", "out"]
     ),
@@ -103,6 +107,7 @@ Run = Callable[..., Printed]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text(SWEEP)
+    Path("rows.csv").write_text("who,x,y\na,1,no\na,2,yes\nb,3,no\nb,4,yes\n")
     Path("e.yaml").write_text("algorithm: {name: global}\n")
     measured = BenchResult("a machine", "2.x", "cpu", (Timing("cnn", "ours", 4000.0, None),), ())
     monkeypatch.setattr("coterie.bench.records.run_bench", lambda quick, watch: measured)

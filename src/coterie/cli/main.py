@@ -21,6 +21,7 @@ from coterie import __version__, notices
 
 COMMANDS = {
     "run": "Train under differential privacy, find the clusters, print the guarantee, write a report.",
+    "init": "Turn a table into a federation: a file per client, what is public about it, an experiment.",
     "compare": "Run a grid of experiments and put them side by side.",
     "reproduce": "Run a published experiment and put its printed figures beside ours.",
     "plan": "What an experiment will cost, release by release; budget to noise and noise to budget.",

@@ -15,7 +15,7 @@ from coterie.data.columns import count_clipped, finite_numbers, label_index, out
 from coterie.data.dataset_files import reading, refuse_rows
 from coterie.data.preprocessing import ArrayInputs, Label, Preprocessing, TableInputs, TokenInputs
 from coterie.data.records import Array
-from coterie.data.tables import ClientTable, read_csv, read_parquet
+from coterie.data.tables import ClientTable, read_table
 from coterie.errors import DataError, check_memory
 from coterie.notices import tell_here
 
@@ -53,14 +53,18 @@ class Clipped(Counter[str]):
             tell_here(f"note, for the holder of {path} alone: {outside}")
 
 
+TABLES = ".csv or .parquet"
+"""How files of tables end."""
+
+
 def formats(preprocessing: Preprocessing) -> str:
     """How files of such records end."""
-    return ".csv or .parquet" if isinstance(preprocessing.inputs, TableInputs) else ".npz"
+    return TABLES if isinstance(preprocessing.inputs, TableInputs) else ".npz"
 
 
-def client_files(folder: Path, preprocessing: Preprocessing) -> list[Path]:
-    """The files of a folder's clients, one for each."""
-    allowed, files = formats(preprocessing), dict[str, Path]()
+def client_files(folder: Path, allowed: str) -> list[Path]:
+    """The files of a folder's clients, one for each, which end in one of those that are allowed."""
+    files: dict[str, Path] = {}
     for path in filter(_is_client, sorted(folder.iterdir())):
         if path.suffix not in allowed.split(" or "):
             raise DataError(f"{path}: {DECLARATION} asks for {allowed} files; move other files elsewhere")
@@ -107,7 +111,13 @@ def read_client(
     inputs, label = preprocessing.inputs, preprocessing.label
     if not isinstance(inputs, TableInputs):
         return _read_arrays(path, preprocessing, clipped, labelled=labelled)
-    table = read_csv(path) if path.suffix == ".csv" else read_parquet(path)
+    return read_client_table(read_table(path), inputs, label, clipped, labelled=labelled)
+
+
+def read_client_table(
+    table: ClientTable, inputs: TableInputs, label: Label, clipped: Clipped, *, labelled: bool = True
+) -> RawRecords:
+    """The records in one table."""
     targets, column = None, label.column or ""
     if labelled or (column in table.columns and any(table.words(column))):
         targets = _table_targets(table, column, label, clipped)

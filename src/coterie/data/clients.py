@@ -34,6 +34,7 @@ class Federation:
             that trains or clusters may see it.
         structure: who is in which group, where clients work in groups; it numbers them in their order.
         preprocessing: how raw values became features, before any shift between clusters.
+        caveats: what a guarantee for these records must add.
     """
 
     clients: tuple[Client, ...]
@@ -41,6 +42,7 @@ class Federation:
     truth: tuple[int, ...] | None = None
     structure: Structure | None = None
     preprocessing: Preprocessing | None = None
+    caveats: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         records = sum(len(client.train) for client in self.clients)

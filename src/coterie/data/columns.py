@@ -7,6 +7,7 @@ features of all others, and clipping each record's gradient would no longer boun
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from coterie.data.dataset_files import refuse_rows
 from coterie.data.records import Array
-from coterie.data.tables import EXACT, ClientTable
+from coterie.data.tables import EXACT, ClientTable, day_number
 from coterie.privacy.ranges import VALUE
 from coterie.settings import Settings
 
@@ -23,6 +24,7 @@ _REASON = (
     "features may be scaled by public constants only: statistics of a client's own records let one record "
     "change all others, which breaks the per-record sensitivity; declare range: [low, high]"
 )
+_TRUTH = {"false", "true"}
 _PRIVATE_SCALING = "scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|cent(er|re)|whiten"
 
 
@@ -42,7 +44,14 @@ def _unambiguous(value: tuple[str | int | float, ...]) -> tuple[str | int | floa
     return value
 
 
+def _in_order(value: tuple[date, date]) -> tuple[date, date]:
+    if not value[0] < value[1]:
+        raise ValueError("should be two dates, the earlier first")
+    return value
+
+
 Range = Annotated[tuple[float, float], BeforeValidator(_public_range)]
+Span = Annotated[tuple[date, date], AfterValidator(_in_order)]
 Names = Annotated[tuple[str | int | float, ...], Field(min_length=2), AfterValidator(_unambiguous)]
 
 
@@ -71,7 +80,8 @@ class Column(PublicSettings):
         column: its name.
         range: the values it may take, known beforehand; they are mapped to [-1, 1], and what lies outside is
             clipped to the range.
-        categories: its possible values, for a column of names; each becomes an indicator.
+        categories: its possible values, for a column of names or of integer codes; each becomes an indicator.
+        dates: the first and the last day that it may hold; they are mapped to [-1, 1] like a range.
         missing: `indicator` adds a feature that is 1 where the value is missing, the others then being 0;
             `refuse` takes a missing value for a mistake.
         missing_values: numbers that mean "missing".
@@ -80,17 +90,20 @@ class Column(PublicSettings):
     column: str
     range: Range | None = None
     categories: Names | None = None
+    dates: Span | None = None
     missing: Literal["refuse", "indicator"] = "refuse"
     missing_values: tuple[float, ...] = ()
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if (self.range is None) == (self.categories is None):
-            raise ValueError(f"column {self.column}: declare either range or categories")
+        if [self.range, self.categories, self.dates].count(None) != 2:
+            raise ValueError(f"column {self.column}: declare either range or categories or dates")
         if self.missing_values and self.missing == "refuse":
             raise ValueError(f"column {self.column}: missing_values needs missing: indicator")
         if self.missing_values and not all(isinstance(name, int | float) for name in self.categories or ()):
             raise ValueError(f"column {self.column}: missing_values are numbers, its categories are names")
+        if self.missing_values and self.dates is not None:
+            raise ValueError(f"column {self.column}: missing_values are numbers, its values are dates")
         return self
 
     @property
@@ -98,12 +111,19 @@ class Column(PublicSettings):
         """How many features it becomes."""
         return (1 if self.categories is None else len(self.categories)) + (self.missing == "indicator")
 
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The ends that are mapped to -1 and 1, dates as days; None for categories."""
+        return self.range if self.dates is None else (day_number(self.dates[0]), day_number(self.dates[1]))
+
 
 def read_columns(table: ClientTable, columns: Sequence[Column]) -> Array:
-    """The declared columns of a table, float64: numbers, positions among the categories, NaN for missing."""
+    """The declared columns, float64: numbers, days, positions among the categories, NaN for missing."""
     found = []
     for column in columns:
-        if column.categories is None:
+        if column.dates is not None:
+            values = table.days(column.column)
+        elif column.categories is None:
             values = finite_numbers(table, column.column)
         else:
             index = category_index(table, column.column, column.categories, column.missing_values)
@@ -123,9 +143,9 @@ def _no_value(table: ClientTable, column: str, row: int) -> str:
 def count_clipped(raw: Array, columns: Sequence[Column], clipped: Counter[str]) -> None:
     """Add how many values lie outside the range of their column."""
     for values, column in zip(raw.T, columns, strict=True):
-        if column.range is not None:
+        if column.limits is not None:
             missing = np.isnan(values) | np.isin(values, column.missing_values)
-            clipped[column.column] += outside(values[~missing], column.range)
+            clipped[column.column] += outside(values[~missing], column.limits)
 
 
 def encode(raw: Any, columns: Sequence[Column], maths: Any) -> Any:
@@ -137,10 +157,10 @@ def encode(raw: Any, columns: Sequence[Column], maths: Any) -> Any:
     for place, column in enumerate(columns):
         values = raw[:, place]
         missing = values != values  # not a number
-        if column.range is not None:
+        if column.limits is not None:
             for stands_for_none in column.missing_values:
                 missing = missing | (values == stands_for_none)
-            features.append(maths.where(missing, 0.0, 2.0 * unit_interval(values, column.range) - 1.0))
+            features.append(maths.where(missing, 0.0, 2.0 * unit_interval(values, column.limits) - 1.0))
         else:
             features += [1.0 * (values == position) for position in range(len(column.categories or ()))]
         if column.missing == "indicator":
@@ -183,7 +203,10 @@ def category_index(
         missing = np.isnan(values) | np.isin(values, missing_values)
     else:
         categories = tuple(map(str, categories))
-        values = np.array(table.words(name))
+        words = table.words(name)
+        if {category.lower() for category in map(str, categories)} == _TRUTH:  # True, TRUE and true are one
+            categories, words = tuple(map(str.lower, map(str, categories))), list(map(str.lower, words))
+        values = np.array(words)
         missing = values == ""
     index = np.full(len(table), -1, dtype=np.int64)
     for position, category in enumerate(categories):

@@ -25,4 +25,4 @@ def build_federation(dataset: Dataset, settings: FederationSettings, seed: int) 
     holds_out = dataset.test is not None or getattr(settings, "test_share", None) != 0
     check_federation(federation, held_out=holds_out)
     described = dataset.preprocessing or Preprocessing.as_it_is(dataset.task)
-    return replace(federation, preprocessing=described)
+    return replace(federation, preprocessing=described, caveats=dataset.caveats)

@@ -8,6 +8,7 @@ beside it is a client, named like the file, and so is a folder NAME.parquet of p
     features:
       - {column: age, range: [18, 100]}
       - {column: smoker, categories: ["no", "yes"]}
+      - {column: admitted, dates: [2001-01-01, 2020-12-31]}
       - {column: cholesterol, range: [100, 400], missing: indicator, missing_values: [0]}
 
 For `.npz` files with arrays `x` (records first) and `y`:
@@ -20,26 +21,43 @@ For regression the label has a range instead of classes, mapped to [0, 1]: `task
 `label: {column: score, range: [0, 70]}`. There `error_cap` (default 0.1) bounds the squared error on that
 scale, in the score by which a client privately selects a model.
 
-Ranges and categories must be known without looking at the records. Values outside a range are clipped to it;
+Ranges and categories must be known without looking at the records; where they were taken from them after all,
+`declared: from-data` says so, and every guarantee repeats it. A draft has FILL-IN where something is still to
+be declared, and is refused. Values outside a range are clipped to it;
 how many is told on stderr to whoever reads the folder, and nowhere else: the number is private.
 A column's range is mapped to [-1, 1]; arrays are divided by the largest absolute value of their range, so
 that zero stays zero.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveInt, Tag, ValidationError, model_validator
 
-from coterie.data.client_files import DECLARATION, Clipped, client_files, read_client
+from coterie.data.client_files import (
+    DECLARATION,
+    Clipped,
+    RawRecords,
+    client_files,
+    formats,
+    read_client,
+)
 from coterie.data.columns import Column, PublicSettings, Range
 from coterie.data.dataset_files import reading
 from coterie.data.preprocessing import Label, Preprocessing, TableInputs
 from coterie.data.records import Dataset, Records, Task
 from coterie.errors import DataError
 from coterie.files import parse_yaml, regular
+from coterie.privacy.wording import FROM_DATA
 from coterie.settings import explain
 
+FILL_IN = "FILL-IN"
+"""Stands in a draft where a public fact is still to be declared."""
+TAKEN_FROM_DATA = (
+    f"{FROM_DATA}: ranges and categories of {DECLARATION} were taken from the records themselves, so what "
+    "they tell of single records, an extreme or a rare value say, is not covered"
+)
 _ERROR_CAP = 0.1
 
 
@@ -60,6 +78,17 @@ class Declaration(PublicSettings):
         Discriminator(lambda declared: "table" if isinstance(declared, list | tuple) else "array"),
     ]
     error_cap: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    declared: Literal["in-advance", "from-data"] = "in-advance"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_draft(cls, declared: Any) -> Any:
+        if isinstance(declared, dict) and (open_places := to_fill_in(declared)):
+            raise ValueError(
+                f"a draft, in which {', '.join(open_places)} must be declared: put what is known without "
+                f"looking at the records in place of {FILL_IN}"
+            )
+        return declared
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -105,33 +134,66 @@ class Declaration(PublicSettings):
         steps = ("clip", (low, high)), ("divide", (max(abs(low), abs(high)),))
         return Preprocessing.of_array(self.as_task(), *steps, label=self.label)
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a guarantee for records that are declared so must add."""
+        return (TAKEN_FROM_DATA,) if self.declared == "from-data" else ()
+
+
+def to_fill_in(declared: Mapping[str, Any]) -> list[str]:
+    """What a draft leaves to be declared: the name of each column with the keys that are open."""
+    features = declared.get("features")
+    columns = [declared.get("label"), *(features if isinstance(features, list | tuple) else [features])]
+    return [
+        f"{own.get('column', 'features')} ({', '.join(keys)})"
+        for own in columns
+        if isinstance(own, dict) and (keys := [key for key, value in own.items() if _is_open(value)])
+    ]
+
+
+def _is_open(value: object) -> bool:
+    return value == FILL_IN or (isinstance(value, list | tuple) and FILL_IN in value)
+
 
 def read_folder(path: Path) -> Dataset:
     """Every client of the folder, with its features scaled as declared."""
     if not path.is_dir():
         raise DataError(f"data.path: {path}; allowed: a folder with {DECLARATION} and a file per client")
-    declaration = _declaration(path / DECLARATION)
+    declaration = read_declaration(path / DECLARATION)
     preprocessing, clipped = declaration.preprocessing(), Clipped()
-    records = {}
-    for file in client_files(path, preprocessing):
-        own = read_client(file, preprocessing, clipped)
-        assert own.targets is not None
-        records[file.stem] = Records(preprocessing.inputs.features(own.raw), own.targets)
+    files = client_files(path, formats(preprocessing))
+    raw = {file.stem: read_client(file, preprocessing, clipped) for file in files}
     clipped.tell(path)
+    return as_dataset(path, declaration, raw)
+
+
+def as_dataset(path: Path, declaration: Declaration, raw: Mapping[str, RawRecords]) -> Dataset:
+    """The records of every client under what is declared about them."""
+    preprocessing, records = declaration.preprocessing(), {}
+    for client, own in raw.items():
+        assert own.targets is not None
+        records[client] = Records(preprocessing.inputs.features(own.raw), own.targets)
     return Dataset.of_owners(
         path.resolve().name,
         records,
         declaration.as_task(),
         f"the files of {path}; scaled by the ranges that {DECLARATION} declares",
         preprocessing=preprocessing,
+        caveats=declaration.caveats,
     )
 
 
-def _declaration(path: Path) -> Declaration:
+def read_declaration(path: Path) -> Declaration:
+    """What a folder declares about its records."""
     if not path.exists():
         raise DataError(f"{path.parent}: no {DECLARATION}, which declares task, label and features")
     with reading(path, UnicodeDecodeError):
         text = regular(path).read_text(encoding="utf-8")
+    return parse_declaration(path, text)
+
+
+def parse_declaration(path: Path, text: str) -> Declaration:
+    """What the text declares that stands, or will stand, in this file."""
     try:
         return Declaration.model_validate(parse_yaml(text))
     except ValidationError as error:

@@ -94,6 +94,8 @@ def _column(values: object) -> list[str] | Array:
     array = np.asarray(values)
     if array.ndim != 1:
         raise DataError(f"X: a column of shape {array.shape}; allowed: one value for each record")
+    if array.dtype.kind == "M":  # nanoseconds would come out as numbers
+        array = array.astype("datetime64[us]")
     if array.dtype.kind in "iuf":
         return array.astype(np.float64)
     if array.dtype.kind == "b":

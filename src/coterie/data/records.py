@@ -92,6 +92,7 @@ class Dataset:
         note: where the records come from and by which public constants they are scaled.
         owners: the natural clients, where there are any.
         preprocessing: how raw values became these features; None where records come as a network sees them.
+        caveats: what a guarantee for these records must add because of how they were declared.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Dataset:
     note: str
     owners: Owners | None = None
     preprocessing: "Preprocessing | None" = None
+    caveats: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         held_out = "none" if self.test is None else len(self.test)
@@ -116,11 +118,13 @@ class Dataset:
         note: str,
         test: Mapping[str, Records] | None = None,
         preprocessing: "Preprocessing | None" = None,
+        caveats: tuple[str, ...] = (),
     ) -> "Dataset":
         """From the records of each natural client; `test` has the same clients."""
         held_out = None if test is None else Records.joined(test.values())
         owners = Owners(tuple(train), _owner(train), None if test is None else _owner(test))
-        return cls(name, Records.joined(train.values()), held_out, task, note, owners, preprocessing)
+        records = Records.joined(train.values())
+        return cls(name, records, held_out, task, note, owners, preprocessing, caveats)
 
 
 def _owner(parts: Mapping[str, Records]) -> Array:

@@ -1,8 +1,10 @@
 """Tables of one client, from CSV or parquet, with the place of every row for messages."""
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,10 +77,76 @@ class ClientTable:
             return ["" if np.isnan(v) else np.format_float_positional(v, trim="-") for v in values]
         return ["" if is_missing(value) else value for value in values]
 
+    def days(self, name: str) -> Array:
+        """The column's dates as days, times as parts of a day; NaN where a value is missing."""
+        found = np.full(len(self), np.nan)
+        for row, value in enumerate(self.words(name)):
+            if value:
+                day = as_day(value)
+                if day is None:
+                    raise DataError(f"{self.where(row, name)}: {value!r} is no date; allowed: 2001-12-31")
+                found[row] = day
+        return found
+
+    def take(self, rows: Sequence[int] | Array) -> "ClientTable":
+        """These rows, in this order."""
+        columns: dict[str, list[str] | Array] = {
+            name: values[np.asarray(rows)]
+            if isinstance(values, np.ndarray)
+            else [values[row] for row in rows]
+            for name, values in self.columns.items()
+        }
+        return ClientTable(self.source, columns, self.unit, [self.places[row] for row in rows])
+
+    def only(self, names: Sequence[str]) -> "ClientTable":
+        """These columns, in this order."""
+        return ClientTable(self.source, {name: self.column(name) for name in names}, self.unit, self.places)
+
+    def write(self, path: Path) -> None:
+        """As a file that reads as this table does, in the format that the file's name ends in."""
+        if path.suffix == ".parquet":
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            pq.write_table(pa.table(dict(self.columns)), path)
+            return
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(self.columns)
+        cells = (
+            ["" if np.isnan(value) else repr(float(value)) for value in values]
+            if isinstance(values, np.ndarray)
+            else values
+            for values in self.columns.values()
+        )
+        lines.writerows(zip(*cells, strict=True))
+        path.write_text(text.getvalue(), encoding="utf-8")
+
+
+def day_number(day: date) -> float:
+    """Days since the first of the calendar; a time is a part of its day."""
+    if not isinstance(day, datetime):
+        return float(day.toordinal())
+    utc = day if day.tzinfo is None else day.astimezone(UTC)
+    return utc.toordinal() + (utc.hour * 3600 + utc.minute * 60 + utc.second) / 86400.0
+
+
+def as_day(text: str) -> float | None:
+    """The day of a date, or of a date and a time, as ISO 8601 writes them; None where it is none."""
+    try:
+        return day_number(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        return None
+
 
 def is_missing(value: str) -> bool:
     """Whether this text stands for no value."""
     return value.lower() in _MISSING
+
+
+def read_table(path: Path) -> ClientTable:
+    """The table in a file, or in a folder of parquet parts."""
+    return read_csv(path) if path.suffix == ".csv" else read_parquet(path)
 
 
 def read_csv(path: Path, header: tuple[str, ...] | None = None) -> ClientTable:
@@ -132,14 +200,23 @@ def read_parquet(path: Path) -> ClientTable:
         content = pa.concat_tables([file.read() for file in files]) if files else None
     if content is None or not content.num_rows:
         raise DataError(f"{path}: no records")
+    return from_arrow(path, content)
+
+
+def from_arrow(source: Path, content: "pa.Table") -> ClientTable:
+    """A table in memory: columns of numbers as they are, all others as text."""
+    import pyarrow as pa
+
     columns: dict[str, list[str] | Array] = {}
     for field, values in zip(content.schema, content.columns, strict=True):
         if field.name in columns:
-            raise DataError(f"{path}: column {field.name!r} occurs twice")
+            raise DataError(f"{source}: column {field.name!r} occurs twice")
+        if pa.types.is_timestamp(field.type):  # nanoseconds are more than a date of ours can hold
+            values = values.cast(pa.timestamp("us", field.type.tz), safe=False)
         if pa.types.is_floating(field.type) or (pa.types.is_integer(field.type) and _fits(values)):
             columns[field.name] = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
         else:
             words = ["" if value is None else str(value).strip() for value in values.to_pylist()]
             # As people write truth values, and JSON.
             columns[field.name] = list(map(str.lower, words)) if pa.types.is_boolean(field.type) else words
-    return ClientTable(path, columns, "row", range(1, content.num_rows + 1))
+    return ClientTable(source, columns, "row", range(1, content.num_rows + 1))

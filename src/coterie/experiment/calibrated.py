@@ -59,6 +59,7 @@ class Population:
         truth: the true cluster of each, where it is known.
         test_records: how many each holds out, where it is known.
         reported: what each reports about the records that it holds out.
+        caveats: what a guarantee must add because of how the records were declared.
     """
 
     task: Task
@@ -67,6 +68,7 @@ class Population:
     truth: Mapping[str, int] | None = None
     test_records: Mapping[str, int] | None = None
     reported: Mapping[str, HeldOut] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
 
     def facts(self, parameters: int) -> Json:
         """For the run's folder and its report."""
@@ -84,6 +86,7 @@ class Population:
                 }
                 for name, count in self.records.items()
             ],
+            **({"caveats": list(self.caveats)} if self.caveats else {}),
         }
 
 

@@ -1,5 +1,6 @@
 """Reading and writing YAML experiment files, and overriding single keys."""
 
+import os
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
+from coterie.data.client_files import DECLARATION
 from coterie.errors import InputError
 from coterie.experiment.schema import Experiment
 from coterie.files import LARGEST_YAML, parse_yaml, regular, yaml_text
@@ -45,7 +47,7 @@ def read_yaml(path: Path) -> Tree:
 
 def read_experiment(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment in a file (or the built-in default), with `key=value` overrides applied."""
-    tree = read_yaml(path) if path is not None else {}
+    tree = at_home(read_yaml(path), path) if path is not None else {}
     return Experiment.model_validate(override(tree, parse_overrides(overrides)))
 
 
@@ -56,6 +58,18 @@ def experiment_of(source: ExperimentSource) -> Experiment:
     if isinstance(source, Mapping):
         return Experiment.model_validate(override(source, {}))
     return read_experiment(None if source is None else Path(source))
+
+
+def at_home(tree: Tree, file: Path) -> Tree:
+    """The tree, in which a folder that lies beside the file is found from here, too.
+
+    A relative `data.path` is looked for from the file's own folder first, then from where we are.
+    """
+    data = tree.get("data")
+    given = data.get("path") if isinstance(data, dict) else None
+    if isinstance(given, str) and os.path.isfile(file.parent / given / DECLARATION):
+        return override(tree, {"data.path": str(file.parent / given)})
+    return tree
 
 
 def parse_overrides(texts: Iterable[str]) -> Tree:

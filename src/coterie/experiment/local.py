@@ -149,7 +149,8 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
         name: HeldOut(count, math.inf, experiment.schedule.rounds) for name, count in tests.items()
     }
     reported = reported_of(experiment, all_of_them) if kind is EvaluationKind.PRIVATE else {}
-    population = Population(known.task, records, known.structure, truth_of(known), tests, reported)
+    truth = truth_of(known)
+    population = Population(known.task, records, known.structure, truth, tests, reported, known.caveats)
 
     exact = kind is EvaluationKind.EXACT
     shifted = isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1
@@ -166,6 +167,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
             PERSONAL: find_algorithm(unit, experiment.algorithm.name).personal,
             PUBLIC_COUNT: counts_clients(experiment),
             **dict.fromkeys(code_caveats(experiment.model), True),
+            **dict.fromkeys(known.caveats, True),
             f"a record is a window of text, and a character is in up to {windows} of them": (
                 unit is Unit.RECORD and windows > 1
             ),

@@ -115,7 +115,7 @@ def predict_files(
     if one and path.suffix not in formats(described).split(" or "):
         raise DataError(f"--data: {path}; allowed: a {formats(described)} file, or a folder of them")
     parts = []
-    for file in [path] if one else client_files(path, described):
+    for file in [path] if one else client_files(path, formats(described)):
         own = file.stem if client is None and cluster is None and file.stem in run.clients else client
         records = read_client(file, described, clipped, labelled=False)
         said = run.answer(records.raw, own, cluster)

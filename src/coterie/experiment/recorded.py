@@ -219,6 +219,7 @@ class RecordedRun:
         here = not self.files.sites.exists()  # there noise keys are others', and no score is exact
         must = {
             **dict.fromkeys(code_caveats(self.experiment.model), True),
+            **dict.fromkeys(self._declared_caveats(), True),
             SEEDED: here and self.experiment.seeds.noise is not None,
             HELD_OUT: here and self.experiment.evaluation_kind is EvaluationKind.EXACT,
         }
@@ -226,6 +227,13 @@ class RecordedRun:
             said = not wanted or caveat in self.guarantee.caveats
             problem = f"the caveat '{_shown(caveat)}' of the experiment is missing"
             require(said, self.files.guarantee, problem)
+
+    def _declared_caveats(self) -> list[str]:
+        """What the records' declaration adds to a guarantee, as it was written down before a round."""
+        stored = read_json(self.files.federation).get("caveats", [])
+        readable = isinstance(stored, list) and all(isinstance(caveat, str) for caveat in stored)
+        require(readable, self.files.federation, "caveats should be a list of texts")
+        return list(stored)
 
     def _check_leakage(self) -> None:
         """Each worker's epsilon, where workers observe each other."""

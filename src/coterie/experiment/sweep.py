@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import override, read_yaml, within, without
+from coterie.experiment.experiment_file import at_home, override, read_yaml, within, without
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import yaml_text
@@ -121,6 +121,8 @@ class Sweep:
                 f"{where}: base should hold sections of an experiment": not isinstance(base, dict),
             }
         )
+        if not isinstance(given, Mapping):
+            base = at_home(base, Path(given))
         if "parts" not in content:
             return cls(base, _read_grid(content.get("grid"), f"{where}: "))
         if "grid" in content or not isinstance(parts, list) or not parts:

@@ -15,8 +15,8 @@ from coterie.privacy.units import Adjacency, Custody, Mode, Unit, round_up, shor
 if TYPE_CHECKING:
     from coterie.privacy.guarantee import Guarantee
 
-SIMULATION = "simulation"
-WEAKNESSES = (SIMULATION,)
+SIMULATION, FROM_DATA = "simulation", "bounds from the data"
+WEAKNESSES = (SIMULATION, FROM_DATA)
 """Labels of caveats that stand in the line itself."""
 
 _NEIGHBOURS = {

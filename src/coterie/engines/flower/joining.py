@@ -149,6 +149,8 @@ def open_site(joining: Joining) -> Site:
     state = joining.state or joining.data / STATE
     check_place(state, "--state")
     dataset = read_folder(joining.data)
+    for caveat in dataset.caveats:
+        raise InputError(f"--data: {joining.data}: {caveat}; allowed between sites: ranges that all agree on")
     owners = dataset.owners.names if dataset.owners else ()
     held = f"{len(owners)} clients ({', '.join(owners)})"
     InputError.when(len(owners) != 1, f"--data: {joining.data} holds {held}; a site has one file")
