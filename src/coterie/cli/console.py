@@ -2,15 +2,19 @@
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from coterie import notices
 
@@ -167,9 +171,51 @@ def duration(seconds: float) -> str:
 
 
 def print_table(headings: Sequence[str], body: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A table no wider than the terminal of which nothing is cut.
+
+    Cells are broken between words; where that is not enough, lines around cells go, and where that is not
+    enough either, each row is a block of lines.
+    """
+    cells = [list(column) for column in zip(headings, *body, strict=True)]
+    framed, bare = _widths(cells, out.width - 3 * len(cells) - 1), _widths(cells, out.width - 2 * len(cells))
+    widths = framed or bare
+    if widths is None:
+        _print_blocks(headings, body, title)
+        return
     table = Table(title=title, title_justify="left", header_style="bold")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 else "right")
-    for cells in body:
-        table.add_row(*cells)
+    if framed is None:
+        table.box, table.padding = box.SIMPLE_HEAD, (0, 0, 0, 1)
+        table.show_edge = table.pad_edge = False
+    for index, (heading, width) in enumerate(zip(headings, widths, strict=True)):
+        justify: Literal["left", "right"] = "left" if index == 0 else "right"
+        table.add_column(Text(heading), justify=justify, width=width, overflow="fold")
+    for row in body:
+        table.add_row(*map(Text, row))
     out.print(table)
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """As wide as the texts of each column are, or less where lines break between words; None: no room."""
+    widths = [max(cell_len(text) for text in column) for column in columns]
+    least = [max(cell_len(word) for text in column for word in _unbroken(text)) for column in columns]
+    while sum(widths) > room:
+        can = [place for place, width in enumerate(widths) if width > least[place]]
+        if not can:
+            return None
+        widths[max(can, key=lambda place: widths[place])] -= 1
+    return widths
+
+
+def _unbroken(text: str) -> list[str]:
+    """What must stay in one line: words, and a figure with its deviation."""
+    return re.split(r"(?<!±)\s+(?!±)", text.strip())
+
+
+def _print_blocks(headings: Sequence[str], body: Sequence[Sequence[str]], title: str | None) -> None:
+    for line in filter(None, [title]):
+        say(line)
+    for row in body:
+        say("")
+        for heading, cell in zip(headings, row, strict=True):
+            say(f"{heading}: {cell}")
+    say("")

@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from inspect import unwrap
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -42,7 +43,6 @@ app = typer.Typer(
     help="Differentially private federated learning in clusters and groups, with guarantees that hold.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -57,12 +57,24 @@ def load(name: str) -> typer.Typer:
     return alone
 
 
+def command_of(name: str) -> Any:
+    """The command itself, every argument of it described."""
+    whole = typer.main.get_command(load(name))
+    for part in getattr(whole, "commands", {"": whole}).values():
+        told = get_type_hints(unwrap(part.callback), include_extras=True) if part.callback else {}
+        for parameter in part.params:
+            # Some versions of click forget what typer 0.20, which Flower asks for, says of an argument.
+            if getattr(parameter, "help", None) is None and parameter.name in told:
+                (said,) = told[parameter.name].__metadata__[:1]
+                parameter.help = said.help
+    return whole
+
+
 class LazyCommand(TyperCommand):
     """A command whose module is imported when it is called: `coterie --help` needs none of them."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        command = typer.main.get_command(load(self.name or ""))
-        return command.make_context(info_name, args, parent=parent, **extra)
+        return command_of(self.name or "").make_context(info_name, args, parent=parent, **extra)
 
 
 for _name, _help in COMMANDS.items():

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,12 +9,27 @@ import typer
 from coterie.errors import InputError
 from coterie.files import check_place
 
+ALGORITHMS = Path(__file__).resolve().parents[1] / "algorithms"
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Algorithms after `algorithm.name=`: the files are looked at, to import them would take a second."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in ALGORITHMS.glob("*/*.py"))
+    names = sorted(set(re.findall(r'^    name = "([a-z-]+)"', text, re.MULTILINE)))
+    return [key for key in map("algorithm.name={}".format, names) if key.startswith(incomplete)]
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue where an interrupted run stopped.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. schedule.rounds=40."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. schedule.rounds=40.",
+        autocompletion=complete_setting,
+    ),
 ]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 Client = Annotated[str | None, typer.Option("--client", help="Use the model of this client of the run.")]

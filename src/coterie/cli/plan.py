@@ -119,7 +119,10 @@ def sample(
         float | None, typer.Option(help="Epsilon of each selection; by default 3 % of --epsilon.")
     ] = None,
     accountant: Accounting = "rdp",
-    adjacency: Annotated[RecordAdjacency, typer.Option()] = "zero-out",
+    adjacency: Annotated[
+        RecordAdjacency,
+        typer.Option(help="How neighbours differ: a record counts for nothing, or is another."),
+    ] = "zero-out",
     mode: Annotated[
         Mode,
         typer.Option(help="sound proves what it prints; paper repeats the publication's arithmetic."),
