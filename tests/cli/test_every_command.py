@@ -84,6 +84,11 @@ CASES = {
         ["out", "--held-out"],
         before=("run", *SMALL),
     ),
+    "export": Cases(
+        {"nowhere": ["nowhere", "--out", "o"], "--format": ["out", "--out", "o", "--format", "pickle"]},
+        ["out", "--out", "models"],
+        before=("run", *SMALL),
+    ),
     "bench": Cases({"--slow": ["--slow"]}, ["--quick"]),
     "serve": Cases({"--keys": ["e.yaml"]}, "engines/flower/real_federation.py"),
     "join": Cases({"--epsilon": HERE, "data.path": [*HERE, "--epsilon", "8"]}),

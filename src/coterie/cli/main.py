@@ -30,6 +30,7 @@ COMMANDS = {
     "verify": "Check that every file is as it was written and that epsilon follows from what was charged.",
     "report": "Write the self-contained HTML report of a finished run, comparison or reproduction anew.",
     "predict": "What the models of a finished run say of new records, preprocessing included.",
+    "export": "Write the models of a finished run for other programs, with a signature and a card.",
     "bench": "Measure this machine: ours against the peers that are installed, on the same work in one run.",
     "serve": "Serve an experiment to sites that keep their records, ledgers and noise to themselves "
     "(over Flower).",

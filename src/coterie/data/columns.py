@@ -156,15 +156,16 @@ def encode(raw: Any, columns: Sequence[Column], maths: Any) -> Any:
     features = []
     for place, column in enumerate(columns):
         values = raw[:, place]
+        ones = maths.ones_like(values)  # so that truth becomes a number of the same type
         missing = values != values  # not a number
         if column.limits is not None:
             for stands_for_none in column.missing_values:
                 missing = missing | (values == stands_for_none)
             features.append(maths.where(missing, 0.0, 2.0 * unit_interval(values, column.limits) - 1.0))
         else:
-            features += [1.0 * (values == position) for position in range(len(column.categories or ()))]
+            features += [ones * (values == position) for position in range(len(column.categories or ()))]
         if column.missing == "indicator":
-            features.append(1.0 * missing)
+            features.append(ones * missing)
     return maths.stack(features, 1)
 
 
