@@ -18,6 +18,7 @@ __all__ = [
     "ModelError",
     "PlanError",
     "check_memory",
+    "one_line",
     "where",
 ]
 
@@ -52,6 +53,11 @@ def check_memory(what: str, needed: float) -> None:
         here = min(here, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     takes = f"{needed / 2**30:,.1f} GiB of memory, this machine has {here / 2**30:,.1f}"
     InputError.when(needed > here, f"{what} would take {takes}")
+
+
+def one_line(mistake: BaseException) -> str:
+    """Kind and first line of a mistake that somebody else's code made."""
+    return ": ".join([type(mistake).__name__, *str(mistake).strip().splitlines()[:1]])
 
 
 def where(mistake: BaseException) -> str:

@@ -10,13 +10,40 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from coterie.plugins import PluginKind
 
 _NO_TRUTH = PydanticCustomError(
     "truth", "no truth value is meant here; put true and false in quotes where they are names"
 )
+
+
+RECORDED = {"recorded": True}
+"""Context in which what a run was begun with is read again: no code of a user's own is imported."""
+
+
+def is_recorded(info: ValidationInfo) -> bool:
+    return info.context == RECORDED
+
+
+def tag_of(section: object, key: str, default: str) -> str:
+    """What a section that may be of several kinds says under the key that tells them apart.
+
+    What is no section, or says what is no name, is taken for the default one, whose type complains of it.
+    """
+    found = section.get(key, default) if isinstance(section, Mapping) else getattr(section, key, default)
+    return found if isinstance(found, str) else default
 
 
 def within(allowed: Container[object], *others: object) -> AfterValidator:
@@ -92,8 +119,10 @@ class NamedSettings(Settings):
     """A name out of a table of functions, and options that are parameters of the function behind it."""
 
     functions: ClassVar[Mapping[str, Callable[..., object]]] = {}
-    own_form: ClassVar[str] = ""
-    """How a name that is no key of the table must be written, if there may be any; it has no options."""
+    plugin: ClassVar[PluginKind] = PluginKind("name", "coterie")
+    """What a name that is no key of the table may stand for: a user's own function."""
+    takes_own: ClassVar[bool] = False
+    """Whether such a name may stand here; it then has no options."""
 
     name: str
 
@@ -101,13 +130,16 @@ class NamedSettings(Settings):
     def takes(cls, name: str, option: str) -> bool:
         return name in cls.functions and option in inspect.signature(cls.functions[name]).parameters
 
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own code."""
+        return self.name not in self.functions
+
     @model_validator(mode="after")
-    def _known(self) -> Self:
-        if self.name not in self.functions and not (self.own_form and ":" in self.name):
-            near = difflib.get_close_matches(self.name, self.functions, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            other = f" or {self.own_form}" if self.own_form else ""
-            raise ValueError(f"name: {self.name!r}{hint}; allowed: {', '.join(self.functions)}{other}")
+    def _known(self, info: ValidationInfo) -> Self:
+        known = self.takes_own and (is_recorded(info) or self.plugin.target(self.name) is not None)
+        if self.own and not known:
+            raise ValueError(f"name: {self.plugin.unknown(self.name, self.functions)}")
         for option in self.given():
             if not self.takes(self.name, option):
                 owners = ", ".join(name for name in self.functions if self.takes(name, option))
@@ -219,12 +251,9 @@ def _told(mistake: _Mistake, reason: str, prefix: str) -> str:
     if error["type"] == "extra_forbidden":
         guesses = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         hint = "".join(f"did you mean '{guess}'? " for guess in guesses)
-        return f"{key}: unknown key; {hint}known here: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}known here: {', '.join(known) or 'none'}"
     if error["type"] == "missing":
         return f"{key}: missing{allowed}"
-    if error["type"] == "union_tag_invalid":
-        tags, tag = error["ctx"]["discriminator"].strip("'"), error["ctx"]["tag"]
-        return f"{key}.{tags}: {tag!r} is not allowed; allowed: {error['ctx']['expected_tags']}"
     opening, given = reason.partition(": ")[0], error["input"]
     if not key or opening in mistake.inner or (isinstance(given, Mapping) and opening in given):
         # A check of a whole section names the key it is about itself.

@@ -322,7 +322,8 @@ def test_one_round_is_too_few_for_clustering() -> None:
 
 def test_an_unknown_algorithm_is_answered_with_those_that_exist() -> None:
     with pytest.raises(
-        InputError, match=r"'r-dpfl' is not known for unit 'record'; allowed: dp-ifca, global"
+        InputError,
+        match=r"'r-dpfl' is not known for unit 'record' \(did you mean r-dpcfl\?\); allowed: dp-ifca, global",
     ):
         find_algorithm(Unit.RECORD, "r-dpfl")
 

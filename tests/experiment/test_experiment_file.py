@@ -73,7 +73,9 @@ MISTAKES = {
     "algorithm: {name: dpcfl}": r"algorithm.name: 'dpcfl' .* allowed: dp-ifca, global, .*, r-dpcfl",
     "data: {name: mnst}": r"data.name: 'mnst' \(did you mean mnist\?\)",
     "model: {name: cn}": r"model.name: 'cn'",
-    "federation: {kind: ring}": r"federation.kind: 'ring' is not allowed; allowed: 'clusters', ",
+    "federation: {kind: ring}": (
+        r"federation.kind: 'ring'; allowed: clusters, dirichlet, natural, groups or package.module:function"
+    ),
     "privacy: {epsilon: -1}": r"privacy.epsilon: -1 is not allowed, .*inf or a number from 1e-09",
     "privacy: {epsilon: .nan}": r"privacy.epsilon: nan is not allowed",
     "privacy: {epsilon: many}": r"privacy.epsilon: 'many' is not allowed",

@@ -24,8 +24,8 @@ BARE = re.compile(
     r"|function-(?:before|after|wrap)\[|\bconstrained-\w+|type=\w+_type\b"
 )
 """Names of Python's or of a library's own in place of words; a sentence may have one in brackets."""
-OWN_CODE = "error: model.name: "
-"""How a line begins that says what went wrong in a user's own model, by the name that it has there."""
+OWN_CODE = re.compile(r"error: (?:model\.name|algorithm\.name|data\.name|federation\.kind): \S+:\S+: ")
+"""How a line begins that says what went wrong in a user's own code, by the name that it has there."""
 LEFT_OVER = re.compile(r"(?:^|/)\.[^/]+")
 """Names under which something is written before it gets its own: hidden ones."""
 SEVERAL = ("broken: ", "failed: ")
@@ -66,7 +66,7 @@ def judge(case: Case, seen: Seen) -> Outcome:
         return Outcome.TRACEBACK
     if seen.code not in (0, 1, 2, 3, 4):
         return Outcome.OTHER_CODE
-    if any(BARE.search(line) for line in seen.err.splitlines() if not line.startswith(OWN_CODE)):
+    if any(BARE.search(line) for line in seen.err.splitlines() if not OWN_CODE.match(line)):
         return Outcome.BARE_NAME
     if _half_written(case, seen):
         return Outcome.HALF_WRITTEN

@@ -386,7 +386,8 @@ class Algorithm(ABC, Generic[S]):
     """One way to learn together. Subclass, give it a name, override these; one file.
 
     Attributes:
-        name: under which experiments of its privacy unit ask for it; what is shared by several has none.
+        name: under which experiments of its privacy unit ask for it; what is shared by several has none. A
+            user's own needs none: an experiment asks for it as `package.module:Class`.
         settings_type: its options, as `settings` is annotated.
         state_type: what it carries on, as `start` is annotated.
         needs_truth: whether it is handed the true clusters (as `truth=`), as its guarantee must then say.
@@ -405,10 +406,11 @@ class Algorithm(ABC, Generic[S]):
     personal: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Make what has a name available in experiment files."""
+        """Make what has a name of ours available in experiment files; a user's own is found by its module."""
         cls.settings_type = get_type_hints(cls)["settings"]
-        cls.state_type = get_type_hints(cls.start)["return"]
-        if "name" in vars(cls) and Algorithm.known.setdefault((cls.unit, cls.name), cls) is not cls:
+        cls.state_type = get_type_hints(cls.start).get("return", type(None))
+        ours = cls.__module__.startswith(f"{__package__}.") and "name" in vars(cls)
+        if ours and Algorithm.known.setdefault((cls.unit, cls.name), cls) is not cls:
             raise ValueError(f"an algorithm named {cls.name} for unit {cls.unit} exists already")
 
     def __init__(self, settings: AlgorithmSettings, schedule: Schedule, privacy: PrivacySettings) -> None:

@@ -6,14 +6,16 @@ noise and nothing that depends on a client's own values beyond its records.
 
 from coterie.data.clients import Client, Federation, check_federation
 from coterie.data.clusters import ClustersFederation, whole_test
-from coterie.data.datasets import DataSettings, load_dataset
+from coterie.data.datasets import AnyData, DataSettings, load_dataset
 from coterie.data.dirichlet import DirichletFederation
 from coterie.data.federation import FederationSettings, build_federation
 from coterie.data.groups import GroupsFederation
 from coterie.data.natural import NaturalFederation
+from coterie.data.own import OwnDataSettings, OwnFederation
 from coterie.data.records import Dataset, Owners, Records, Task
 
 __all__ = [
+    "AnyData",
     "Client",
     "ClustersFederation",
     "DataSettings",
@@ -23,6 +25,8 @@ __all__ = [
     "FederationSettings",
     "GroupsFederation",
     "NaturalFederation",
+    "OwnDataSettings",
+    "OwnFederation",
     "Owners",
     "Records",
     "Task",

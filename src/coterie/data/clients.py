@@ -74,6 +74,8 @@ def check_federation(federation: Federation, *, held_out: bool = True) -> None:
     Args:
         held_out: whether every client must hold records out.
     """
+    if not all(isinstance(client, Client) for client in federation.clients):
+        raise DataError("the clients of the federation are not all of type Client")
     names = [client.name for client in federation.clients]
     if not names:
         raise DataError("the federation has no clients")
@@ -89,11 +91,15 @@ def check_federation(federation: Federation, *, held_out: bool = True) -> None:
         for part, records in parts.items():
             if not len(records) and (part == "training" or (part == "test" and held_out)):
                 raise DataError(f"client {client.name}: no {part} records")
-            _check_records(records, federation.task, f"client {client.name}, {part} records")
+            check_records(records, federation.task, f"client {client.name}, {part} records")
 
 
-def _check_records(records: Records, task: Task, where: str) -> None:
+def check_records(records: Records, task: Task, where: str) -> None:
+    """Refuse records that are not of the task's shapes, types and values; the line begins with `where`."""
     features, targets = records.features, records.targets
+    for array in (features, targets):
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{where}: a {type(array).__name__}; allowed: numpy arrays")
     if targets.shape != features.shape[:1]:
         raise DataError(f"{where}: {len(features)} rows of features, targets of shape {targets.shape}")
     if features.shape[1:] != task.shape:

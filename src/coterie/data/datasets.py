@@ -4,9 +4,9 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self, TypeAlias
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Discriminator, Field, PositiveInt, Tag, model_validator
 
 from coterie.data.cifar10 import read_cifar10
 from coterie.data.cifar100 import read_cifar100
@@ -18,12 +18,14 @@ from coterie.data.heart_disease import read_heart_disease
 from coterie.data.idx import EmnistSplit, read_emnist, read_fashion_mnist, read_mnist
 from coterie.data.images import PixelScale
 from coterie.data.lines import Scenario, draw_lines
+from coterie.data.own import OwnDataSettings
 from coterie.data.records import Dataset
 from coterie.data.school import read_school
 from coterie.data.shakespeare import WINDOW, read_shakespeare
 from coterie.data.tiny_imagenet import read_tiny_imagenet
+from coterie.plugins import DATA
 from coterie.privacy.ranges import RECORDS
-from coterie.settings import NamedSettings
+from coterie.settings import NamedSettings, tag_of
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +56,10 @@ _NO_COPIES = (
 class DataSettings(PublicSettings, NamedSettings):
     """Which dataset, and the options that are its own."""
 
-    functions = _READERS
+    functions, plugin = _READERS, DATA
     refused: ClassVar = {**PublicSettings.refused, _COPIES: _NO_COPIES}
 
-    name: str = Field("digits", description=" | ".join(_READERS))
+    name: str = Field("digits", description=" | ".join([*_READERS, DATA.form]))
     path: Path | None = Field(None, description="folder: holds federation.yaml and one file per client")
     pixels: PixelScale | None = Field(
         None, description="image datasets with files: unit (/ 255) | standard (published mean, deviation)"
@@ -91,6 +93,11 @@ class DataSettings(PublicSettings, NamedSettings):
         return self
 
     @property
+    def own_records(self) -> bool:
+        """Whether the records are the user's own, and not published ones that anybody may look at."""
+        return self.name == "folder"
+
+    @property
     def undivided(self) -> bool:
         """Whether the source has no test records of its own."""
         return self.name in ("digits", "school", "heart-disease", "folder")
@@ -103,9 +110,19 @@ class DataSettings(PublicSettings, NamedSettings):
         return math.ceil(((self.length or WINDOW) + 1) / self.stride)
 
 
-def load_dataset(settings: DataSettings, seed: int) -> Dataset:
+OwnDataSettings.ours = _READERS
+AnyData: TypeAlias = Annotated[
+    Annotated[DataSettings, Tag("ours")] | Annotated[OwnDataSettings, Tag("own")],
+    Discriminator(lambda section: "ours" if tag_of(section, "name", "digits") in _READERS else "own"),
+]
+"""The `data` section: data by a name of ours, or a user's own."""
+
+
+def load_dataset(settings: DataSettings | OwnDataSettings, seed: int) -> Dataset:
     """Read, or draw under the seed, the dataset that the settings name."""
     log.info("reading %s", settings.name)
+    if isinstance(settings, OwnDataSettings):
+        return settings.load(seed)
     options = settings.given()
     if settings.takes(settings.name, "seed"):
         options["seed"] = seed

@@ -3,26 +3,46 @@
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Discriminator, Tag
 
 from coterie.data.clients import Federation, check_federation
 from coterie.data.clusters import ClustersFederation
 from coterie.data.dirichlet import DirichletFederation
 from coterie.data.groups import GroupsFederation
 from coterie.data.natural import NaturalFederation
+from coterie.data.own import OwnFederation
 from coterie.data.preprocessing import Preprocessing
 from coterie.data.records import Dataset
+from coterie.errors import DataError, InputError
+from coterie.settings import tag_of
+
+_KINDS = ("clusters", "dirichlet", "natural", "groups")
+OwnFederation.ours = _KINDS
 
 FederationSettings = Annotated[
-    ClustersFederation | DirichletFederation | NaturalFederation | GroupsFederation,
-    Field(discriminator="kind"),
+    Annotated[ClustersFederation, Tag("clusters")]
+    | Annotated[DirichletFederation, Tag("dirichlet")]
+    | Annotated[NaturalFederation, Tag("natural")]
+    | Annotated[GroupsFederation, Tag("groups")]
+    | Annotated[OwnFederation, Tag("own")],
+    Discriminator(lambda section: tag if (tag := tag_of(section, "kind", "clusters")) in _KINDS else "own"),
 ]
 
 
 def build_federation(dataset: Dataset, settings: FederationSettings, seed: int) -> Federation:
     """Deal the dataset to clients and check what came out; the same seed gives the same federation."""
+    share = getattr(settings, "test_share", None)
+    if dataset.test is not None and share not in (None, type(settings).model_fields["test_share"].default):
+        raise InputError(
+            f"federation.test_share: {share} has no effect here; {dataset.name} has test records of its own"
+        )
     federation = settings.build(dataset, seed)
     holds_out = dataset.test is not None or getattr(settings, "test_share", None) != 0
-    check_federation(federation, held_out=holds_out)
+    try:
+        check_federation(federation, held_out=holds_out)
+    except DataError as problem:
+        if not isinstance(settings, OwnFederation):
+            raise
+        raise DataError(f"{settings.plugin.key}: {settings.kind}: {problem}") from None
     described = dataset.preprocessing or Preprocessing.as_it_is(dataset.task)
     return replace(federation, preprocessing=described, caveats=dataset.caveats)

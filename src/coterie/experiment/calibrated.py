@@ -20,6 +20,7 @@ from coterie.data import Federation
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
 from coterie.errors import BudgetError, InputError, check_memory
+from coterie.experiment.own_code import check_plan_is_ours
 from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import EvaluationKind, Experiment, refuse
 from coterie.experiment.shown import plan_html
@@ -169,10 +170,16 @@ def calibrate_run(
         layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
         structure=population.structure,
     )
-    draft, budgets = _with_evaluation(experiment, algorithm.plan(facts), population)
+    declared = algorithm.plan(facts)
+    if experiment.own_algorithm:
+        check_plan_is_ours(experiment, declared)
+    draft, budgets = _with_evaluation(experiment, declared, population)
     log.info("calibrating the noise")
     said = [caveat for caveat, holds in caveats(learner, budgets).items() if holds and caveat is not None]
-    unobserved = algorithm.observer(facts, with_shared_noise(draft, 1.0)) is None
+    # What own code shows to whom nobody has proven: then everyone is taken to see every release.
+    unobserved = experiment.own_algorithm or (
+        algorithm.observer(facts, with_shared_noise(draft, 1.0)) is None
+    )
     private = all(budget.is_private for budget in budgets.values())
     if unobserved or (has_free_noise(draft) and not private):
         # Without noise nothing is promised to anyone, and no publication claims it.

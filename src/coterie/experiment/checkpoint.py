@@ -81,7 +81,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             "arrays": _digests(scratch),
             "state": {name: value for name, value in fields.items() if name not in arrays},
         }
-        (scratch / STATE).write_text(hashed_text(content), encoding="utf-8")
+        try:
+            text = hashed_text(content)
+        except (TypeError, ValueError) as problem:
+            kind = type(checkpoint.state).__name__
+            allowed = "numpy arrays and plain JSON values in its fields"
+            raise InputError(f"{kind}: a state that cannot be kept ({problem}); allowed: {allowed}") from None
+        (scratch / STATE).write_text(text, encoding="utf-8")
         for written in scratch.iterdir():
             sync(written)
         shutil.rmtree(target, ignore_errors=True)

@@ -6,7 +6,8 @@ what is lost with a machine is one round that nobody saw: its task runs again el
 came back, with the same noise. Noise keys travel between the machines with the rest, over Ray's own
 transport: the cluster is one operator's, and its machines trust each other.
 
-Every machine needs this package in the same version, and the data under the same path.
+Every machine needs this package in the same version, the data under the same path, and the user's own code
+where cells name some: the same, as its hash says.
 """
 
 import logging
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from coterie import __version__
-from coterie.errors import InputError
+from coterie.errors import CoterieError, InputError
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.keeper import Keeper, pack, unpack
 from coterie.experiment.local import log_failure, reason_of, run_together
+from coterie.experiment.own_code import check_same_code, code_of
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Cell
-from coterie.files import beside, parse_yaml
+from coterie.files import Json, beside, parse_yaml
 
 CONNECT_SECONDS = 30.0
 MOST_TASKS = 1000
@@ -56,7 +58,8 @@ class RayCluster:
         for path in runs:
             beside(path, ".log").write_bytes(b"")
         texts = {str(path.resolve()): to_yaml(experiment) for path, experiment in runs.items()}
-        task = self._task.remote(self._keeper, texts, __version__, os.getcwd())
+        codes = {str(path.resolve()): code_of(experiment) for path, experiment in runs.items()}
+        task = self._task.remote(self._keeper, texts, __version__, os.getcwd(), codes)
         return lambda: self._ended(task, list(runs))
 
     def _ended(self, task: Any, paths: Sequence[Path]) -> bool:
@@ -106,12 +109,15 @@ def connect(address: str) -> Any:
     return ray
 
 
-def run_elsewhere(keeper: Any, texts: Mapping[str, str], version: str, directory: str) -> dict[str, str]:
+def run_elsewhere(
+    keeper: Any, texts: Mapping[str, str], version: str, directory: str, codes: Mapping[str, Json | None]
+) -> dict[str, str]:
     """Begin or resume runs on a machine of the cluster; what stopped those that did not finish.
 
     Args:
         texts: the experiments by their run folders where the sweep is.
         directory: the working directory there, to which paths in experiments are relative.
+        codes: which code of the user's own each of them names there.
     """
     import ray
 
@@ -122,17 +128,33 @@ def run_elsewhere(keeper: Any, texts: Mapping[str, str], version: str, directory
         os.chdir(directory)
     with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
         runs: dict[Path, Experiment] = {}
+        wrong_code: dict[str, str] = {}
         homes: dict[Path, tuple[str, int]] = {}
         for home, text in texts.items():
             path = Path(scratch) / Path(home).name
+            experiment, failure = _with_code(text, codes.get(home))
+            if experiment is None:
+                wrong_code[home] = failure
+                continue
             packed, attempt = ray.get(keeper.begin.remote(home))
             homes[path] = home, attempt
             if packed is not None:
                 unpack(packed, path)
-            runs[path] = Experiment.model_validate(parse_yaml(text))
+            runs[path] = experiment
 
         def keep(path: Path) -> None:
             ray.get(keeper.keep.remote(*homes[path], pack(path)))
 
         failures = run_together(runs, keep).failures
-        return {homes[path][0]: reason_of(failure) for path, failure in failures.items()}
+        stopped = {homes[path][0]: reason_of(failure) for path, failure in failures.items()}
+        return {**wrong_code, **stopped}
+
+
+def _with_code(text: str, code: Json | None) -> tuple[Experiment | None, str]:
+    """The experiment, if the user's own code that it names is here what it is where the sweep is."""
+    try:
+        experiment = Experiment.model_validate(parse_yaml(text))
+        check_same_code(code, code_of(experiment), f"the comparison runs; this is {os.uname().nodename}")
+    except CoterieError as mistake:
+        return None, reason_of(mistake)
+    return experiment, ""

@@ -75,7 +75,7 @@ class SweepResult:
         stored = path / "sweep.yaml"
         if not stored.exists():
             raise InputError(f"{path}: not the folder of a comparison, sweep.yaml is missing")
-        sweep = Sweep.read(stored)
+        sweep = Sweep.read_recorded(stored)
         runs = {cell.name: cell.files(path) for cell in sweep.cells()}
         done = {name: files.path for name, files in runs.items() if files.finished}
         logs = {name: beside(files.path, ".log") for name, files in runs.items() if name not in done}
@@ -145,7 +145,7 @@ def check_tables(out: Path) -> None:
     if not (out / CSV).exists():
         return
     made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})] or [()]
-    counted = table_csv(tuple(_rows(Sweep.read(out / "sweep.yaml"), out, made_of[-1])))
+    counted = table_csv(tuple(_rows(Sweep.read_recorded(out / "sweep.yaml"), out, made_of[-1])))
     stated = regular(out / CSV).read_text(encoding="utf-8", errors="replace")
     # A sweep that has grown since has its rows in another order.
     lines = [sorted(csv.reader(io.StringIO(text))) for text in (counted, stated)]

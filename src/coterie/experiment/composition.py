@@ -20,8 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.own_code import own_parts
 from coterie.experiment.recorded import RecordedRun
 from coterie.files import Json, read_json
+from coterie.plugins import DATA, FEDERATION
 from coterie.privacy import Adjacency, PlannedRelease, Unit
 from coterie.privacy.divergences import ORDERS, Floats
 from coterie.privacy.events import composed
@@ -92,7 +94,14 @@ def _dealt(run: RecordedRun) -> str:
     if chosen.own_records and run.files.federation.exists():
         # The files of a folder may have changed between two runs.
         clients = read_json(run.files.federation).get("clients")
+    if _reads_anything(run):
+        return str(run.files.path)  # nobody knows whether a user's own code deals twice alike
     return repr((chosen.data, chosen.federation, chosen.seeds.simulation, clients))
+
+
+def _reads_anything(run: RecordedRun) -> bool:
+    """Whether the user's own code made or dealt the records: it may read those of any other name, too."""
+    return any(kind in (DATA, FEDERATION) for kind, _ in own_parts(run.experiment))
 
 
 def total_of(paths: Iterable[Path]) -> Total | None:
@@ -110,9 +119,12 @@ def total_of(paths: Iterable[Path]) -> Total | None:
     kinds = {(run.plan.unit, run.plan.adjacency) for run in begun}
     adjacency = begun[0].plan.adjacency if len(kinds) == 1 else Adjacency.REPLACE_ONE
     by_data: dict[str, dict[str, list[RecordedRun]]] = {}
+    anything = any(map(_reads_anything, begun))
     for run in begun:
         # Whatever else the settings say of data of this name (a path, a split) may lead to the same records.
-        by_data.setdefault(run.experiment.data.name, {}).setdefault(_dealt(run), []).append(run)
+        by_data.setdefault("" if anything else run.experiment.data.name, {}).setdefault(
+            _dealt(run), []
+        ).append(run)
     curves = [
         np.sum([_largest(runs, adjacency) for runs in groups.values()], axis=0) for groups in by_data.values()
     ]
@@ -121,7 +133,7 @@ def total_of(paths: Iterable[Path]) -> Total | None:
         *(epsilon_from_rdp(ORDERS, curve, delta) for curve in curves),
         *(run.guarantee.epsilon for run in begun),
     )
-    folders = len({run.experiment.data.path for run in begun if run.experiment.own_records})
+    folders = len({getattr(run.experiment.data, "path", None) for run in begun if run.experiment.own_records})
     return Total(len(begun), epsilon, delta, unit, adjacency, weak, folders)
 
 

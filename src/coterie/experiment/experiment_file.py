@@ -12,6 +12,7 @@ from coterie.data.client_files import DECLARATION
 from coterie.errors import InputError
 from coterie.experiment.schema import Experiment
 from coterie.files import LARGEST_YAML, parse_yaml, regular, yaml_text
+from coterie.settings import RECORDED
 
 Tree = dict[str, Any]
 """Nested sections as YAML gives them: validated before anything else looks inside."""
@@ -70,6 +71,11 @@ def at_home(tree: Tree, file: Path) -> Tree:
     if isinstance(given, str) and os.path.isfile(file.parent / given / DECLARATION):
         return override(tree, {"data.path": str(file.parent / given)})
     return tree
+
+
+def read_recorded(path: Path) -> Experiment:
+    """What a run was begun with, to be looked at: no code is imported that its file names."""
+    return Experiment.model_validate(read_yaml(path), context=RECORDED)
 
 
 def parse_overrides(texts: Iterable[str]) -> Tree:

@@ -34,6 +34,7 @@ class RunFolder:
     sites = _Named("sites.json")  # public facts of the sites, where clients are sites
     plan = _Named("plan.json")
     guarantee = _Named("guarantee.json")
+    code = _Named("code.json")  # which code of the user's own, where there is any
     leakage = _Named("leakage.json")  # who learns how much about whom, where workers observe each other
     ledger = _Named("ledger.jsonl")
     metrics = _Named("metrics.jsonl")

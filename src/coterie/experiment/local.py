@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 
 from coterie.algorithms import find_algorithm
+from coterie.algorithms.record.oracle import TOLD
 from coterie.data import ClustersFederation, Federation, build_federation, load_dataset
 from coterie.engines.driver import Outcomes, Work, answer_all, answer_together
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
@@ -38,16 +39,21 @@ from coterie.experiment.calibrated import (
 )
 from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.evaluator import Evaluator, LocalScores, wants_references
-from coterie.experiment.experiment_file import ExperimentSource, experiment_of, read_experiment
+from coterie.experiment.experiment_file import (
+    ExperimentSource,
+    experiment_of,
+    read_experiment,
+    read_recorded,
+)
 from coterie.experiment.folder import RunFolder, check_out, default_folder
 from coterie.experiment.loop import Run, open_folder
+from coterie.experiment.own_code import in_own_code, own_caveats
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
 from coterie.experiment.trained import task_facts
 from coterie.files import beside, write_text
-from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Unit
 from coterie.training.learner import Learner
 
@@ -73,7 +79,7 @@ def run(
         files = RunFolder(path)
         return resume and files.exists and not files.finished and read_experiment(files.experiment) == chosen
 
-    name = f"{chosen.algorithm.name}-{chosen.data.name}"
+    name = f"{chosen.algorithm.name}-{chosen.data.name}".replace(":", ".")
     target = Path(out) if out is not None else default_folder(name, resumable)
     done = finished(chosen, target, resume=resume)
     return done or finish(calibrate(chosen), RunFolder(target), callbacks)
@@ -86,6 +92,10 @@ def finish(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | N
     except ModelError as error:
         name = calibrated.experiment.model.name
         raise ModelError(f"model.name: {name}: {error}; --resume continues from the last round") from None
+    except Exception as error:
+        if (theirs := in_own_code(calibrated.experiment, error)) is not None:
+            raise theirs from None
+        raise
 
 
 def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | None = None) -> Work[RunResult]:
@@ -154,7 +164,10 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
 
     exact = kind is EvaluationKind.EXACT
     shifted = isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1
-    windows = experiment.data.windows_per_character
+    windows, algorithm = (
+        experiment.data.windows_per_character,
+        find_algorithm(unit, experiment.algorithm.name),
+    )
 
     def caveats(learner: Learner, budgets: Mapping[str, Budget]) -> dict[str | None, bool]:
         return {
@@ -164,9 +177,10 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
             SHARED_RECORDS: shifted,
             delta_caveat(experiment, population, budgets): True,
             SEEDED: experiment.seeds.noise is not None,
-            PERSONAL: find_algorithm(unit, experiment.algorithm.name).personal,
+            PERSONAL: algorithm.personal,
+            TOLD: algorithm.needs_truth and experiment.own_algorithm,
             PUBLIC_COUNT: counts_clients(experiment),
-            **dict.fromkeys(code_caveats(experiment.model), True),
+            **dict.fromkeys(own_caveats(experiment), True),
             **dict.fromkeys(known.caveats, True),
             f"a record is a window of text, and a character is in up to {windows} of them": (
                 unit is Unit.RECORD and windows > 1
@@ -211,7 +225,7 @@ def device_of(experiment: Experiment) -> torch.device:
 
 
 def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
-    before = read_experiment(files.experiment).model_dump(mode="json")
+    before = read_recorded(files.experiment).model_dump(mode="json")
     for section, content in experiment.model_dump(mode="json").items():
         for key in {**before[section], **content}:
             if before[section].get(key) != content.get(key):

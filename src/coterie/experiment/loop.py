@@ -22,6 +22,7 @@ from coterie.experiment.checkpoint import Checkpoint, Personal
 from coterie.experiment.evaluator import Evaluation, Evaluator, exact_figures
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.own_code import check_code, code_of
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import (
     RunResult,
@@ -145,6 +146,7 @@ def create_folder(
         contents = {
             new.sites: sites,
             new.federation: calibrated.population.facts(calibrated.facts.parameters),
+            new.code: code_of(calibrated.experiment, served=sites is not None),
             new.plan: calibrated.plan.to_json(),
             new.guarantee: calibrated.guarantee.to_json(),
             new.leakage: calibrated.leakage_facts(),
@@ -159,6 +161,7 @@ def create_folder(
 
 def _check(files: RunFolder, calibrated: CalibratedRun, data: str | None) -> RunSecret | None:
     secret = None
+    check_code(files.code, code_of(calibrated.experiment, served=files.sites.exists()))
     if data is not None:
         secret = RunSecret.load(files.secret, Seal(files.path).key)
         planned = calibrated.plan.digest(), calibrated.experiment.seeds.noise is not None
@@ -277,7 +280,7 @@ class Run:
         known = truth if truth and clusters else None
         return RunResult(
             folder=opened.files.path,
-            algorithm=calibrated.algorithm.name,
+            algorithm=calibrated.experiment.algorithm.name,
             accuracy=judged.accuracy if judged else None,
             loss=judged.loss if judged else None,
             clusters=dict(clusters),

@@ -19,14 +19,14 @@ from coterie.errors import CoterieError, InputError, LedgerError, PlanError
 from coterie.experiment import checkpoint
 from coterie.experiment.calibrated import HELD_OUT, build_algorithm
 from coterie.experiment.checkpoint import SavedRound
-from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.experiment_file import read_recorded
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.own_code import own_caveats, own_parts
 from coterie.experiment.proven import ProvenPlan
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import METRICS, NAME, ChainedLines, Check, Seal, require
 from coterie.files import read_json
 from coterie.groups import Observer, Structure
-from coterie.models import code_caveats
 from coterie.privacy import Custody, Guarantee, LedgerView, PrivacyPlan, Unit
 from coterie.privacy.units import number_from_json, round_up
 
@@ -60,7 +60,7 @@ class RecordedRun:
 
     @cached_property
     def experiment(self) -> Experiment:
-        return read_experiment(self.files.experiment)
+        return read_recorded(self.files.experiment)
 
     @cached_property
     def plan(self) -> PrivacyPlan:
@@ -136,6 +136,8 @@ class RecordedRun:
             facts = PublicFacts(names, records, int(federation["parameters"]), _no_model, structure=structure)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as mistake:
             raise LedgerError(f"{files.leakage}: does not say who is in which group ({mistake!r})") from None
+        problem = "says who sees what of an algorithm that is the user's own code; no proof says that"
+        require(not self.experiment.own_algorithm, files.leakage, problem)
         algorithm = build_algorithm(self.experiment, None)
         same = _times(algorithm.plan(facts)) == _times(self.plan)
         require(same, files.leakage, f"its groups are not those of {files.plan.name}")
@@ -198,7 +200,13 @@ class RecordedRun:
 
     def recount_checks(self) -> list[Check]:
         """Whether every figure of the folder follows from its plan and its ledger."""
-        figures = [self._check_guarantee, self._check_leakage, self._check_said, self._check_spent]
+        figures = [
+            self._check_guarantee,
+            self._check_leakage,
+            self._check_said,
+            self._check_code,
+            self._check_spent,
+        ]
         last = [self._check_result] if self.files.finished else []
         return [self.check_ledger, *figures, self._check_rounds, *last]
 
@@ -218,7 +226,7 @@ class RecordedRun:
         """What the experiment shows to weaken the guarantee, or to lie outside it, must be said in it."""
         here = not self.files.sites.exists()  # there noise keys are others', and no score is exact
         must = {
-            **dict.fromkeys(code_caveats(self.experiment.model), True),
+            **dict.fromkeys(own_caveats(self.experiment, served=not here), True),
             **dict.fromkeys(self._declared_caveats(), True),
             SEEDED: here and self.experiment.seeds.noise is not None,
             HELD_OUT: here and self.experiment.evaluation_kind is EvaluationKind.EXACT,
@@ -234,6 +242,15 @@ class RecordedRun:
         readable = isinstance(stored, list) and all(isinstance(caveat, str) for caveat in stored)
         require(readable, self.files.federation, "caveats should be a list of texts")
         return list(stored)
+
+    def _check_code(self) -> None:
+        """Which code ran must be written down, where it was not ours."""
+        path, served = self.files.code, self.files.sites.exists()
+        known = read_json(path) if path.exists() else {}
+        for kind, name in own_parts(self.experiment, served=served):
+            entry = known.get(kind.key)
+            said = isinstance(entry, dict) and entry.get("name") == name
+            require(said, path, f"does not say which code {kind.key} {name} was")
 
     def _check_leakage(self) -> None:
         """Each worker's epsilon, where workers observe each other."""

@@ -4,17 +4,25 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, StrictBool, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
-from coterie.algorithms import find_algorithm
+from coterie.algorithms import find_algorithm, is_own
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
-from coterie.data import ClustersFederation, DataSettings, FederationSettings
+from coterie.data import AnyData, ClustersFederation, DataSettings, FederationSettings
 from coterie.errors import InputError
 from coterie.models import ModelSettings
 from coterie.privacy import Mode, Unit
 from coterie.privacy.ranges import EVALUATION_EPSILON, ROUNDS, SEED
-from coterie.settings import Acts, Settings, explain, idle, within
+from coterie.settings import Acts, Settings, explain, idle, is_recorded, within
 
 if TYPE_CHECKING:
     from coterie.experiment.calibrated import CalibratedRun
@@ -111,6 +119,12 @@ class EvaluationSettings(Settings):
         return [round for round in range(1, rounds + 1) if round == rounds or round % every == 0]
 
 
+class RecordedAlgorithm(AlgorithmSettings):
+    """Options of a user's own algorithm as a run was begun with them, where its code is not asked."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Experiment(Settings):
     """One run: which data, split how, learnt by whom, under which promise.
 
@@ -122,7 +136,7 @@ class Experiment(Settings):
         Experiment(r-dpcfl on digits: softmax, 20 rounds, epsilon 3 for one record)
     """
 
-    data: DataSettings = DataSettings()
+    data: AnyData = DataSettings()
     federation: FederationSettings = ClustersFederation()
     model: ModelSettings = ModelSettings()
     privacy: PrivacySettings = PrivacySettings()
@@ -137,7 +151,12 @@ class Experiment(Settings):
     @property
     def own_records(self) -> bool:
         """Whether the records are the user's own, and not published ones that anybody may look at."""
-        return self.data.name == "folder"
+        return self.data.own_records
+
+    @property
+    def own_algorithm(self) -> bool:
+        """Whether the algorithm is the user's own code."""
+        return is_own(self.privacy.unit, self.algorithm.name)
 
     @property
     def evaluation_kind(self) -> EvaluationKind:
@@ -213,10 +232,10 @@ class Experiment(Settings):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+    def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Self:
         """Turn pydantic's list of mistakes into one line that names the key and what is allowed."""
         if isinstance(value, Mapping):
-            value = {**value, **cls._algorithm_section(value)}
+            value = {**value, **cls._algorithm_section(value, recorded=is_recorded(info))}
             if isinstance(
                 value.get("federation"), Mapping
             ):  # one that does not say its kind is of the default one
@@ -228,7 +247,7 @@ class Experiment(Settings):
         return experiment
 
     @classmethod
-    def _algorithm_section(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _algorithm_section(cls, value: Mapping[str, Any], *, recorded: bool) -> Mapping[str, Any]:
         """Which options an algorithm has depends on its name and on the privacy unit, in another section."""
         section = value.get("algorithm")
         if not isinstance(section, Mapping):
@@ -239,8 +258,11 @@ class Experiment(Settings):
         unit = privacy.get("unit", "record") if isinstance(privacy, Mapping) else None
         if unit not in list(Unit):
             return {}  # the privacy section reports it
-        algorithm = find_algorithm(Unit(unit), str(section.get("name", "r-dpcfl")))
+        name = str(section.get("name", "r-dpcfl"))
+        kind: type[AlgorithmSettings] = RecordedAlgorithm
+        if not recorded or not is_own(Unit(unit), name):
+            kind = find_algorithm(Unit(unit), name).settings_type
         try:
-            return {"algorithm": algorithm.settings_type.model_validate(section)}
+            return {"algorithm": kind.model_validate(section)}
         except ValidationError as mistakes:
-            raise InputError(explain(mistakes, algorithm.settings_type, prefix="algorithm")) from None
+            raise InputError(explain(mistakes, kind, prefix="algorithm")) from None

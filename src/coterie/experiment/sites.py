@@ -29,10 +29,10 @@ from coterie.experiment.calibrated import (
     delta_caveat,
     reported_of,
 )
+from coterie.experiment.own_code import own_caveats
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
-from coterie.models import code_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
 from coterie.privacy.plain import Plain
 from coterie.settings import departures
@@ -93,6 +93,9 @@ def check_servable(experiment: Experiment) -> None:
     labels = isinstance(federation, GroupsFederation) and federation.structure == Shape.LABEL
     refuse(
         {
+            f"algorithm.name: {experiment.algorithm.name} is your own code; with unit {privacy.unit} sites "
+            "trust the server with their updates, and not with code that they have not seen; allowed there: "
+            "algorithms of coterie": experiment.own_algorithm and privacy.unit is not Unit.RECORD,
             "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
             "noise; allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
             "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
@@ -161,7 +164,7 @@ def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, in
         return {
             delta_caveat(experiment, population, budgets): True,
             PUBLIC_COUNT: counts_clients(experiment),
-            **dict.fromkeys(code_caveats(experiment.model), True),
+            **dict.fromkeys(own_caveats(experiment, served=True), True),
             IN_THE_CLEAR: trusted,
             WHO_IS_ASKED: trusted,
             SEEDED: experiment.seeds.noise is not None if trusted else sites.simulation,

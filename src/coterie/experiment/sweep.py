@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, TypeAlias, Union
@@ -20,7 +20,7 @@ from coterie.experiment.experiment_file import at_home, override, read_yaml, wit
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import yaml_text
-from coterie.settings import Settings, idle
+from coterie.settings import RECORDED, Settings, idle
 
 SweepSource: TypeAlias = Union["Sweep", Mapping[str, Any], str, Path, None]
 """What a function takes for a sweep: itself, its content, its file, or nothing for the built-in one."""
@@ -84,11 +84,13 @@ class Sweep:
     Args:
         grid: every value of every varying key, over all parts.
         parts: empty where the grid is all there is.
+        recorded: it was run, and is looked at again: no code is imported that it names.
     """
 
     base: Mapping[str, Any]
     grid: Mapping[str, Sequence[Any]]
     parts: tuple[Part, ...] = ()
+    recorded: bool = field(default=False, compare=False)
 
     @classmethod
     def of_parts(cls, base: Mapping[str, Any], parts: Sequence[Part]) -> "Sweep":
@@ -102,6 +104,11 @@ class Sweep:
             if missing := set(grid) - set(part.choices):
                 raise InputError(f"parts: '{min(missing)}' varies in one part and is missing in another")
         return cls(base, grid, tuple(parts))
+
+    @classmethod
+    def read_recorded(cls, path: Path) -> "Sweep":
+        """The sweep that a comparison was begun with, to be looked at."""
+        return replace(cls.read(path), recorded=True)
 
     @classmethod
     def read(cls, source: SweepSource) -> "Sweep":
@@ -159,12 +166,13 @@ class Sweep:
             values.pop(LABEL, None)
             own = {**part.settings, **values}
             tree = override(self.base, own)
-            experiment = Experiment.model_validate(tree)
+            context = RECORDED if self.recorded else None
+            experiment = Experiment.model_validate(tree, context=context)
             # What is set for the cell itself stays, to be refused where it cannot act.
             in_vain = dict(idle(experiment, experiment))
             dropped = {key: in_vain[key] for key in in_vain if not any(within(key, other) for other in own)}
             if dropped:
-                experiment = Experiment.model_validate(reduce(without, dropped, tree))
+                experiment = Experiment.model_validate(reduce(without, dropped, tree), context=context)
             other = runs.setdefault(experiment.model_dump_json(), name)  # 1 and 1.0 have two names
             same = f"grid: {name} is the same run as {other}"
             refuse({f"grid: {name} stands twice": name in seen, same: other != name})

@@ -125,7 +125,7 @@ def _verify_comparison(path: Path) -> Verification:
         sealed += Seal(path).checks()
     problems = _problems([lambda: Seal(path), *sealed])
     problems += _problems([partial(check_tables, path)], known=bool(problems))
-    planned = _found(lambda: [cell.name for cell in Sweep.read(path / "sweep.yaml").cells()]) or []
+    planned = _found(lambda: [cell.name for cell in Sweep.read_recorded(path / "sweep.yaml").cells()]) or []
     runs = {name: _verify_run(run.files.path) for name, run in _cells_of(path).items()}
     problems += [line for run in runs.values() for line in run.problems]
     problems += _problems_of_pages(path, _cells_of(path))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data.records import Task
-from coterie.errors import InputError
+from coterie.errors import InputError, one_line
 from coterie.models.state import KeptTensors, first_change, written_down
 
 SIZES = (2, 3, 5, 8, 9, 17, 33, 64)
@@ -263,8 +263,3 @@ def _differ(found: Tensor, alone: Tensor) -> bool:
     """Beyond rounding, which grows with the numbers that a record's outputs are made of."""
     scale = alone.abs().amax(dim=1, keepdim=True).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1e30)
     return bool(((_plain(found) - _plain(alone)).abs() > _ROUNDING * scale).any())
-
-
-def one_line(error: Exception) -> str:
-    """Kind and first line of an error that user code or torch raised."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -1,20 +1,18 @@
 """Models by name: the `model` section of an experiment, and the function behind each name."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import nn
 
 from coterie.data.records import Task
-from coterie.errors import InputError, check_memory
+from coterie.errors import InputError, check_memory, one_line
 from coterie.models import networks
-from coterie.models.check import check_model, one_line
+from coterie.models.check import check_model
+from coterie.plugins import MODEL
 from coterie.settings import NamedSettings
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -40,14 +38,15 @@ WIDEST = 2**16
 class ModelSettings(NamedSettings):
     """Which model, and the options that are its own.
 
-    `package.module:function` names a user's own: the function gets the task and returns an `nn.Module` that
-    maps features of shape (n, *task.shape) to outputs of shape (n, task.outputs).
+    `package.module:function`, or a name of the entry points `coterie.models`, is a user's own: the function
+    gets the task and returns an `nn.Module` that maps features of shape (n, *task.shape) to outputs of shape
+    (n, task.outputs).
     """
 
     functions = _NETWORKS
-    own_form = "package.module:function"
+    plugin, takes_own = MODEL, True
 
-    name: str = Field("softmax", description=" | ".join([*_NETWORKS, "package.module:function"]))
+    name: str = Field("softmax", description=" | ".join([*_NETWORKS, MODEL.form]))
     hidden: PositiveInt | None = Field(
         None, le=WIDEST, description="mcmahan-cnn, lstm: width of a hidden layer (512, 256)"
     )
@@ -55,11 +54,6 @@ class ModelSettings(NamedSettings):
         None, le=WIDEST, description="lstm: width of the character embedding (8)"
     )
     layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
-
-    @property
-    def own(self) -> bool:
-        """Whether it is a user's own code."""
-        return ":" in self.name
 
 
 @cache
@@ -100,10 +94,8 @@ def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: boo
 
 
 def _user_model(name: str, task: Task) -> nn.Module:
-    module_name, _, function_name = name.partition(":")
+    function = MODEL.find(name)
     try:
-        with _working_directory_first():
-            function = getattr(importlib.import_module(module_name), function_name)
         model = function(task)
     except Exception as error:  # anything may go wrong in a user's module
         raise InputError(f"model.name: {name}: {one_line(error)}") from error
@@ -130,14 +122,3 @@ def code_caveats(settings: ModelSettings) -> Iterator[str]:
     """What a guarantee must add where a model is a user's own code."""
     if settings.own:
         yield OWN_CODE
-
-
-@contextmanager
-def _working_directory_first() -> Iterator[None]:
-    """Find a user's module beside the experiment file, where an installed command would not look."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from coterie.algorithms import AnyAlgorithm, find_algorithm
+from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Findings
+from coterie.algorithms.record.oracle import TOLD
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import read_experiment
+from coterie.experiment.experiment_file import read_recorded
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult, Spread
 from coterie.experiment.schema import Experiment
@@ -178,13 +179,12 @@ class RunRecord:
         return known if len(known) == len(self.clients) and len(set(known.values())) > 1 else None
 
     @property
-    def algorithm(self) -> type[AnyAlgorithm]:
-        return find_algorithm(self.plan.unit, self.experiment.algorithm.name)
-
-    @property
     def knows_truth(self) -> bool:
         """Whether the algorithm was handed the true clusters."""
-        return self.algorithm.needs_truth
+        chosen = self.experiment
+        if chosen.own_algorithm:  # whose code is not asked
+            return TOLD in self.guarantee.caveats
+        return find_algorithm(self.plan.unit, chosen.algorithm.name).needs_truth
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         **told,
         name=path.resolve().name,
-        experiment=read_experiment(files.experiment),
+        experiment=read_recorded(files.experiment),
         experiment_text=regular(files.experiment).read_text(encoding="utf-8"),
         plan=PrivacyPlan.from_json(read_json(files.plan)),
         guarantee=Guarantee.from_json(read_json(files.guarantee)),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from coterie.algorithms.findings import Findings
-from coterie.data import build_federation, load_dataset
+from coterie.data import DataSettings, build_federation, load_dataset
 from coterie.errors import InputError
 from coterie.experiment.sweep import LABEL
 from coterie.report import grid_figures, leakage, words
@@ -267,10 +267,10 @@ def _lines(result: Reproduction) -> Iterator[Figure]:
     pairs = [(setting, run) for setting in result.settings for run in setting.runs]
     for place, (setting, run) in enumerate(pairs):
         experiment, models = run.experiment, run.outcome.models
-        if experiment.data.name != "lines" or models is None:
+        data, seed = experiment.data, experiment.seeds.simulation
+        if not isinstance(data, DataSettings) or data.name != "lines" or models is None:
             continue
-        seed = experiment.seeds.simulation
-        federation = build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
+        federation = build_federation(load_dataset(data, seed), experiment.federation, seed)
         points: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for client, cluster in zip(federation.clients, federation.truth or (), strict=True):
             x, y = client.train.features[:2, 0].tolist(), client.train.targets[:2].tolist()
@@ -285,7 +285,7 @@ def _lines(result: Reproduction) -> Iterator[Figure]:
         used = sum(users[model] > 0 for model in range(len(models)))
         yield line_figure(
             f"lines-{place}",
-            f"{row}, {experiment.data.scenario or 'balanced-easy'}",
+            f"{row}, {data.scenario or 'balanced-easy'}",
             series,
             Scale("x", "{:.1f}".format),
             Scale("", "{:.1f}".format),

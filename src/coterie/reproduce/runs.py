@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coterie.algorithms import find_algorithm
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Fairness, RunResult, Spread, fairness
@@ -140,8 +141,9 @@ def _mean_of_workers(run: FinishedRun) -> float | None:
 
 def _worst_cluster(run: FinishedRun) -> float | None:
     """None where clients keep parts of their own: a cluster then has no model to be tested."""
-    tests = run.result.whole_tests
-    return min(tests.values()) if tests and not run.record.algorithm.personal else None
+    tests, chosen = run.result.whole_tests, run.record.experiment
+    personal = find_algorithm(chosen.privacy.unit, chosen.algorithm.name).personal
+    return min(tests.values()) if tests and not personal else None
 
 
 CLIENT, WORKER = Unit.CLIENT, Unit.WORKER

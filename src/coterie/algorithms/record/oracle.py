@@ -10,11 +10,14 @@ from coterie.algorithms.protocol import PublicFacts, Rng
 from coterie.algorithms.record.record_level import RecordClusters, RecordClustersState
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
 
+TOLD = "the true clusters were handed to the algorithm"
+"""What the guarantee of any algorithm says that needs the truth."""
+
 
 class Oracle(RecordClusters[RecordClustersState]):
     name = "oracle"
     needs_truth = True
-    caveats = ("the true clusters were handed to the algorithm",)
+    caveats = (TOLD,)
 
     def __init__(
         self,
