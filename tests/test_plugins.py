@@ -20,10 +20,10 @@ from coterie.algorithms.worker.dp_ogl import DPOGL
 from coterie.data import Client, Dataset, Federation, Records, Task
 from coterie.errors import DataError, InputError, LedgerError, PlanError
 from coterie.experiment import local
+from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.experiment_file import read_recorded, to_yaml
 from coterie.experiment.own_code import EVERYONE_SEES, OWN_ALGORITHM, OWN_DATA, OWN_FEDERATION
 from coterie.experiment.recorded import recount
-from coterie.experiment.result import Callbacks
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.verify import verify
 from coterie.files import parse_yaml
@@ -338,7 +338,7 @@ def test_a_run_says_which_code_it_was_and_goes_on_with_no_other(
     own_package.put_on_path(monkeypatch, package, own_package.announce(package, tmp_path / "installed"))
     chosen, out = experiment(**SHORT), tmp_path / "run"
     with pytest.raises(Stop):
-        local.run(chosen, out, callbacks=Callbacks(round=stop))
+        local.run(chosen, out, callbacks=Callbacks(on_round=stop))
     code = json.loads((out / "code.json").read_text())
     assert {key: entry["target"] for key, entry in code.items()} == {
         "algorithm.name": "own_algorithm.algorithm:Half",

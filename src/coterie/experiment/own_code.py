@@ -70,20 +70,19 @@ def code_of(experiment: Experiment, *, served: bool = False) -> Json | None:
 
 
 def check_code(path: Path, now: Json | None) -> None:
-    """Refuse to go on with other code than a run was begun with: its releases would be of two programs."""
-    begun = read_json(path) if path.exists() else None
-    check_same_code(begun, now, f"{path.parent} was begun with; resume it with that, or start a new run")
+    """Refuse other code than a run was begun with: its rounds, or its models, would be of two programs."""
+    begun = read_json(path) if now is not None and path.exists() else None
+    check_same_code(begun, now, f"{path.parent} was begun with; go on with that, or start a new run")
 
 
 def check_same_code(known: Json | None, here: Json | None, whose: str) -> None:
     """Refuse code that is not what is known of it; `whose` that is ends the line."""
-    before, now = known or {}, here or {}
-    for key in (key for key in {**before, **now} if before.get(key) != now.get(key)):
-        was, is_now = before.get(key) or {}, now.get(key) or {}
-        name = is_now.get("name") or was.get("name")
-        raise InputError(
-            f"{key}: {name}: the code here ({_shown(is_now)}) is not the one ({_shown(was)}) that {whose}"
-        )
+    for key, now in (here or {}).items():
+        if (known or {}).get(key) != now:
+            was = _shown((known or {}).get(key) or {})
+            raise InputError(
+                f"{key}: {now['name']}: the code here ({_shown(now)}) is not the one ({was}) that {whose}"
+            )
 
 
 def _shown(code: Json) -> str:

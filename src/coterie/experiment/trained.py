@@ -27,6 +27,7 @@ from coterie.experiment.calibrated import build_algorithm
 from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.own_code import check_code, code_of
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
@@ -113,7 +114,10 @@ class TrainedRun:
 
     @cached_property
     def experiment(self) -> Experiment:
-        return read_experiment(self.files.experiment)
+        """What was run; an InputError where models are the user's own code, and that has changed."""
+        found = read_experiment(self.files.experiment)
+        check_code(self.files.code, code_of(found, served=True))  # what it says of data is of no use here
+        return found
 
     @cached_property
     def result(self) -> RunResult:
