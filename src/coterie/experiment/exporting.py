@@ -16,11 +16,10 @@ from torch import nn
 from coterie import __version__
 from coterie.algorithms.protocol import Assignment
 from coterie.data.preprocessing import ArrayInputs, TableInputs
-from coterie.errors import InputError
+from coterie.errors import InputError, one_line
 from coterie.experiment.folder import new_folder
 from coterie.experiment.trained import TrainedRun
 from coterie.files import Json, check_place, digest_file, write_json, write_text
-from coterie.models.check import one_line
 from coterie.models.preprocessed import PreprocessedModel
 
 FORMAT = 1
