@@ -2,29 +2,35 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from coterie.algorithms.client.dp_fedper import FedPerState
 from coterie.algorithms.protocol import State
 from coterie.engines.local import FAST_RANDOMNESS
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import checkpoint, local
 from coterie.experiment.callbacks import Callbacks, RoundReport
+from coterie.experiment.checkpoint import Checkpoint
 from coterie.experiment.folder import RunFolder, keep_rounds, seconds_in
 from coterie.experiment.recorded import recount
 from coterie.experiment.result import RunResult
 from coterie.experiment.seal import Seal
-from coterie.files import hashed_text
-from coterie.privacy import SecretKey
+from coterie.experiment.verify import verify
+from coterie.files import digest_file, hashed_text
+from coterie.privacy import ChainHead, SecretKey
 from coterie.privacy.wording import sentence
 
 ROUNDS = 7
@@ -292,6 +298,89 @@ def test_a_checkpoint_of_another_shape_is_named(content: str, tmp_path: Path) ->
     for read in (lambda: checkpoint.load(tmp_path, State), lambda: checkpoint.stored(tmp_path)):
         with pytest.raises(InputError, match=r"round-000001.*: damaged checkpoint"):
             read()
+
+
+@pytest.fixture(scope="module")
+def stopped(experiment: Path) -> Path:
+    """A run that was stopped after two rounds."""
+    out = experiment.parent / "stopped"
+
+    def stop(report: RoundReport) -> None:
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        local.run(experiment, out, callbacks=Callbacks(on_round=stop))
+    return out
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+FORGED: dict[str, Change] = {
+    "models of another size": lambda arrays, _: arrays.update(models=arrays["models"][:, :-1]),
+    "one model, and not several": lambda arrays, _: arrays.update(models=arrays["models"][0]),
+    "more models than odds": lambda arrays, _: arrays.update(models=np.repeat(arrays["models"], 2, 0)),
+    "models in double precision": lambda arrays, _: arrays.update(models=arrays["models"].astype(float)),
+    "odds of other clients": lambda arrays, _: arrays.update(responsibilities=arrays["responsibilities"][1:]),
+    "an array less": lambda arrays, _: arrays.pop("initial"),
+    "an array more": lambda arrays, _: arrays.update(more=np.zeros(3)),
+    "a list for an array": lambda arrays, state: state.update(initial=arrays.pop("initial").tolist()),
+    "an array for a number": lambda arrays, state: arrays.update(spread=np.array([state.pop("spread")])),
+    "a model that is not there": lambda _, state: state["cluster_of"].update({"client-0": 99}),
+    "a model before the first": lambda _, state: state["cluster_of"].update({"client-0": -1}),
+    "choices of one client more": lambda _, state: state["cluster_of"].update(nobody=0),
+    "votes for nothing": lambda _, state: state["votes"].update({"client-0": [7]}),
+    "other clients": lambda _, state: state.update(clients=state["clients"][:-1]),
+    "another seed": lambda _, state: state.update(seed=state["seed"] + 1),
+    "a round that is a text": lambda _, state: state.update(round="two"),
+    "a round that is true": lambda _, state: state.update(round=True),
+    "a spread that is none": lambda _, state: state.update(spread=None),
+    "no field at all": lambda _, state: state.clear(),
+}
+
+
+def forge(folder: Path, change: Change) -> None:
+    """Change a checkpoint, and write all its hashes anew."""
+    arrays = dict(load_file(folder / checkpoint.ARRAYS))
+    content = json.loads((folder / checkpoint.STATE).read_text())
+    assert set(content["state"]["cluster_of"]) >= {"client-0"}
+    change(arrays, content["state"])
+    save_file(
+        {name: np.ascontiguousarray(value) for name, value in arrays.items()}, folder / checkpoint.ARRAYS
+    )
+    content["arrays"] = {checkpoint.ARRAYS: digest_file(folder / checkpoint.ARRAYS)}
+    del content["hash"]
+    (folder / checkpoint.STATE).write_text(hashed_text(content))
+
+
+@pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
+def test_a_checkpoint_that_no_round_could_have_left_is_refused_though_its_hashes_fit(
+    change: Change, experiment: Path, stopped: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(stopped, out)
+    forge(RunFolder(out).checkpoint / "round-000002", change)
+    with pytest.raises(InputError, match=r"round-000002: damaged checkpoint \(") as refused:
+        local.run(experiment, out, resume=True)
+    assert "\n" not in str(refused.value)
+    problems = verify(out).problems
+    if change is FORGED["models of another size"]:
+        assert any("round-000002: damaged checkpoint" in problem for problem in problems)
+
+
+def test_what_a_client_could_not_have_kept_is_refused(tmp_path: Path) -> None:
+    """The parts of a model that are a client's own, of other names or another size."""
+    heads = dict.fromkeys(("ledger", "metrics", "seal"), ChainHead(1, "0" * 64))
+    head = np.array([False, True, True])
+    state = FedPerState(1, ("a", "b"), 0, np.zeros((1, 3), np.float32), head=head)
+    for kept in ({"c": np.zeros(2)}, {"a": np.zeros(3)}, {"a": np.zeros((2, 1))}):
+        kept = {name: own.astype(np.float32) for name, own in kept.items()}
+        checkpoint.save(tmp_path, Checkpoint(state, heads, kept))
+        with pytest.raises(InputError, match=r"damaged checkpoint .*personal\.safetensors"):
+            checkpoint.load(tmp_path, FedPerState, state)
+    checkpoint.save(tmp_path, Checkpoint(state, heads, {"a": np.ones(2, np.float32)}))
+    found = checkpoint.load(tmp_path, FedPerState, state)
+    assert found is not None
+    assert found.personal.keys() == {"a"}
 
 
 @pytest.mark.parametrize("before", [True, False])

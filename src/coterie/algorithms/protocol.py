@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.findings import Findings as Findings
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.algorithms.state import Rng as Rng
+from coterie.algorithms.state import State as State
 from coterie.groups import Observer, Structure
 from coterie.privacy import PrivacyPlan, Released, Unit
 from coterie.privacy.randomness import Floats as Floats
@@ -38,7 +40,6 @@ Vector: TypeAlias = NDArray[np.float32]
 # One model per row.
 Models: TypeAlias = NDArray[np.float32]
 Mask: TypeAlias = NDArray[np.bool_]
-Rng: TypeAlias = np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -322,32 +323,6 @@ def select(release: str, clients: Sequence[str], models: Models) -> Rounds[Mappi
 
 
 # --- the algorithm ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything an algorithm carries from one round to the next: public or released values only.
-
-    Fields of a subclass are numpy arrays or plain JSON values (numbers, strings, None, tuples, mappings
-    with string keys), which is all that a checkpoint stores.
-
-    Args:
-        round: rounds completed.
-        seed: seed of the server's own public randomness, combined with the round.
-    """
-
-    round: int
-    clients: tuple[str, ...]
-    seed: int
-
-    def rng(self) -> Rng:
-        """The server's randomness for the round that follows this state."""
-        return np.random.default_rng([self.seed, self.round])
-
-    @property
-    def replaced_after(self) -> int:
-        """The round after which a model was last replaced by another, not moved: none, unless one says so."""
-        return 0
 
 
 S = TypeVar("S", bound=State)

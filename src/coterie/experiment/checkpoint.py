@@ -10,11 +10,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from coterie.algorithms.protocol import State
@@ -25,7 +26,9 @@ from coterie.privacy import ChainHead
 T = TypeVar("T")
 FORMAT = 2
 STATE = "state.json"
+ARRAYS = "state.safetensors"
 PERSONAL = "personal.safetensors"
+_ANYTHING = ConfigDict(arbitrary_types_allowed=True)
 Personal = Mapping[str, NDArray[np.float32]]
 """What clients keep to themselves, never released."""
 
@@ -71,7 +74,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         name: np.ascontiguousarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
     }
     with replacing(target, folder=True) as scratch:
-        save_file(arrays, scratch / "state.safetensors")
+        save_file(arrays, scratch / ARRAYS)
         if checkpoint.personal:
             (scratch / PERSONAL).touch(mode=0o600)
             save_file(dict(checkpoint.personal), scratch / PERSONAL)
@@ -96,13 +99,23 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(older)
 
 
-def load(folder: Path, state_type: type[State]) -> Checkpoint | None:
-    """The newest checkpoint, or None before the first."""
+def load(folder: Path, state_type: type[State], start: State | None = None) -> Checkpoint | None:
+    """The newest checkpoint, or None before the first.
+
+    Args:
+        start: the state before the first round, where it is known: what is loaded must be of the same shape.
+    """
 
     def read(newest: Path, content: dict[str, Any], heads: Mapping[str, ChainHead]) -> Checkpoint:
-        fields = {**_frozen(content["state"]), **load_file(newest / "state.safetensors")}
+        fields = {**_frozen(content["state"]), **load_file(newest / ARRAYS)}
         kept = load_file(newest / PERSONAL) if (newest / PERSONAL).exists() else {}
-        return Checkpoint(state_type(**fields), heads, kept)
+        state = state_type(**fields)
+        _check_types(state)
+        if start is not None:
+            _check_shapes(state, start)
+            _check_personal(kept, state)
+        state.check()
+        return Checkpoint(state, heads, kept)
 
     return _read_newest(folder, read)
 
@@ -115,6 +128,19 @@ def stored(folder: Path) -> SavedRound | None:
             int(content["state"]["round"]), heads, digest_file(newest / STATE)
         ),
     )
+
+
+def check_size(folder: Path, parameters: int) -> None:
+    """Refuse models of the newest checkpoint that have another number of parameters than the run's."""
+
+    def read(newest: Path, content: dict[str, Any], heads: Mapping[str, ChainHead]) -> None:
+        with safe_open(newest / ARRAYS, framework="numpy") as file:
+            for name in {"model", "models"} & set(file.keys()):
+                shape = file.get_slice(name).get_shape()
+                if shape[-1:] != [parameters]:
+                    raise ValueError(f"{name} has the shape {shape}, and the run {parameters} parameters")
+
+    _read_newest(folder, read)
 
 
 def _read_newest(
@@ -153,6 +179,51 @@ def _checked(checkpoint: Path) -> dict[str, Any]:
 
 def _digests(checkpoint: Path) -> dict[str, str]:
     return {path.name: digest_file(path) for path in sorted(checkpoint.glob("*.safetensors"))}
+
+
+# --- what whoever wrote the hashes anew may have put in -----------------------------------------------------
+
+
+def _check_types(state: State) -> None:
+    """Refuse plain values of another type than the state's field has, and values in the place of arrays."""
+    hints = get_type_hints(type(state))
+    for name in (each.name for each in dataclasses.fields(state)):
+        # Of one that may also be something else, an algorithm of somebody's own knows more.
+        kinds = {get_origin(kind) for kind in (hints[name], *get_args(hints[name]))}
+        is_array = isinstance(value := getattr(state, name), np.ndarray)
+        if (is_array and np.ndarray not in kinds) or (not is_array and get_origin(hints[name]) is np.ndarray):
+            raise ValueError(f"{name} is {'an' if is_array else 'no'} array")
+        if np.ndarray not in kinds:
+            try:
+                TypeAdapter(hints[name], config=_ANYTHING).validate_python(value, strict=True)
+            except ValidationError:
+                raise ValueError(f"{name} is of another type than a state has") from None
+
+
+def _check_shapes(state: State, start: State) -> None:
+    """Refuse arrays of another shape or type than rounds make of those of the start."""
+    lengths: set[int] = set()
+    for name in (each.name for each in dataclasses.fields(start)):
+        now, then = getattr(state, name), getattr(start, name)
+        if name in state.fixed and now != then:
+            raise ValueError(f"{name} is not that of this run")
+        if not (isinstance(now, np.ndarray) and isinstance(then, np.ndarray)):
+            continue
+        shape, wanted = list(now.shape), list(then.shape)
+        if now.ndim == then.ndim and (axis := state.growing.get(name)) is not None:
+            lengths.add(shape[axis])
+            wanted[axis] = shape[axis]
+        if (now.dtype, shape) != (then.dtype, wanted) or len(lengths) > 1:
+            raise ValueError(f"{name} has the shape {shape} of {now.dtype}, not one of this run")
+
+
+def _check_personal(kept: Personal, state: State) -> None:
+    """Refuse what no client of the run could have kept to itself."""
+    parts = getattr(state, "parts", None)
+    size = 0 if parts is None else int(parts.personal.sum())
+    for name, own in kept.items():
+        if name not in state.clients or own.dtype != np.float32 or not size or own.shape != (size,):
+            raise ValueError(f"{PERSONAL} has what {name} of this run cannot have kept")
 
 
 def _frozen(value: Any) -> Any:

@@ -111,8 +111,9 @@ def open_folder(
     secret = (
         _check(files, calibrated, data) if files.exists else create_folder(files, calibrated, data, sites)
     )
-    saved = checkpoint.load(files.checkpoint, calibrated.algorithm.state_type)
-    state = saved.state if saved else calibrated.start()
+    start = calibrated.start()
+    saved = checkpoint.load(files.checkpoint, calibrated.algorithm.state_type, start)
+    state = saved.state if saved else start
     with Ledger.open(
         files.ledger,
         calibrated.plan,

@@ -162,7 +162,9 @@ class RecordedRun:
             RunSecret.load(self.files.secret, self.seal.key)
 
     def _check_checkpoint(self) -> None:
-        saved = self.checkpoint
+        saved, parameters = self.checkpoint, read_json(self.files.federation).get("parameters")
+        if saved is not None and isinstance(parameters, int):
+            checkpoint.check_size(self.files.checkpoint, parameters)
         if saved is None or not self.files.finished:
             return
         where = self.files.checkpoint / f"round-{saved.round:06d}" / checkpoint.STATE

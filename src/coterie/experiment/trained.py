@@ -162,7 +162,13 @@ class TrainedRun:
     @cached_property
     def served(self) -> Assignment | OwnChoice:
         """Which model each client would use now, as far as the server knows."""
-        return self.algorithm.models(self._saved.state)
+        served = self.algorithm.models(self._saved.state)
+        size = int(read_json(self.files.federation)["parameters"])
+        for name, own in {"models": served.models, **self._saved.personal}.items():
+            whole = name == "models"
+            fits = own.dtype == np.float32 and (own.shape[1:] == (size,) if whole else own.ndim == 1)
+            InputError.when(not fits, f"{self.files.checkpoint}: damaged checkpoint ({name}: {own.shape})")
+        return served
 
     @property
     def rows(self) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ Algorithm 1. Line numbers in comments are the paper's. What differs, and why:
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -102,6 +102,7 @@ class RDPCFLState(MixtureState):
         switch_round: E_c: first round in which clients choose themselves (0 before it is known).
     """
 
+    growing: ClassVar[Mapping[str, int]] = {"models": 0, "responsibilities": 1, "centres": 0}
     initial: Vector
     votes: Mapping[str, tuple[int, ...]]
     switch_round: int
@@ -112,6 +113,10 @@ class RDPCFLState(MixtureState):
     clustered: bool
     points: Floats
     centres: Floats
+
+    def check(self) -> None:
+        super().check()
+        self.check_clusters("votes", self.votes)
 
 
 class RDPCFL(RecordClusters[RDPCFLState]):

@@ -85,6 +85,16 @@ class RecordClustersState(State):
     """Cluster models, one per row."""
     cluster_of: Mapping[str, int]
 
+    def check(self) -> None:
+        self.check_clusters("cluster_of", {client: (own,) for client, own in self.cluster_of.items()})
+
+    def check_clusters(self, name: str, chosen: Mapping[str, Sequence[int]]) -> None:
+        """Refuse choices of others than the clients, and of models that there are not."""
+        if chosen.keys() != set(self.clients):
+            raise ValueError(f"{name} is not of the run's clients")
+        if not all(0 <= cluster < len(self.models) for own in chosen.values() for cluster in own):
+            raise ValueError(f"{name} names a model beyond the {len(self.models)} that there are")
+
 
 @dataclass(frozen=True)
 class MixtureState(RecordClustersState):

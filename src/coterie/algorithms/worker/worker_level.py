@@ -90,6 +90,7 @@ class WorkerLevelState(State):
         models: one for each group (row).
     """
 
+    fixed: ClassVar[frozenset[str]] = State.fixed | {"groups"}
     groups: tuple[tuple[int, ...], ...]
     models: Models
     first_moment: Models
