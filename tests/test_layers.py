@@ -38,6 +38,7 @@ DOORS: dict[str, set[str]] = {
     "report": {"table", "files", "experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
     "bench": {"experiment", "engines", *BELOW_ENGINES} - {"groups", "settings"},
     "reproduce": {"report", "table", "experiment", "engines", "clustering", *BELOW_ENGINES},
+    "testing": {"algorithms", "engines", "experiment", "groups", "privacy", "errors"},
     "api": {"experiment", "report", "reproduce", "errors"},
     "cli": {
         "api",

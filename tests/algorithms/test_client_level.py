@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie import testing
 from coterie.algorithms import algorithm_names, find_algorithm
 from coterie.algorithms.client import revival
 from coterie.algorithms.client.rebalancing import routing_matrix
@@ -17,15 +18,9 @@ from coterie.algorithms.protocol import (
     Assignment,
     Choice,
     Cohort,
-    Count,
-    Histogram,
-    Opened,
     OwnChoice,
     PublicFacts,
-    Reply,
-    Request,
     Sum,
-    Sums,
 )
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.algorithms.smoothing import smoothed
@@ -36,7 +31,6 @@ from coterie.privacy import (
     Adjacency,
     Budget,
     Mode,
-    Released,
     Unit,
     calibrate,
     guarantee,
@@ -51,13 +45,12 @@ HALVED = np.array([11.0, 4.0, 0.0, 5.0])
 
 
 def facts_of(clients: int = CLIENTS) -> PublicFacts:
-    names = tuple(f"client-{index}" for index in range(clients))
-    return PublicFacts(
-        clients=names,
-        records=dict.fromkeys(names, 20),
-        parameters=SIZE,
-        initialise=lambda seed: np.random.default_rng(seed).normal(size=SIZE).astype(np.float32),
+    return testing.facts_of(
+        clients,
+        SIZE,
+        20,
         layout={"body.weight": 3, "head.weight": 2, "head.bias": 1},
+        initialise=lambda seed: np.random.default_rng(seed).normal(size=SIZE).astype(np.float32),
     )
 
 
@@ -68,33 +61,34 @@ def build(name: str, mode: str = "sound", **options: object) -> Algorithm:  # ty
     return algorithm(chosen, SCHEDULE, privacy)
 
 
-class ScriptedCohorts:
-    """Answers with given sums, histogram and sizes, and remembers what was asked."""
+class ScriptedCohorts(testing.ScriptedEngine):
+    """Answers with given sums, histogram and sizes of a round."""
 
     def __init__(
         self,
         rows: Callable[[int], np.ndarray],
         histogram: Callable[[int], np.ndarray] = lambda round: np.zeros(0),
         sizes: tuple[int, ...] | None = None,
-        noise: float = 0.1,
+        noise: float = testing.SCRIPTED_NOISE,
     ) -> None:
-        self.rows, self.histogram, self.sizes, self.noise = rows, histogram, sizes, noise
-        self.asked: list[Request] = []
+        super().__init__(
+            sums=lambda job, round: rows(round),
+            histogram=lambda job, round: histogram(round),
+            sizes=sizes,
+            noise=noise,
+        )
 
-    def answer(self, request: Request, round: int) -> Reply:
-        self.asked.append(request)
-        if isinstance(request, Cohort):
-            return Opened(request.release, 1)
-        if isinstance(request, Count):
-            return Histogram(Released(self.histogram(round), self.noise))
-        assert isinstance(request, Sum)
-        return Sums(Released(self.rows(round), 0.1), self.sizes)
+    @property
+    def first(self) -> Cohort:
+        [(_, opening), *_] = self.asked
+        assert isinstance(opening, Cohort)
+        return opening
 
     def kinds(self) -> list[str]:
-        return [type(request).__name__ for request in self.asked]
+        return [type(request).__name__ for _, request in self.asked]
 
-    def sums(self) -> list[Sum]:
-        return [request for request in self.asked if isinstance(request, Sum)]
+    def sums_asked(self) -> list[Sum]:
+        return [request for _, request in self.asked if isinstance(request, Sum)]
 
 
 def ones(rows: int) -> Callable[[int], np.ndarray]:
@@ -155,7 +149,7 @@ def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit() -> None:
     states = [one_round(algorithm, engine) for algorithm, engine in zip((base, zero), engines, strict=True)]
     np.testing.assert_array_equal(states[0].models, states[1].models)
     assert engines[0].kinds() == engines[1].kinds() == ["Cohort", "Sum"]
-    assert engines[1].sums()[0].route is None
+    assert engines[1].sums_asked()[0].route is None
 
 
 def test_a_clip_that_follows_a_count_is_planned_only_where_it_is_asked_for() -> None:
@@ -211,8 +205,7 @@ def test_one_model_moves_by_the_sum_over_the_expected_number() -> None:
     before = start(algorithm)
     after = one_round(algorithm, engine, before)
     np.testing.assert_allclose(after.models, before.models + 0.5 / EXPECTED, rtol=1e-6)
-    request = engine.asked[0]
-    assert isinstance(request, Cohort)
+    request = engine.first
     assert (request.job.training.momentum, request.job.training.proximal) == (0.9, 0.0)
     assert isinstance(algorithm.models(after), Assignment)
 
@@ -220,15 +213,13 @@ def test_one_model_moves_by_the_sum_over_the_expected_number() -> None:
 def test_fedprox_pulls_towards_the_start() -> None:
     engine = ScriptedCohorts(ones(1))
     one_round(build("dp-fedprox", proximal=0.3), engine)
-    assert isinstance(engine.asked[0], Cohort)
-    assert engine.asked[0].job.training.proximal == 0.3
+    assert engine.first.job.training.proximal == 0.3
 
 
 def test_fedper_keeps_the_last_layer_with_the_client() -> None:
     algorithm, engine = build("dp-fedper"), ScriptedCohorts(ones(1))
     state = one_round(algorithm, engine)
-    assert isinstance(engine.asked[0], Cohort)
-    parts = engine.asked[0].job.parts
+    parts = engine.first.job.parts
     assert parts is not None
     np.testing.assert_array_equal(parts.personal, [False, False, False, True, True, True])
     assert isinstance(algorithm.models(state), OwnChoice)
@@ -243,8 +234,7 @@ def test_without_rebalancing_every_sum_is_divided_by_a_fair_share(name: str, cho
     before = start(algorithm)
     after = one_round(algorithm, engine, before)
     np.testing.assert_allclose(after.models, before.models + 4 / EXPECTED, rtol=1e-6)
-    assert isinstance(engine.asked[0], Cohort)
-    assert engine.asked[0].job.choice is choice
+    assert engine.first.job.choice is choice
     served = algorithm.models(after)
     assert isinstance(served, OwnChoice)
     assert served.choice is choice
@@ -258,7 +248,7 @@ def test_route_and_divisors_are_functions_of_the_released_histogram_alone() -> N
     after = one_round(algorithm, engine, before)
     assert engine.kinds() == ["Cohort", "Count", "Sum"]
     matrix = routing_matrix(histogram, 4.0)
-    np.testing.assert_array_equal(engine.sums()[0].route, matrix)
+    np.testing.assert_array_equal(engine.sums_asked()[0].route, matrix)
     divisors = np.maximum(4.0, matrix.T @ np.maximum(histogram, 0))
     np.testing.assert_allclose(after.models, before.models + 1 / divisors[:, None], rtol=1e-6)
 
@@ -296,7 +286,7 @@ def test_the_plug_in_goes_on_each_of_them_with_every_rule(
     before = start(algorithm)
     after = one_round(algorithm, engine, before)
     assert engine.kinds() == asked
-    assert engine.sums()[0].minimum == (4 if rule == "rebalance" else 0)
+    assert engine.sums_asked()[0].minimum == (4 if rule == "rebalance" else 0)
     divisors = {
         "none": np.full(4, EXPECTED / 4),
         "route": routing_matrix(histogram, 4.0).T @ histogram,
@@ -320,7 +310,7 @@ def test_the_published_rule_divides_by_the_sizes_that_its_identifiers_make_publi
     algorithm = build("dp-ifca", clusters=2, rebalance={"rule": "rebalance", "minimum": 5})
     before = start(algorithm)
     after = one_round(algorithm, engine, before)
-    assert engine.sums()[0].minimum == 5
+    assert engine.sums_asked()[0].minimum == 5
     np.testing.assert_allclose(
         after.models - before.models, np.array([[1 / 13], [1 / 7]]) + np.zeros(SIZE), 1e-5
     )
@@ -391,7 +381,7 @@ def test_routes_and_divisors_go_by_a_mean_of_released_histograms_where_memory_sa
         before, state = state, one_round(algorithm, engine, state)
         sizes = (1 - weight) * sizes + weight * histograms[round - 1]
         route = routing_matrix(sizes, 4)
-        np.testing.assert_allclose(engine.sums()[-1].route, route)
+        np.testing.assert_allclose(engine.sums_asked()[-1].route, route)
         expected = 1 / np.maximum(sizes @ route, 4)
         np.testing.assert_allclose((state.models - before.models)[:, 0], expected, rtol=1e-4)
         np.testing.assert_allclose(state.believed, sizes)

@@ -1,18 +1,19 @@
 """dp-ogl, dp-ogl-plus and dp-fedavg for workers, against scripted answers: no data, no noise."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from coterie import testing
 from coterie.algorithms import find_algorithm
-from coterie.algorithms.protocol import Cohort, CohortJob, Opened, PublicFacts, Sum, Sums
+from coterie.algorithms.protocol import Cohort, CohortJob, Opened, PublicFacts, Sum
 from coterie.algorithms.settings import PrivacySettings, Schedule
 from coterie.engines.driver import drive
 from coterie.errors import InputError
 from coterie.groups import GroupAlgorithm, Structure, Threat, label, ring
-from coterie.privacy import Adjacency, CohortSums, Mode, NoiseRule, PoissonSample, Released, Unit
+from coterie.privacy import Adjacency, CohortSums, Mode, NoiseRule, PoissonSample, Unit
 from coterie.privacy.plans import group_release
 
 PARAMETERS = 3
@@ -21,16 +22,12 @@ PRIVACY = PrivacySettings(unit=Unit.WORKER, epsilon=float("inf"), delta=1e-5, cl
 
 def facts_of(structure):
     names = tuple(f"worker-{number}" for number in range(structure.workers))
-
-    def initialise(seed):
-        return np.random.default_rng(seed).normal(size=PARAMETERS).astype(np.float32)
-
-    return PublicFacts(
-        names,
-        dict.fromkeys(names, 20),
+    return testing.facts_of(
+        structure.workers,
         PARAMETERS,
-        initialise,
-        structure=Structure(structure.kind, structure.groups, structure.workers, names),
+        20,
+        structure=replace(structure, names=names),
+        initialise=lambda seed: np.random.default_rng(seed).normal(size=PARAMETERS).astype(np.float32),
     )
 
 
@@ -43,21 +40,15 @@ def build(name, rounds=12, privacy=PRIVACY, epochs=1, **settings):
     )
 
 
-@dataclass
-class ScriptedMasters:
+class ScriptedMasters(testing.ScriptedEngine):
     """Every member takes part; its update is its number times a pull from where it starts."""
 
-    opened: dict = field(default_factory=dict)
-    asked: list = field(default_factory=list)
+    def __init__(self):
+        super().__init__(sums=lambda job, round: self.total(job)[None])
 
-    def answer(self, request, round):
-        if isinstance(request, Cohort):
-            handle = Opened(request.release, len(self.opened))
-            self.opened[handle] = request.job
-            self.asked.append((round, request))
-            return handle
-        assert isinstance(request, Sum)
-        return Sums(Released(self.total(self.opened[request.cohort])[None], 0.1))
+    @property
+    def opened(self):
+        return [(round, request) for round, request in self.asked if isinstance(request, Cohort)]
 
     @staticmethod
     def total(job: CohortJob):
@@ -74,12 +65,7 @@ def update(member, start):
 
 def run(algorithm, facts, rounds):
     engine = ScriptedMasters()
-    state = algorithm.start(facts, np.random.default_rng(0))
-    states = [state]
-    for _ in range(rounds):
-        state = drive(algorithm.round(state), engine, state.round + 1)
-        states.append(state)
-    return engine, states
+    return engine, testing.play(algorithm, facts, engine, rounds)
 
 
 STRUCTURE = Structure("mine", ((0, 1), (1, 2, 3), (3, 4)), 5)
@@ -88,8 +74,8 @@ STRUCTURE = Structure("mine", ((0, 1), (1, 2, 3), (3, 4)), 5)
 def test_a_worker_starts_from_the_mean_of_its_groups_in_epochs_that_merge_and_else_from_the_group():
     facts = facts_of(STRUCTURE)
     engine, states = run(build("dp-ogl", period=3, rate=0.5, noise=1.0), facts, 7)
-    assert [round for round, _ in engine.asked] == [epoch for epoch in range(1, 8) for _ in range(3)]
-    for round, request in engine.asked:
+    assert [round for round, _ in engine.opened] == [epoch for epoch in range(1, 8) for _ in range(3)]
+    for round, request in engine.opened:
         before, group = states[round - 1], int(request.release.split()[1])
         for member in request.job.members:
             mine = [g for g, who in enumerate(STRUCTURE.groups) if int(member[-1]) in who]
@@ -101,7 +87,7 @@ def test_a_worker_starts_from_the_mean_of_its_groups_in_epochs_that_merge_and_el
 def test_a_member_is_told_models_of_groups_that_its_fellows_are_in_only():
     algorithm = build("dp-ogl", period=1, rate=0.5, noise=1.0)
     engine, states = run(algorithm, facts_of(STRUCTURE), 3)
-    for round, request in engine.asked:
+    for round, request in engine.opened:
         own = algorithm.models(states[round - 1])
         allowed = {own.model_of(member).tobytes() for member in request.job.members}
         assert {row.tobytes() for row in request.job.models} == allowed
@@ -116,7 +102,7 @@ def test_all_groups_start_from_one_public_model():
 def test_sums_are_divided_by_the_public_number_of_participants_to_be_expected():
     facts = facts_of(STRUCTURE)
     engine, states = run(build("dp-ogl", period=2, rate=[0.5, 0.25, 1.0], noise=1.0), facts, 3)
-    for round, request in engine.asked:
+    for round, request in engine.opened:
         group, before = int(request.release.split()[1]), states[round - 1]
         mean = ScriptedMasters.total(request.job) / ((0.5, 0.25, 1.0)[group] * len(STRUCTURE.groups[group]))
         assert states[round].models[group] == pytest.approx(before.models[group] + mean, rel=1e-6)
@@ -153,13 +139,13 @@ def test_plus_releases_once_a_block_with_a_wider_clip_and_longer_training():
     assert release.times == 2
     assert release.mechanism.clip == pytest.approx(math.sqrt(4) * 0.5)
     engine, states = run(algorithm, facts, 10)
-    assert sorted({round for round, _ in engine.asked}) == [4, 8]
-    assert all(request.job.training.iterations == 12 for _, request in engine.asked)
+    assert sorted({round for round, _ in engine.opened}) == [4, 8]
+    assert all(request.job.training.iterations == 12 for _, request in engine.opened)
     for epoch in (1, 2, 3, 5, 6, 7, 9, 10):
         assert np.array_equal(states[epoch].models, states[epoch - 1].models)
     for epoch in (4, 8):
         assert not np.array_equal(states[epoch].models, states[epoch - 1].models)
-    for round, request in engine.asked:
+    for round, request in engine.opened:
         own = algorithm.models(states[round - 1])
         assert all(np.array_equal(start_of(request.job, m), own.model_of(m)) for m in request.job.members)
 
@@ -167,7 +153,7 @@ def test_plus_releases_once_a_block_with_a_wider_clip_and_longer_training():
 def test_plus_with_passes_trains_so_many_more_of_them():
     algorithm = build("dp-ogl-plus", rounds=4, period=2, rate=0.5, noise=1.0, epochs=3)
     engine, _ = run(algorithm, facts_of(STRUCTURE), 4)
-    assert {request.job.training.epochs for _, request in engine.asked} == {6}
+    assert {request.job.training.epochs for _, request in engine.opened} == {6}
 
 
 def test_plus_with_period_1_is_dp_ogl_with_period_1():
@@ -182,7 +168,7 @@ def test_plus_with_period_1_is_dp_ogl_with_period_1():
 def test_dp_fedavg_puts_everybody_in_one_group():
     algorithm = build("dp-fedavg", rate=0.5, noise=1.0)
     engine, states = run(algorithm, facts_of(STRUCTURE), 2)
-    assert {len(request.job.members) for _, request in engine.asked} == {5}
+    assert {len(request.job.members) for _, request in engine.opened} == {5}
     assert states[-1].models.shape == (1, PARAMETERS)
     assert len(algorithm.models(states[-1]).models) == 1
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scripted import ScriptedEngine, facts_of
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import PublicFacts, Request, Select, State, Train, TrainJob, Vector
@@ -23,6 +22,7 @@ from coterie.privacy import (
     calibrate,
     guarantee,
 )
+from coterie.testing import ScriptedEngine, facts_of
 
 PRIVACY = PrivacySettings(delta=1e-3)
 PAPER = PrivacySettings(delta=1e-3, mode=Mode.PAPER)

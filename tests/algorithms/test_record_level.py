@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scripted import SCRIPTED_NOISE, ScriptedEngine, facts_of
 
 from coterie.algorithms import AnyAlgorithm, find_algorithm
 from coterie.algorithms.protocol import Select, State, Train, TrainJob, Vector
@@ -14,14 +13,13 @@ from coterie.clustering.mixture import CLEAR_OVERLAP
 from coterie.engines.driver import drive
 from coterie.errors import InputError
 from coterie.privacy import NoiseRule, PoissonSteps, PrivateSelection, Unit
+from coterie.testing import SCRIPTED_NOISE, ScriptedEngine, facts_of, play
 
 PRIVACY = PrivacySettings(delta=1e-3)
 
 
 def run(algorithm: AnyAlgorithm, engine: ScriptedEngine, clients: int, rounds: int) -> State:
-    state: State = algorithm.start(facts_of(clients), np.random.default_rng(0))
-    for _ in range(rounds):
-        state = drive(algorithm.round(state), engine, state.round + 1)
+    state: State = play(algorithm, facts_of(clients), engine, rounds)[-1]
     return state
 
 
@@ -323,7 +321,7 @@ def test_one_round_is_too_few_for_clustering() -> None:
 def test_an_unknown_algorithm_is_answered_with_those_that_exist() -> None:
     with pytest.raises(
         InputError,
-        match=r"'r-dpfl' is not known for unit 'record' \(did you mean r-dpcfl\?\); allowed: dp-ifca, global",
+        match=r"'r-dpfl' is not known for unit 'record' \(did you mean rc-dpfl\?\); allowed: dp-ifca, global",
     ):
         find_algorithm(Unit.RECORD, "r-dpfl")
 
