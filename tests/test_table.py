@@ -34,3 +34,8 @@ def test_no_text_is_a_formula_and_every_number_stays_one() -> None:
     (row,) = csv.reader(io.StringIO(csv_text([cells])))
     assert row[:5] == [f"'{cell}" for cell in cells[:5]]
     assert row[5:] == ["-1.5", "-2", "+3e4", "", "a,b\nc", "–"]
+
+
+def test_a_table_without_rows_has_nothing_to_add_up() -> None:
+    empty = Table.of([], "Every kind of release", words=["What"], total=["together", "", "3"])
+    assert "<tfoot>" not in empty.html()

@@ -53,8 +53,9 @@ class Table:
         words: Sequence[str] = (),
         total: Sequence[str] | None = None,
     ) -> "Table":
-        """From rows that name their cells, all alike."""
-        return cls(list(rows[0]) if rows else [], [list(row.values()) for row in rows], caption, words, total)
+        """From rows that name their cells, all alike; without any there is nothing to add up."""
+        headings, cells = list(rows[0]) if rows else [], [list(row.values()) for row in rows]
+        return cls(headings, cells, caption, words, total if rows else None)
 
     def without_empty(self) -> "Table":
         """Less the columns in which no row has anything."""
