@@ -226,6 +226,56 @@ def test_declarations_with_mistakes_are_refused_by_key(folder: Path, text: str, 
     refused(folder, rf"federation\.yaml.*{line}")
 
 
+REGRESSION = """
+task: regression
+label: {column: y, range: [0, 50]}
+features: [{column: x, range: [0, 1]}]
+"""
+ENDS = "[-1e308, 1e308]", "[0, 1e31]", "[-1e31, 0]", "[1e308, -1e308]", "[.nan, 1]", "[0, .nan]", "[-.inf, 0]"
+ENDS += "[0, 5e-324]", "[0, 1e-31]", "[0, 0]", "[-0.0, 0.0]", "[1, 1]"
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_range_that_no_arithmetic_holds_is_refused_wherever_it_is_declared(folder: Path, ends: str) -> None:
+    (folder / "a.csv").write_text("y,x\n1,1\n")
+    for text, key in (
+        (TABLE.replace("[20, 80]", ends), r"features\[0\]\.range"),
+        (ARRAYS.replace("[0, 255]", ends), r"features\.range"),
+        (REGRESSION.replace("[0, 50]", ends), r"label\.range"),
+    ):
+        declare(folder, text)
+        refused(
+            folder, rf"federation\.yaml.*{key}: .* is not allowed, should be two finite numbers, the lower"
+        )
+
+
+@pytest.mark.parametrize("ends", ["[-1e30, 1e30]", "[0, 1e-30]", "[1, 1.0000000000000002]", "[-1e30, -1e29]"])
+def test_the_widest_and_the_narrowest_range_scale_to_finite_numbers(folder: Path, ends: str) -> None:
+    declare(folder, REGRESSION.replace("[0, 1]", ends).replace("[0, 50]", ends))
+    low, high = (float(end) for end in ends.strip("[]").split(", "))
+    (folder / "a.csv").write_text(f"y,x\n{low!r},{low!r}\n{high!r},{high!r}\n0,0\n1e300,1e300\n")
+    data = load(folder)
+    for values in (data.train.features, data.train.targets):
+        assert np.isfinite(values).all()
+        assert np.abs(values).max() <= 1
+
+
+@pytest.mark.parametrize("count", ["-1", "0", "1", "1.5", "nan", ".nan", ".inf", "1" + "0" * 18, "true"])
+def test_a_number_of_classes_that_no_model_has_is_refused(folder: Path, count: str) -> None:
+    declare(folder, ARRAYS.replace("classes: 3", f"classes: {count}"))
+    savez(folder / "a.npz", np.zeros((3, 2, 2)), [0, 1, 0])
+    refused(folder, r"federation\.yaml: label\.classes: ")
+
+
+@pytest.mark.parametrize(
+    "cap", ["0", "-1", "5e-324", "1e-10", "1000001", "1e308", ".inf", ".nan", "true", "x"]
+)
+def test_a_cap_on_errors_that_no_score_can_have_is_refused(folder: Path, cap: str) -> None:
+    (folder / "a.csv").write_text("y,x\n1,1\n")
+    declare(folder, REGRESSION + f"error_cap: {cap}\n")
+    refused(folder, r"federation\.yaml: error_cap: ")
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [

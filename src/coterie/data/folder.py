@@ -77,7 +77,7 @@ class Declaration(PublicSettings):
         Annotated[ArrayFeatures, Tag("array")] | Annotated[tuple[Column, ...], Tag("table")],
         Discriminator(lambda declared: "table" if isinstance(declared, list | tuple) else "array"),
     ]
-    error_cap: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    error_cap: Annotated[float, Field(ge=1e-9, le=1e6)] | None = None
     declared: Literal["in-advance", "from-data"] = "in-advance"
 
     @model_validator(mode="before")
