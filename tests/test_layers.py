@@ -39,6 +39,7 @@ DOORS: dict[str, set[str]] = {
     "bench": {"experiment", "engines", *BELOW_ENGINES} - {"groups", "settings"},
     "reproduce": {"report", "table", "experiment", "engines", "clustering", *BELOW_ENGINES},
     "testing": {"algorithms", "engines", "experiment", "groups", "privacy", "errors"},
+    "estimators": {"api", "experiment", "algorithms", "data", "models", "files", "errors"},
     "api": {"experiment", "report", "reproduce", "errors"},
     "cli": {
         "api",

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from coterie import groups, privacy
     from coterie.api import compare, load, run
+    from coterie.estimators import ClusteredClassifier, ClusteredRegressor
     from coterie.experiment import trackers
     from coterie.experiment.callbacks import Callbacks
     from coterie.experiment.from_table import federation
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from coterie.reproduce.running import reproduce
 
 _HOMES = {
+    "ClusteredClassifier": "coterie.estimators",
+    "ClusteredRegressor": "coterie.estimators",
     "Callbacks": "coterie.experiment.callbacks",
     "Experiment": "coterie.experiment.schema",
     "compare": "coterie.api",
@@ -37,6 +40,8 @@ _HOMES = {
 
 __all__ = [
     "Callbacks",
+    "ClusteredClassifier",
+    "ClusteredRegressor",
     "Experiment",
     "__version__",
     "compare",
