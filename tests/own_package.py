@@ -33,6 +33,7 @@ def announce(package: Path, folder: Path) -> Path:
 
 def forget() -> None:
     """As in a process that has not imported it."""
+    plugins._distribution.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == MODULE]:
         del sys.modules[name]
     for name in [name for name in plugins._digests if name.partition(".")[0] == MODULE]:

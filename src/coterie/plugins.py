@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ def _files(top: str) -> Iterator[tuple[str, Path]]:
         yield from ((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py"))
 
 
+@cache
 def _distribution(top: str) -> tuple[str | None, str | None]:
     """Name and version of the installed package that a top-level module comes from, where one says so."""
     names = metadata.packages_distributions().get(top) or [top]
