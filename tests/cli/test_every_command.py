@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from command import Printed, coterie
@@ -28,9 +29,12 @@ SMALL += [
     "schedule.batch=20",
     "--set",
     "algorithm.name=global",
+    "--set",
+    "evaluation.references=false",
     "--out",
     "out",
 ]
+SMALL_CLUSTERS = [word.replace("global", "oracle") for word in SMALL]
 SWEEP = """
 base: {federation: {sizes: [2], records_per_client: 60}, schedule: {rounds: 1, batch: 20}}
 grid: {algorithm.name: [local]}
@@ -89,6 +93,11 @@ CASES = {
         ["out", "--out", "models"],
         before=("run", *SMALL),
     ),
+    "assign": Cases(
+        {"nowhere": ["nowhere", "--data", "d", "--epsilon", "1"], "--epsilon": ["out", "--data", "d"]},
+        ["out", "--data", "newcomer", "--epsilon", "1"],
+        before=("run", *SMALL_CLUSTERS),
+    ),
     "bench": Cases({"--slow": ["--slow"]}, ["--quick"]),
     "serve": Cases({"--keys": ["e.yaml"]}, "engines/flower/real_federation.py"),
     "join": Cases({"--epsilon": HERE, "data.path": [*HERE, "--epsilon", "8"]}),
@@ -112,6 +121,8 @@ Run = Callable[..., Printed]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text(SWEEP)
+    Path("newcomer").mkdir()
+    np.savez("newcomer/me.npz", x=np.zeros((5, 1, 8, 8)), y=np.arange(5))
     Path("rows.csv").write_text("who,x,y\na,1,no\na,2,yes\nb,3,no\nb,4,yes\n")
     Path("e.yaml").write_text("algorithm: {name: global}\n")
     measured = BenchResult("a machine", "2.x", "cpu", (Timing("cnn", "ours", 4000.0, None),), ())

@@ -14,6 +14,7 @@ from trained_runs import RUNS, Runs, runs
 import coterie as ct
 from coterie.errors import CoterieError, InputError
 from coterie.experiment import local
+from coterie.experiment.assigning import check_choosable
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import drop_models
 from coterie.experiment.predicting import predict_files, predict_held_out
@@ -111,6 +112,8 @@ def test_a_secret_choice_needs_a_cluster_and_a_personal_part_its_client(runs: Ru
     personal = runs("personal")
     with pytest.raises(InputError, match="keep a part of the model for themselves"):
         personal.predict(images, cluster=0)
+    with pytest.raises(InputError, match="no whole model for a newcomer"):
+        check_choosable(personal.trained)
     models = [personal.model(client=client) for client in personal.trained.clients]
     heads = {model.network.head.weight.numpy().tobytes() for model in models}
     bodies = {model.network.conv1.weight.numpy().tobytes() for model in models}

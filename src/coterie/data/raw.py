@@ -98,6 +98,8 @@ def _column(values: object) -> list[str] | Array:
         array = array.astype("datetime64[us]")
     if array.dtype.kind in "iuf":
         return array.astype(np.float64)
+    if array.dtype.kind == "M":
+        return ["" if day == "NaT" else day for day in np.datetime_as_string(array, unit="s").tolist()]
     if array.dtype.kind == "b":
         return [str(value).lower() for value in array.tolist()]  # as JSON writes truth values
     return [_word(value) for value in array.tolist()]

@@ -228,12 +228,12 @@ def _features(inputs: TableInputs) -> Iterator[dict[str, Any]]:
     """What each feature of the network is made of: a column of the raw rows, and how."""
     for place, column in enumerate(inputs.columns):
         none = {"missing_values": list(column.missing_values)} if column.missing_values else {}
-        if column.range is not None:
-            yield {"column": place, "range": list(column.range), **none}
+        if column.limits is not None:
+            yield {"column": place, "range": list(column.limits), **none}
         for position in range(len(column.categories or ())):
             yield {"column": place, "equals": position}
         if column.missing == "indicator":
-            yield {"column": place, "is_missing": True, **(none if column.range is not None else {})}
+            yield {"column": place, "is_missing": True, **(none if column.limits is not None else {})}
 
 
 def _outputs(model: PreprocessedModel) -> Json:

@@ -28,7 +28,7 @@ def explained(path: Path) -> Iterator[None]:
         raise LedgerDiskError(f"{path}: the ledger cannot be used: {mistake.strerror}") from mistake
 
 
-def create(path: Path, first: bytes) -> io.FileIO | None:
+def create(path: Path, first: bytes, *, mode: int = 0o666) -> io.FileIO | None:
     """A new, locked ledger with its first line, or None when the file exists.
 
     The file appears under its name complete, by a link that fails if the name is taken: there is no moment
@@ -40,7 +40,7 @@ def create(path: Path, first: bytes) -> io.FileIO | None:
     if path.exists():
         return None
     draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(8)}")
-    file = io.FileIO(os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666), "r+")
+    file = io.FileIO(os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, mode), "r+")
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -87,6 +87,8 @@ def _takes(inputs: dict[str, Any]) -> str:
 def _raw_value(column: dict[str, Any]) -> str:
     if "range" in column:
         return "a number from {:g} to {:g}; others are clipped".format(*column["range"])
+    if "dates" in column:
+        return "days since 0001-01-01, which is 1, of {} to {}; others are clipped".format(*column["dates"])
     named = ", ".join(f"{place} = {name}" for place, name in enumerate(column["categories"]))
     return f"a place among the categories: {named}"
 
