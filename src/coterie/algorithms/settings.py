@@ -62,13 +62,15 @@ class AugmentationSettings(Settings):
 class Schedule(Settings):
     """How long and how fast clients learn."""
 
-    rounds: int = Field(30, ge=1, le=ROUNDS.most, description="rounds of the whole run")
+    rounds: int = Field(30, ge=1, le=ROUNDS.most, description="rounds of the whole run; auto: by recipe")
     epochs: Annotated[
         int,
         Acts("algorithm.iterations null", lambda _, run: getattr(run.algorithm, "iterations", None) is None),
     ] = Field(1, ge=1, le=EPOCHS.most, description="passes over a client's records in a round")
-    batch: int = Field(24, ge=1, le=RECORDS.most, description="expected records in a step (Poisson batches)")
-    lr: StepSize = Field(0.5, description="step size of a client")
+    batch: int = Field(
+        24, ge=1, le=RECORDS.most, description="expected records in a step (Poisson batches); auto: by recipe"
+    )
+    lr: StepSize = Field(0.5, description="step size of a client; auto: by recipe")
     averaging: Annotated[float, Acts("schedule.rounds 2 or more", lambda own, _: own.rounds > 1)] = Field(
         0.0,
         ge=0,
@@ -105,7 +107,7 @@ class PrivacySettings(Settings):
     )
     clip: Annotated[
         Clip, Acts("algorithm.clip null", lambda _, run: getattr(run.algorithm, "clip", None) is None)
-    ] = Field(1.0, description="largest norm of one unit's contribution")
+    ] = Field(1.0, description="largest norm of one unit's contribution; auto: by recipe")
 
     @property
     def promises(self) -> bool:

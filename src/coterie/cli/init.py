@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -85,7 +86,28 @@ def init(
             notices.release()
             _ask(drafting)
         made = drafting.write(epsilon, out)
-    print_result(made.to_json(), json, lambda: _show(made))
+    sized, line = _outlook(made)
+    content = {**made.to_json(), "sized": sized, "usable": line}
+    print_result(content, json, lambda: _show(made, sized, line))
+
+
+def _outlook(made: NewFederation) -> tuple[dict[str, float], str | None]:
+    """The numbers that the recipe finds, and whether the budget is usable; or why no run could begin."""
+    if made.fill_in:
+        return {}, None
+    from coterie.errors import CoterieError
+    from coterie.experiment.experiment_file import read_experiment
+    from coterie.experiment.local import calibrate
+    from coterie.experiment.recipe import usability
+
+    chosen = read_experiment(made.experiment)
+    try:
+        calibrated = calibrate(chosen)
+    except CoterieError as reason:
+        return {}, f"no run is possible yet: {reason}"
+    usable = usability(calibrated)
+    numbers = {key: calibrated.experiment.number(key) for key in chosen.auto}
+    return numbers, None if usable is None else usable.line
 
 
 def _on_a_terminal() -> bool:
@@ -118,7 +140,7 @@ def _ask(drafting: Interview) -> None:
                 drafting.may_be_missing(question.column)
 
 
-def _show(made: NewFederation) -> None:
+def _show(made: NewFederation, sized: Mapping[str, float], line: str | None) -> None:
     records = sum(made.clients.values())
     say(f"{made.path}: {len(made.clients)} clients, {records:,} records")
     if made.fill_in:
@@ -127,4 +149,8 @@ def _show(made: NewFederation) -> None:
         return
     if made.from_data:
         say("ranges and categories come from the records, and every guarantee will say so")
+    if sized:
+        say(f"by recipe: {', '.join(f'{key} {number:g}' for key, number in sized.items())}")
+    if line is not None:
+        say(line)
     say(f"next: coterie plan {made.experiment}, then coterie run {made.experiment}")

@@ -78,9 +78,12 @@ def experiment(
     from coterie.experiment.experiment_file import read_experiment
     from coterie.experiment.local import calibrate as calibrate_experiment
     from coterie.experiment.loop import training_noise
+    from coterie.experiment.recipe import usability
 
     chosen = read_experiment(file, overrides or [])
     calibrated = calibrate_experiment(chosen)
+    found, usable = calibrated.experiment, usability(calibrated)
+    numbers = {key: found.number(key) for key in chosen.auto}
     promise, first = calibrated.guarantee, noise_of(calibrated.plan, FIRST_ROUND)
     content: dict[str, Any] = {"noise_multiplier": training_noise(calibrated.plan)}
     if first is not None:
@@ -88,13 +91,23 @@ def experiment(
     content |= _facts(promise, chosen.privacy.accountant) | {
         "releases": [release.to_json() for release in promise.releases],
         "per_client": promise.per_client_json(),
+        "sized": numbers,
+        "usable": None if usable is None else {"verdict": usable.verdict, "line": usable.line},
     }
     rows = [
         [f"{release.name}: {release.what}", str(release.times), release.noise, round_up(release.epsilon)]
         for release in promise.releases
     ]
     headings = ["release", "times", "noise", "epsilon alone"]
-    _print(content, promise, json, lambda: print_table(headings, rows, title=chosen.algorithm.name))
+
+    def show() -> None:
+        print_table(headings, rows, title=chosen.algorithm.name)
+        if numbers:
+            say(f"by recipe: {', '.join(f'{key} {number:g}' for key, number in numbers.items())}")
+        if usable is not None:
+            say(usable.line)
+
+    _print(content, promise, json, show)
 
 
 @plan_app.command()

@@ -147,6 +147,7 @@ def calibrate_run(
     Raises:
         BudgetError: no noise does, or the given noise does not.
     """
+    assert not experiment.auto, "a plan needs numbers"
     privacy = experiment.privacy
     additive = find_algorithm(privacy.unit, experiment.algorithm.name).additive
     log.info("checking the model")

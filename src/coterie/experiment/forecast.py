@@ -12,6 +12,7 @@ from coterie.engines.clients import seconds_per_gradient
 from coterie.experiment.calibrated import CalibratedRun, build_algorithm
 from coterie.experiment.local import calibrate, device_of, truth_of
 from coterie.experiment.loop import count_gradients
+from coterie.experiment.recipe import sized
 from coterie.experiment.sweep import Cell
 from coterie.training.learner import Batch
 
@@ -53,7 +54,7 @@ def look_ahead(cells: Sequence[Cell], out: Path) -> Forecast:
         dataset, federations = load_dataset(first.data, first.seeds.simulation), dict[str, Federation]()
         for cell in members:
             chosen = cell.experiment
-            setting = repr(chosen.model_copy(update={"seeds": first.seeds}))
+            setting = repr(chosen.model_copy(update={"seeds": first.seeds}).model_dump(mode="json"))
             if setting in refused:
                 continue
             try:
@@ -87,7 +88,7 @@ def _gradients(cell: Cell, model: CalibratedRun, federation: Federation) -> int:
     """Gradients of single records in a whole run, in expectation; the noise that it needs changes none."""
     records = {client.name: len(client.train) for client in federation.clients}
     facts = replace(model.facts, clients=tuple(records), records=records, structure=federation.structure)
-    algorithm = build_algorithm(cell.experiment, truth_of(federation))
+    algorithm = build_algorithm(sized(cell.experiment, federation.task, records), truth_of(federation))
     plan = algorithm.plan(facts)
     planned = {unit.subject: {each.name: each.times for each in unit.releases} for unit in plan.units}
     return count_gradients(algorithm, plan, records, planned)

@@ -16,7 +16,7 @@ from coterie.data.records import Task
 from coterie.data.tables import ClientTable
 from coterie.errors import InputError
 from coterie.experiment.folder import new_folder
-from coterie.experiment.schema import Experiment
+from coterie.experiment.schema import AUTO, Experiment
 from coterie.files import Json, check_place, write_text, yaml_text
 
 EXPERIMENT = "experiment.yaml"
@@ -220,8 +220,9 @@ def experiment_text(epsilon: float, *, classification: bool, clients: Mapping[st
         "data": {"name": "folder", "path": "."},
         "federation": {"kind": "natural", **({"clients": "enough"} if few else {})},
         "model": {"name": "softmax" if classification else "linear"},
-        "privacy": {"unit": "record", "epsilon": epsilon},
+        "privacy": {"unit": "record", "epsilon": epsilon, "clip": AUTO},
         "algorithm": {"name": "r-dpcfl" if len(clients) > 2 else "global"},
+        "schedule": {"rounds": AUTO, "batch": AUTO, "lr": AUTO},
     }
     Experiment.model_validate(content)
     heading = (

@@ -48,6 +48,7 @@ from coterie.experiment.experiment_file import (
 from coterie.experiment.folder import RunFolder, check_out, default_folder
 from coterie.experiment.loop import Run, open_folder
 from coterie.experiment.own_code import in_own_code, own_caveats
+from coterie.experiment.recipe import sized
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
@@ -77,12 +78,19 @@ def run(
 
     def resumable(path: Path) -> bool:
         files = RunFolder(path)
-        return resume and files.exists and not files.finished and read_experiment(files.experiment) == chosen
+        unfinished = resume and files.exists and not files.finished
+        return unfinished and read_experiment(files.experiment) == as_begun(chosen, path)
 
     name = f"{chosen.algorithm.name}-{chosen.data.name}".replace(":", ".")
     target = Path(out) if out is not None else default_folder(name, resumable)
     done = finished(chosen, target, resume=resume)
-    return done or finish(calibrate(chosen), RunFolder(target), callbacks)
+    return done or finish(calibrate(as_begun(chosen, target)), RunFolder(target), callbacks)
+
+
+def as_begun(experiment: Experiment, target: Path) -> Experiment:
+    """The experiment, in which what is auto has the numbers of the run that the folder holds, if it does."""
+    files = RunFolder(target)
+    return experiment.with_numbers_of(read_recorded(files.experiment)) if files.exists else experiment
 
 
 def finish(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | None = None) -> RunResult:
@@ -154,6 +162,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
         federation = load_federation(experiment)
     known, unit, kind = federation, experiment.privacy.unit, experiment.evaluation_kind
     records = {client.name: len(client.train) for client in known.clients}
+    experiment = sized(experiment, known.task, records)
     tests = {client.name: len(client.test) for client in known.clients}
     all_of_them = {
         name: HeldOut(count, math.inf, experiment.schedule.rounds) for name, count in tests.items()
@@ -225,6 +234,7 @@ def device_of(experiment: Experiment) -> torch.device:
 
 
 def _check_same_experiment(files: RunFolder, experiment: Experiment) -> None:
+    experiment = as_begun(experiment, files.path)
     before = read_recorded(files.experiment).model_dump(mode="json")
     for section, content in experiment.model_dump(mode="json").items():
         for key in {**before[section], **content}:
@@ -258,7 +268,7 @@ def run_together(
             records = f"{experiment.data!r} {experiment.federation!r} {experiment.seeds.simulation}"
             if records not in federations:
                 federations[records] = load_federation(experiment)
-            begun = work(calibrate(experiment, federations[records]), RunFolder(path))
+            begun = work(calibrate(as_begun(experiment, path), federations[records]), RunFolder(path))
             works[path] = _kept(begun, partial(keep, path))
         except Exception as failure:
             failures[path] = failure

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import (
     ConfigDict,
     Field,
+    PrivateAttr,
     SerializeAsAny,
     StrictBool,
     ValidationError,
@@ -119,6 +120,11 @@ class EvaluationSettings(Settings):
         return [round for round in range(1, rounds + 1) if round == rounds or round % every == 0]
 
 
+AUTO = "auto"
+SIZED = ("schedule.rounds", "schedule.batch", "schedule.lr", "privacy.clip")
+"""Keys that may be auto: `recipe` finds a number for them once it is known how many records clients have."""
+
+
 class RecordedAlgorithm(AlgorithmSettings):
     """Options of a user's own algorithm as a run was begun with them, where its code is not asked."""
 
@@ -128,7 +134,9 @@ class RecordedAlgorithm(AlgorithmSettings):
 class Experiment(Settings):
     """One run: which data, split how, learnt by whom, under which promise.
 
-    Sections and their keys are those of an experiment file (`coterie run --print-default`).
+    Sections and their keys are those of an experiment file (`coterie run --print-default`). Keys of `SIZED`
+    may be auto: they are then listed in `auto`, their fields hold the defaults, and nothing is planned before
+    `recipe.sized` has put numbers there.
 
     Example:
         >>> import coterie as ct
@@ -136,6 +144,7 @@ class Experiment(Settings):
         Experiment(r-dpcfl on digits: softmax, 20 rounds, epsilon 3 for one record)
     """
 
+    _auto: tuple[str, ...] = PrivateAttr(())
     data: AnyData = DataSettings()
     federation: FederationSettings = ClustersFederation()
     model: ModelSettings = ModelSettings()
@@ -147,6 +156,39 @@ class Experiment(Settings):
     engine: EngineSettings = EngineSettings()
     seeds: Seeds = Seeds()
     evaluation: EvaluationSettings = EvaluationSettings()
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """Keys for which the recipe is still to find a number."""
+        return self._auto
+
+    def number(self, key: str) -> float:
+        """The number under one of the keys that may be auto."""
+        section, _, name = key.partition(".")
+        found: float = getattr(getattr(self, section), name)
+        return found
+
+    def with_numbers(self, numbers: Mapping[str, float]) -> Self:
+        """A copy in which these keys have numbers, and are auto no longer."""
+        sections: dict[str, Settings] = {}
+        for key, number in numbers.items():
+            name, _, option = key.partition(".")
+            sections[name] = sections.get(name, getattr(self, name)).model_copy(update={option: number})
+        copy = self.model_copy(update=sections)
+        copy._auto = tuple(key for key in self.auto if key not in numbers)
+        return copy
+
+    def with_numbers_of(self, other: "Experiment") -> Self:
+        """A copy in which whatever is auto is as in another, in which it is not."""
+        return self.with_numbers({key: other.number(key) for key in self.auto if key not in other.auto})
+
+    def model_dump(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Sections as pydantic writes them, with auto where a number is still to be found."""
+        content = super().model_dump(*arguments, **options)
+        for key in self.auto:
+            section, _, name = key.partition(".")
+            content[section] = {**content[section], name: AUTO}
+        return content
 
     @property
     def own_records(self) -> bool:
@@ -172,7 +214,8 @@ class Experiment(Settings):
     def __repr__(self) -> str:
         learnt = f"{self.algorithm.name} on {self.data.name}: {self.model.name}"
         promise = f"epsilon {self.privacy.epsilon:g} for one {self.privacy.unit}"
-        return f"Experiment({learnt}, {self.schedule.rounds} rounds, {promise})"
+        rounds = AUTO if "schedule.rounds" in self.auto else self.schedule.rounds
+        return f"Experiment({learnt}, {rounds} rounds, {promise})"
 
     __str__ = __repr__
 
@@ -234,7 +277,9 @@ class Experiment(Settings):
     @classmethod
     def _one_clear_line(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Self:
         """Turn pydantic's list of mistakes into one line that names the key and what is allowed."""
+        auto: tuple[str, ...] = ()
         if isinstance(value, Mapping):
+            value, auto = _without_auto(value)
             value = {**value, **cls._algorithm_section(value, recorded=is_recorded(info))}
             if isinstance(
                 value.get("federation"), Mapping
@@ -244,6 +289,8 @@ class Experiment(Settings):
             experiment: Self = handler(value)
         except ValidationError as mistakes:
             raise InputError(explain(mistakes, cls)) from None
+        if auto:
+            experiment._auto = auto
         return experiment
 
     @classmethod
@@ -266,3 +313,15 @@ class Experiment(Settings):
             return {"algorithm": kind.model_validate(section)}
         except ValidationError as mistakes:
             raise InputError(explain(mistakes, kind, prefix="algorithm")) from None
+
+
+def _without_auto(tree: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The sections without the keys that are auto, and these keys."""
+    rest, auto = dict(tree), []
+    for key in SIZED:
+        section, _, name = key.partition(".")
+        own = rest.get(section)
+        if isinstance(own, Mapping) and own.get(name) == AUTO:
+            rest[section] = {other: value for other, value in own.items() if other != name}
+            auto.append(key)
+    return rest, tuple(auto)

@@ -30,6 +30,7 @@ from coterie.experiment.calibrated import (
     reported_of,
 )
 from coterie.experiment.own_code import own_caveats
+from coterie.experiment.recipe import sized
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
@@ -145,6 +146,7 @@ def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | 
 
 def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, int] | None) -> CalibratedRun:
     """The run that is proposed to the sites, proven from what they told."""
+    experiment = sized(experiment, sites.task, sites.records)
     structure = structure_of(experiment, tuple(sites.records))
     names = sites.records if structure is None else structure.names
     trusted, unit = trusts_server(experiment), experiment.privacy.unit
