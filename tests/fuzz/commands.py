@@ -55,6 +55,9 @@ SENSIBLE: dict[str, str] = {
     "keys": "k",
     "verify": "run",
     "report": "run",
+    "predict": "run --held-out",
+    "export": "run --out new",
+    "init": "--data t.csv --client who --label y --confirm --out new",
 }
 """Arguments that work, so that one that does not is all that is wrong."""
 
@@ -64,7 +67,8 @@ SWEEP = {
     "base": {**TINY, "federation": {"sizes": [2], "records_per_client": 40, "test_per_client": 10}},
     "grid": {"algorithm.name": ["local"]},
 }
-FILES = {"e.yaml": as_yaml(TINY), "s.yaml": as_yaml(SWEEP)}
+TABLE = "who,age,y\n" + "".join(f"{'ab'[row % 2]},{row % 50},{row % 3 // 2}\n" for row in range(80))
+FILES = {"e.yaml": as_yaml(TINY), "s.yaml": as_yaml(SWEEP), "t.csv": TABLE.encode()}
 
 
 @functools.cache
