@@ -132,6 +132,12 @@ def test_an_algorithm_outside_the_package_is_not_known_by_its_class_name_alone()
         experiment(algorithm={"name": "somebodys-half"})
 
 
+def returning(kind: type, function: Any) -> Any:
+    """The function, annotated to return that."""
+    function.__annotations__["return"] = kind
+    return function
+
+
 # --- options -------------------------------------------------------------------------------------------
 
 MISTAKES = {
@@ -159,12 +165,21 @@ def test_an_option_that_is_not_the_functions_own_is_refused(text: str) -> None:
 
 
 def test_a_function_whose_options_cannot_be_told_is_one_line(module: types.ModuleType) -> None:
-    module.needs = lambda seed, beds: None  # type: ignore[attr-defined]
+    module.needs = returning(Dataset, lambda seed, beds: None)  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=r"data.beds: missing"):
         experiment(data={"name": "somebodys:needs"})
     module.odd = 3  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=r"data.name: somebodys:odd: its options are not clear \(TypeError"):
         experiment(data={"name": "somebodys:odd"})
+
+
+@pytest.mark.parametrize("name", ["os:system", "os:listdir", "own_algorithm.federation:sites"])
+@pytest.mark.usefixtures("installed")
+def test_a_file_cannot_call_just_any_function(name: str, tmp_path: Path) -> None:
+    line = rf"data.name: {name}: (allowed: a function annotated -> Dataset|its options are not clear)"
+    with pytest.raises(InputError, match=line):
+        experiment(data={"name": name, "command": f"touch {tmp_path / 'called'}"})
+    assert not (tmp_path / "called").exists()
 
 
 def test_options_that_were_set_reach_the_function_and_the_file(module: types.ModuleType) -> None:
@@ -215,7 +230,7 @@ RETURNED = {
 
 @pytest.mark.parametrize("line", RETURNED)
 def test_data_that_nothing_could_be_made_of_are_one_line(module: types.ModuleType, line: str) -> None:
-    module.make = RETURNED[line]  # type: ignore[attr-defined]
+    module.make = returning(Dataset, RETURNED[line])  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=f"data.name: somebodys:make:? {line}"):
         local.load_federation(experiment(data={"name": "somebodys:make"}))
 
@@ -231,15 +246,14 @@ def test_a_federation_that_cannot_be_run_is_one_line(module: types.ModuleType) -
         none = dataset.train.take(slice(0, 0))
         return Federation((Client("a", dataset.train, none, none),), dataset.task)
 
-    module.make, module.deal = dataset, deal  # type: ignore[attr-defined]
-    module.make = lambda: dataset()  # type: ignore[attr-defined]
+    module.make, module.deal = returning(Dataset, lambda: dataset()), deal  # type: ignore[attr-defined]
     chosen = experiment(data={"name": "somebodys:make"}, federation={"kind": "somebodys:deal"})
     with pytest.raises(DataError, match=r"federation.kind: somebodys:deal: client a: no test records"):
         local.load_federation(chosen)
 
 
 def test_a_held_out_share_that_cannot_act_is_refused_once_that_is_known(module: types.ModuleType) -> None:
-    module.make = lambda: dataset(test=dataset().train)  # type: ignore[attr-defined]
+    module.make = returning(Dataset, lambda: dataset(test=dataset().train))  # type: ignore[attr-defined]
     sections = {"data": {"name": "somebodys:make"}}
     kind = {"kind": "dirichlet", "clients": 2, "alpha": 100}
     assert local.load_federation(experiment(**sections, federation=kind)).task == dataset().task
@@ -291,7 +305,7 @@ def test_a_plan_of_own_code_is_made_of_our_mechanisms_and_for_what_was_asked(
     for changes, line in (
         (
             {"units": plan_of(ours.unit, ours.adjacency, {"a": [mine]}).units},
-            "not one of coterie.privacy: Free",
+            "has parts that are not of coterie.privacy: Free",
         ),
         ({"threat": replace(ours.threat, observers="nobody")}, "speaks of other observers"),
     ):

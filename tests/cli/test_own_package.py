@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ from command import Printed, coterie
 import own_package
 from coterie.experiment.cluster import _with_code
 from coterie.experiment.experiment_file import read_experiment, to_yaml
-from coterie.experiment.own_code import code_of
+from coterie.experiment.own_code import OWN_ALGORITHM, OWN_DATA, OWN_FEDERATION, code_of
+from coterie.experiment.schema import Experiment
 from coterie.experiment.verify import verify
+from coterie.files import parse_yaml
 from own_package import EXAMPLE
 
 SWEEP = """
@@ -92,3 +95,22 @@ def test_a_machine_with_other_code_of_that_name_runs_no_cell() -> None:
     assert found is None
     assert "data.name: sensors: the code here (own-algorithm 0.1.0, sha256" in reason
     assert "is not the one (own-algorithm 0.1.0, sha256 000000000000) that the comparison runs" in reason
+
+
+def test_the_documents_show_the_example_as_it_is_and_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = EXAMPLE.parents[1]
+    code = (EXAMPLE / "own_algorithm" / "algorithm.py").read_text(encoding="utf-8")
+    assert code.partition('"""\n\n')[2] in (root / "README.md").read_text(encoding="utf-8")
+    [(shown, option)] = re.findall(r"algorithm: (\{.*(share): .*\})", (root / "README.md").read_text("utf-8"))
+    own_package.put_on_path(monkeypatch, EXAMPLE)
+    assert Experiment.model_validate({"algorithm": parse_yaml(shown)}).algorithm.model_extra is None
+    assert option in parse_yaml(shown)
+    text = (root / "docs" / "plugins.md").read_text(encoding="utf-8")
+    for caveat in (OWN_ALGORITHM, OWN_DATA, OWN_FEDERATION):
+        assert caveat in " ".join(text.replace("\n> ", " ").split())
+    [checked] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(checked, {})
+    assert re.fullmatch(r"\{'training': [0-4]\} of \{'training': 4\}\n", capsys.readouterr().out)
+    own_package.forget()

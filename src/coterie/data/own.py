@@ -5,7 +5,8 @@ they return.
     def wards(dataset: Dataset, seed: int, *, per_ward: int = 20) -> Federation: ...
 
 A function has `seed` (and, for a federation, `dataset`) from us, where it has parameters of these names; all
-others are options that an experiment may set, of the types that the function annotates.
+others are options that an experiment may set, of the types that the function annotates. It says by its
+annotation what it returns: an experiment file must not call just any function that Python has.
 """
 
 import inspect
@@ -41,6 +42,7 @@ class OwnSettings(Settings):
     """Names that are not a user's own."""
     supplied: ClassVar[tuple[str, ...]]
     """Parameters of the function that no file sets."""
+    returns: ClassVar[type]
 
     @property
     def own(self) -> bool:
@@ -60,7 +62,8 @@ class OwnSettings(Settings):
 
     def _options(self) -> dict[str, Any]:
         """What the function is called with, beside what is ours; an InputError where it takes no such."""
-        kind = _options_type(self.plugin, self._name, (*self.supplied, *type(self).model_fields))
+        reserved = (*self.supplied, *type(self).model_fields)
+        kind = _options_type(self.plugin, self._name, self.returns, reserved)
         try:
             options = kind.model_validate(self.model_extra or {})
         except ValidationError as mistakes:
@@ -94,7 +97,7 @@ class _Options(Settings):
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
 
-def _options_type(plugin: PluginKind, name: str, reserved: Collection[str]) -> type[Settings]:
+def _options_type(plugin: PluginKind, name: str, returns: type, reserved: Collection[str]) -> type[Settings]:
     """The parameters of a user's function that a file may set, with their types and defaults."""
     function = plugin.find(name)
     try:
@@ -109,15 +112,18 @@ def _options_type(plugin: PluginKind, name: str, reserved: Collection[str]) -> t
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an option may be called as a method of pydantic's is
-            return create_model(name, __base__=_Options, **fields)
+            kind = create_model(name, __base__=_Options, **fields)
     except Exception as mistake:  # it cannot be called, or says nothing that can be checked
         raise InputError(f"{plugin.key}: {name}: its options are not clear ({one_line(mistake)})") from None
+    if hints.get("return") is not returns:
+        raise InputError(f"{plugin.key}: {name}: allowed: a function annotated -> {returns.__name__}")
+    return kind
 
 
 class OwnDataSettings(OwnSettings):
     """A data set that a user's own function reads or draws, and its options."""
 
-    plugin, supplied = DATA, ("seed",)
+    plugin, supplied, returns = DATA, ("seed",), Dataset
 
     name: str = Field(description=DATA.form)
     published: StrictBool = Field(
@@ -154,7 +160,7 @@ class OwnDataSettings(OwnSettings):
 class OwnFederation(OwnSettings):
     """A federation that a user's own function deals, and its options."""
 
-    plugin, supplied = FEDERATION, ("dataset", "seed")
+    plugin, supplied, returns = FEDERATION, ("dataset", "seed"), Federation
 
     kind: str = Field(description=FEDERATION.form)
 

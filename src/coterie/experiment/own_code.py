@@ -111,11 +111,13 @@ def check_plan_is_ours(experiment: Experiment, plan: object) -> None:
     Mechanisms bind what is released to what it costs; one that is not ours could say that it costs nothing.
     """
     name, privacy = experiment.algorithm.name, experiment.privacy
-    if not isinstance(plan, PrivacyPlan):
+    # Not a subclass either, which could answer otherwise what it is asked.
+    if type(plan) is not PrivacyPlan:
         raise PlanError(
             f"algorithm.name: {name}: its plan is a {type(plan).__name__}; allowed: a PrivacyPlan"
         )
-    kinds = {type(release.mechanism) for unit in plan.units for release in unit.releases}
+    releases = [release for unit in plan.units for release in unit.releases]
+    kinds = {type(part) for part in (*plan.units, *releases, *(each.mechanism for each in releases))}
     strange = sorted(kind.__name__ for kind in kinds if not kind.__module__.startswith("coterie.privacy."))
     problems = {
         f"is for unit {plan.unit}; privacy.unit is {privacy.unit}": plan.unit is not privacy.unit,
@@ -123,7 +125,7 @@ def check_plan_is_ours(experiment: Experiment, plan: object) -> None:
             plan.adjacency is not privacy.adjacency
         ),
         "speaks of other observers than coterie.privacy does": plan.threat != THREATS[privacy.unit],
-        f"has a mechanism that is not one of coterie.privacy: {', '.join(strange)}": bool(strange),
+        f"has parts that are not of coterie.privacy: {', '.join(strange)}": bool(strange),
     }
     for problem in (said for said, holds in problems.items() if holds):
         raise PlanError(f"algorithm.name: {name}: its plan {problem}")
