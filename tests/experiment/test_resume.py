@@ -314,6 +314,19 @@ def stopped(experiment: Path) -> Path:
     return out
 
 
+def test_damaged_times_are_refused_before_anything_is_spent(
+    stopped: Path, experiment: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(stopped, out)
+    times = RunFolder(out).timing
+    times.write_text(times.read_text().replace('"evaluate": ', '"evaluated": ', 1))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=r"timing\.jsonl: a line without the seconds of 'evaluate'"):
+        local.run(experiment, out, resume=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 FORGED: dict[str, Change] = {
     "models of another size": lambda arrays, _: arrays.update(models=arrays["models"][:, :-1]),

@@ -199,6 +199,9 @@ def test_damaged_guarantee_is_refused():
         {"epsilon": "many"},
         {"delta": 10**400},
         {"event": deep},
+        {"epsilon": -1.0},
+        {"delta": -1e-9},
+        {"per_client": {"a": {"epsilon": -1, "delta": 1e-4, "records": None}}},
     ):
         with pytest.raises(PlanError):
             Guarantee.from_json(data | change)

@@ -102,6 +102,12 @@ def keep_rounds(path: Path, last: int) -> None:
         write_text(path, "".join(kept))
 
 
+def check_times(path: Path) -> None:
+    """Refuse a file of times that could not be added up when all rounds are done."""
+    for phase in ("train", "evaluate"):
+        seconds_in(path, phase)
+
+
 def seconds_in(path: Path, phase: str) -> float:
     """Wall-clock seconds of one phase over all rounds, from the file of times."""
     try:

@@ -108,6 +108,8 @@ def open_folder(
         data: what the noise key of this run is for; None where noise keys are those of sites.
         sites: public facts of the sites, where clients are sites.
     """
+    if files.timing.exists():
+        folder.check_times(files.timing)
     secret = (
         _check(files, calibrated, data) if files.exists else create_folder(files, calibrated, data, sites)
     )

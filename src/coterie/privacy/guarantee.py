@@ -5,7 +5,7 @@ release. `wording` writes the first two.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Self, cast
@@ -16,7 +16,7 @@ from coterie.privacy import accounting, paper, wording
 from coterie.privacy.calibration import budget_of
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.meaning import Meaning, from_bound, sharpest, weakest
-from coterie.privacy.plain import Json, Key, Plain, codec
+from coterie.privacy.plain import Json, Key, MalformedError, Plain, codec
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.pld import GridError
 from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit, round_up
@@ -120,7 +120,21 @@ class Guarantee(Plain):
     def read(cls, data: object) -> Self:
         if isinstance(data, Mapping):  # the words follow from the figures
             data = {key: value for key, value in data.items() if key not in ("line", "text")}
-        return super().read(data)
+        found = super().read(data)
+        for name, figure in found._figures():
+            if figure is not None and not figure >= 0:
+                raise MalformedError(f"{name}: {figure}; allowed: 0 or more")
+        return found
+
+    def _figures(self) -> Iterator[tuple[str, float | None]]:
+        """Every epsilon and delta by its name."""
+        for name in ("epsilon", "delta", "epsilon_replace_one", "published_epsilon"):
+            yield name, getattr(self, name)
+        for release in self.releases:
+            yield f"releases: {release.name}: epsilon_alone", release.epsilon
+        for row in self.per_client:
+            yield f"per_client: {row.name}: epsilon", row.epsilon
+            yield f"per_client: {row.name}: delta", row.delta
 
 
 @dataclass(frozen=True)
