@@ -172,3 +172,28 @@ def test_labels_of_a_file_may_be_missing_where_none_is_needed(tmp_path) -> None:
         read_client(tmp_path / "half.csv", described, Clipped(), labelled=False)
     with pytest.raises(DataError, match="no column 'ill'"):
         read_client(tmp_path / "plain.csv", described, Clipped())
+
+
+def test_a_data_frame_is_read_like_the_file_it_came_from(tmp_path) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = (
+        *TABLE.columns,
+        Column(column="since", dates=("2001-01-01", "2020-12-31"), missing="indicator"),
+        Column(column="member", categories=("true", "false")),
+    )
+    described = Preprocessing(inputs=TableInputs(columns=columns), label=Label(column="ill", classes=2))
+    frame = pandas.DataFrame(ROWS)
+    frame["since"] = pandas.to_datetime(["2001-12-31", None, "2020-01-05"])
+    frame["member"] = [True, False, True]
+    frame["smoker"] = frame["smoker"].astype("category")
+    raw = raw_records(frame, described)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "b.parquet")
+    np.testing.assert_array_equal(raw[:, 5], [0, 1, 0])
+    parquet = read_client(tmp_path / "b.parquet", described, Clipped(), labelled=False)
+    np.testing.assert_array_equal(parquet.raw, raw)
+    lower = (tmp_path / "a.csv").read_text().replace("True", "true").replace("False", "false")
+    (tmp_path / "a.csv").write_text(lower)
+    np.testing.assert_array_equal(
+        read_client(tmp_path / "a.csv", described, Clipped(), labelled=False).raw, raw
+    )
