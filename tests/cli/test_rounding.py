@@ -46,8 +46,8 @@ def check(text: str) -> None:
 ROW = Row(
     values={"algorithm.name": "local"},
     runs=1,
-    accuracy=0.5,
-    accuracy_std=None,
+    reached=0.5,
+    reached_std=None,
     worst_client=0.4,
     best_client=0.6,
     worst_cluster=None,

@@ -203,7 +203,7 @@ def test_the_table_has_means_and_spreads_over_seeds(finished: SweepResult) -> No
     means = [result.accuracy.mean for result in results]
     assert row.runs == 2
     assert row.accuracy == pytest.approx(sum(means) / 2)
-    assert row.accuracy_std == pytest.approx(abs(means[0] - means[1]) / 2**0.5)
+    assert row.reached_std == pytest.approx(abs(means[0] - means[1]) / 2**0.5)
     with (finished.folder / "table.csv").open() as handle:
         (line,) = csv.DictReader(handle)
     assert float(line["accuracy"]) == row.accuracy

@@ -218,8 +218,8 @@ def _row(members: Sequence[tuple[Mapping[str, Any], RunResult]]) -> Row:
     return Row(
         values=values,
         runs=len(means),
-        accuracy=sum(means) / len(means),
-        accuracy_std=max(means) - min(means) if len(means) > 1 else None,
+        reached=sum(means) / len(means),
+        reached_std=max(means) - min(means) if len(means) > 1 else None,
         worst_client=reached.min,
         best_client=reached.max,
         worst_cluster=None,

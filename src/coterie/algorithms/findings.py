@@ -13,6 +13,7 @@ class Findings:
         spread: standard deviation of a component along each axis, in the units of `points`.
         scores: separation score of each candidate number of clusters, keyed by that number.
         switch_round: first round in which clients choose their cluster themselves.
+        clustered: whether several clusters explain round 1 better than a single one; None: not told.
     """
 
     clients: tuple[str, ...]
@@ -25,3 +26,4 @@ class Findings:
     scores: Mapping[str, float]
     switch_round: int
     warnings: tuple[str, ...] = ()
+    clustered: bool | None = None

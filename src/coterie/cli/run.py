@@ -15,7 +15,7 @@ from coterie.privacy.units import round_up
 
 if TYPE_CHECKING:
     from coterie.experiment.callbacks import RoundReport
-    from coterie.experiment.result import RunResult, Spread
+    from coterie.experiment.result import RunResult
 
 
 def run(
@@ -59,36 +59,65 @@ def run(
     print_result(finite(result.to_json()), json, lambda: show(result))
 
 
-def private_figures(reached: Spread) -> list[tuple[str, str]]:
-    """A private score with how far noise, and the choice of held-out records, may have moved it."""
-    figures = [("mean accuracy, private", f"{reached.mean:.1%}")]
-    if reached.interval is not None:
+def private_figures(result: RunResult) -> list[tuple[str, str]]:
+    """Private scores with how far noise, and the choice of held-out records, may have moved them."""
+    reached = result.accuracy
+    figures = [] if reached is None else [("mean accuracy, private", f"{reached.mean:.1%}")]
+    if reached is not None and reached.interval is not None:
         figures.append(("  95 % interval of its noise", "{:.1%} to {:.1%}".format(*reached.interval)))
-    if reached.sampling_error is not None:
+    if reached is not None and reached.sampling_error is not None:
         figures.append(("  error of sampling, beside it", f"± {reached.sampling_error:.1%}"))
+    return [*figures, *pooled_figures(result)]
+
+
+def pooled_figures(result: RunResult) -> list[tuple[str, str]]:
+    """The scores of all held-out records together, in the order in which they are shown."""
+    from coterie.experiment.scores import SCORES
+
+    figures = []
+    for name, words in SCORES.items():
+        score = result.scores.get(name)
+        if score is None:
+            continue
+        private = ", private" if score.kind == "private" else ""
+        figures.append((f"{words.name}{private}", words.text(score.value)))
+        if score.interval is not None:
+            figures.append(("  95 % interval of its noise", words.interval(score.interval)))
     return figures
+
+
+def cluster_figures(result: RunResult) -> list[tuple[str, str]]:
+    """How many clusters were found; or, where what was released shows none, how many models there are."""
+    models = len(set(result.clusters.values()))
+    found = {True: ", as in truth", False: ", not as in truth", None: ""}[result.clusters_found]
+    if not models:
+        return []
+    if result.clusters_shown is False:
+        kept = "one for all" if models == 1 else f"by {models} models{found}"
+        return [("clusters", f"none shown; clients are served {kept}")]
+    return [("models" if result.per_worker else "clusters", f"{models}{found}")]
 
 
 def show(result: RunResult) -> None:
     """The result as a person wants to read it."""
     from coterie.experiment.comparison import OUTSIDE
 
-    figures, reached, fairness = [], result.accuracy, result.fairness
+    figures, reached, accuracy, fairness = [], result.reached, result.accuracy, result.fairness
     if reached is not None and reached.is_private:
-        figures += private_figures(reached)
+        figures += private_figures(result)
     elif reached is not None:
         ends = (("mean accuracy", reached.mean), ("worst client", reached.min), ("best client", reached.max))
-        figures += [(name, f"{value:.1%}") for name, value in ends if value is not None]
+        figures += [(name, f"{value:.1%}") for name, value in ends if value is not None and accuracy]
+        figures += [*pooled_figures(result), *_ends_of_rmse(result)]
+    if accuracy is None:  # fairness of a regression compares bounded scores, which nobody reads
+        fairness = None
     if fairness is not None:
         figures.append(("disparity", f"{fairness.disparity:.1%}"))
     if fairness is not None and fairness.f_acc is not None and fairness.f_loss is not None:
         figures += [("F_acc", f"{fairness.f_acc:.1%}"), ("F_loss", f"{fairness.f_loss:.3f}")]
     figures += [(f"true cluster {k}", f"{v:.1%}") for k, v in (result.cluster_accuracy or {}).items()]
-    clusters = len(set(result.clusters.values()))
-    found = {True: ", as in truth", False: ", not as in truth", None: ""}[result.clusters_found]
-    if clusters:
-        figures.append(("models" if result.per_worker else "clusters", f"{clusters}{found}"))
     figures += [
+        *cluster_figures(result),
         ("noise multiplier", f"{result.noise_multiplier:.3f}"),
         ("seconds", f"{result.seconds:.1f}"),
         ("sample gradients / s", f"{result.sample_gradients_per_second:,.0f}"),
@@ -100,3 +129,13 @@ def show(result: RunResult) -> None:
         complain(f"warning: {warning}", style="yellow")
     say(f"guarantee: {result.guarantee}")
     say(f"report: {result.report}")
+
+
+def _ends_of_rmse(result: RunResult) -> list[tuple[str, str]]:
+    """The worst and the best client of a regression."""
+    from coterie.experiment.scores import SCORES
+
+    found = result.scores["rmse"].per_client if "rmse" in result.scores else {}
+    known = [value for value in found.values() if value is not None]
+    ends = (("worst client", max(known)), ("best client", min(known))) if known else ()
+    return [(f"RMSE of the {name}", SCORES["rmse"].text(value)) for name, value in ends]

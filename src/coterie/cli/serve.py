@@ -151,8 +151,8 @@ def show(result: RunResult) -> None:
     shown = {heading: column for heading, column in cells.items() if any(cell is not None for cell in column)}
     rows = [tuple(cell or "" for cell in row) for row in zip(*shown.values(), strict=True)]
     print_table(list(shown), rows, title=f"{result.algorithm}, {result.rounds} rounds over Flower")
-    if result.accuracy is not None:
-        print_table(["figure", "value"], private_figures(result.accuracy))
+    if result.reached is not None:
+        print_table(["figure", "value"], private_figures(result))
     for warning in result.warnings:
         complain(f"warning: {warning}", style="yellow")
     say(f"guarantee: {result.guarantee}")

@@ -16,6 +16,7 @@ from coterie.privacy import (
     EVALUATION,
     POPULATION,
     Charge,
+    JointScores,
     Ledger,
     NoisyScores,
     PrivacyPlan,
@@ -24,6 +25,8 @@ from coterie.privacy import (
 )
 from coterie.privacy.mechanisms import HALF
 from coterie.privacy.ranges import gaussian
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,53 @@ class PrivateScores:
             client: self._noisy(mechanism, totals[client] - HALF * mechanism.units, charges[client])
             for client, mechanism in mechanisms.items()
         }
+
+    def jointly_of_records(
+        self,
+        models: Mapping[str, NDArray[np.float32]],
+        round: int,
+        count: Callable[[], Mapping[str, Floats]],
+    ) -> dict[str, Released[Floats]]:
+        """Noisy sums of all statistics over the held-out records of each client, centred.
+
+        Args:
+            count: reads the records; called once everything is charged.
+        """
+        mechanisms = {
+            client: self.plan.planned(JointScores, EVALUATION, held_out(client)) for client in models
+        }
+        charges = {
+            client: Charge(held_out(client), round, EVALUATION, input_hash(self.context, model))
+            for client, model in models.items()
+        }
+        self.ledger.charge(list(charges.values()))
+        totals = count()
+        return {
+            client: self._noisy_vector(mechanism, mechanism.centred(totals[client], mechanism.units), charge)
+            for (client, mechanism), charge in zip(mechanisms.items(), charges.values(), strict=True)
+        }
+
+    def jointly_of_clients(
+        self, models: NDArray[np.float32], round: int, means: Callable[[], Mapping[str, Floats]]
+    ) -> Released[Floats]:
+        """Noisy sum over all clients of the mean of all statistics over the records of each, centred.
+
+        Args:
+            means: asks the clients; one that does not answer adds nothing.
+        """
+        mechanism = self.plan.planned(JointScores, EVALUATION, POPULATION)
+        charge = Charge(POPULATION, round, EVALUATION, input_hash(self.context, models))
+        self.ledger.charge([charge])
+        rows = [mechanism.centred(mean, 1.0) for mean in means().values()]
+        # No longer than an honest mean can be, whatever it was made of.
+        rows = [row * min(1.0, mechanism.clip / max(float(np.linalg.norm(row)), HALF)) for row in rows]
+        total = np.sum([np.zeros(len(mechanism.weights)), *rows], axis=0)
+        return self._noisy_vector(mechanism, total, charge)
+
+    def _noisy_vector(self, mechanism: JointScores, centred: Floats, charge: Charge) -> Released[Floats]:
+        stream, std = self.facts.stream("noise", charge), mechanism.noise_std
+        rest = {"multiplier": mechanism.multiplier, "clip": mechanism.clip}
+        return Released(centred + gaussian(stream, len(centred), std, **rest), std)
 
     def of_clients(
         self, models: NDArray[np.float32], round: int, shares: Callable[[], Mapping[str, float]]

@@ -21,6 +21,7 @@ from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
 from coterie.errors import BudgetError, InputError, check_memory
 from coterie.experiment.own_code import check_plan_is_ours
+from coterie.experiment.private_scores import Wanted
 from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import EvaluationKind, Experiment, refuse
 from coterie.experiment.shown import plan_html
@@ -30,7 +31,7 @@ from coterie.models import build_model
 from coterie.privacy import Adjacency, Budget, Custody, Guarantee, HeldOut, Mode, PrivacyPlan, Unit
 from coterie.privacy import calibrate as calibrate_plan
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
-from coterie.privacy.evaluation import with_client_scores, with_held_out_records
+from coterie.privacy.evaluation import Asked, with_client_scores, with_held_out_records
 from coterie.privacy.units import short_number
 from coterie.training.augmentation import Augmentation
 from coterie.training.learner import Learner
@@ -61,6 +62,7 @@ class Population:
         test_records: how many each holds out, where it is known.
         reported: what each reports about the records that it holds out.
         caveats: what a guarantee must add because of how the records were declared.
+        label_range: for regression, the declared values that targets 0 and 1 stand for, where it is known.
     """
 
     task: Task
@@ -70,6 +72,7 @@ class Population:
     test_records: Mapping[str, int] | None = None
     reported: Mapping[str, HeldOut] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
+    label_range: tuple[float, float] | None = None
 
     def facts(self, parameters: int) -> Json:
         """For the run's folder and its report."""
@@ -326,11 +329,18 @@ def _with_evaluation(
         budgets[subject] = Budget(privacy.epsilon_of(subject), privacy.delta_of(subject, delta))
     if not reported:
         return draft, budgets
+    wanted = wanted_scores(experiment, population)
+    asked = Asked(wanted.statistics, wanted.classes)
     if by_record:
-        return with_held_out_records(draft, budgets, reported)
+        return with_held_out_records(draft, budgets, reported, asked)
     epsilon = min(own.epsilon for own in reported.values())
     together = HeldOut(len(reported), epsilon, min(own.reports for own in reported.values()))
-    return with_client_scores(draft, budgets, together, privacy.accountant), budgets
+    return with_client_scores(draft, budgets, together, privacy.accountant, asked), budgets
+
+
+def wanted_scores(experiment: Experiment, population: Population) -> Wanted:
+    """The private scores that are released, and what they need."""
+    return Wanted.of(experiment.evaluation.scores, population.task, population.label_range)
 
 
 def _evaluation_epsilon(experiment: Experiment, budget: float) -> float:

@@ -4,8 +4,8 @@ import csv
 import io
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from coterie.errors import InputError
 from coterie.experiment.composition import Total, total_of
 from coterie.experiment.experiment_file import SELECTORS
 from coterie.experiment.result import Fairness, RunResult
+from coterie.experiment.scores import SCORES
 from coterie.experiment.seal import Seal, require
 from coterie.experiment.shown import comparison_html
 from coterie.experiment.sweep import Cell, Sweep
@@ -25,6 +26,12 @@ from coterie.privacy.units import number_to_json, round_up
 from coterie.table import NONE, Table, csv_text, plain
 
 CSV, MARKDOWN = "table.csv", "table.md"
+COLUMNS = (
+    *("runs", "accuracy", "accuracy_std", "worst_client", "best_client", "worst_cluster", "disparity"),
+    *("f_acc", "f_loss", "clusters_found", "kind", "epsilon", "noise_multiplier", "seconds", "guarantee"),
+)
+POOLED = tuple(name for name in SCORES if name != "accuracy")
+"""Of the table for machines; tables of earlier versions have the first ones only."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Row:
     """One setting of everything but the seeds: means and spreads over its runs.
 
     Args:
+        reached: accuracy, or a regression's bounded score; so are the figures of clients and clusters.
+        scores: of all held-out records together, by name, where every run has them.
+        worst_rmse, best_rmse: of a regression's clients.
         clusters_found: runs that found all clusters, where the truth is known.
         kind: how it was judged: private where all of its runs were, exact where one was, or none.
         guarantee, guarantee_text: the line and the paragraph of the run that spent most.
@@ -39,8 +49,8 @@ class Row:
 
     values: Mapping[str, Any]
     runs: int
-    accuracy: float
-    accuracy_std: float | None
+    reached: float
+    reached_std: float | None
     worst_client: float
     best_client: float
     worst_cluster: float | None
@@ -54,9 +64,29 @@ class Row:
     seconds: float
     guarantee: str
     guarantee_text: str
+    scores: Mapping[str, float] = field(default_factory=dict)
+    is_regression: bool = False
+    worst_rmse: float | None = None
+    best_rmse: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Not a number for a regression, which is judged by its errors."""
+        return math.nan if self.is_regression else self.reached
+
+    def figures(self) -> dict[str, Any]:
+        """Every figure by the name under which files have it; clients of a regression by their RMSE."""
+        told = {key: getattr(self, key) for key in COLUMNS if hasattr(self, key)}
+        told |= {"accuracy_std": None if self.is_regression else self.reached_std}
+        if self.is_regression:
+            told |= {"worst_client": self.worst_rmse, "best_client": self.best_rmse, "worst_cluster": None}
+            ends = self.worst_rmse, self.best_rmse
+            told |= {"disparity": None if None in ends else ends[0] - ends[1], "f_acc": None}  # type: ignore[operator]
+        return {**{key: told[key] for key in COLUMNS}, **{key: self.scores.get(key) for key in POOLED}}
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "values": dict(self.values), "epsilon": number_to_json(self.epsilon)}
+        content = {**self.figures(), "epsilon": number_to_json(self.epsilon)}
+        return {"values": dict(self.values), **content, "guarantee_text": self.guarantee_text}
 
 
 @dataclass(frozen=True)
@@ -147,8 +177,11 @@ def check_tables(out: Path) -> None:
     made_of = [body["cells"] for body in Seal(out).lines.bodies if CSV in body.get("files", {})] or [()]
     counted = table_csv(tuple(_rows(Sweep.read_recorded(out / "sweep.yaml"), out, made_of[-1])))
     stated = regular(out / CSV).read_text(encoding="utf-8", errors="replace")
+    now, then = (list(csv.reader(io.StringIO(text))) for text in (counted, stated))
+    if then and now[0] == [*then[0], *POOLED]:  # made before there were these
+        now = [line[: -len(POOLED)] for line in now]
     # A sweep that has grown since has its rows in another order.
-    lines = [sorted(csv.reader(io.StringIO(text))) for text in (counted, stated)]
+    lines = [sorted(now), sorted(then)]
     shapes = [[len(line) for line in table] for table in lines]
     same = shapes[0] == shapes[1] and all(map(_same_cell, *map(chain.from_iterable, lines)))
     require(same, out / CSV, "its rows are not those of the runs that it was made of")
@@ -176,17 +209,17 @@ def _rows(sweep: Sweep, out: Path, names: Collection[str]) -> Iterator[Row]:
 
 
 def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
-    means = [result.accuracy.mean if result.accuracy else math.nan for result in results]
+    means = [result.reached.mean if result.reached else math.nan for result in results]
     fair = [result.fairness or Fairness(math.nan, None, None) for result in results]
     known = [result.clusters_found for result in results if result.clusters_found is not None]
-    worst = max(results, key=lambda result: result.epsilon)
+    worst, errors = max(results, key=lambda result: result.epsilon), [_errors(result) for result in results]
     return Row(
         values=values,
         runs=len(results),
-        accuracy=float(np.mean(means)),
-        accuracy_std=float(np.std(means, ddof=1)) if len(means) > 1 else None,
-        worst_client=_mean([result.accuracy.min if result.accuracy else None for result in results]),
-        best_client=_mean([result.accuracy.max if result.accuracy else None for result in results]),
+        reached=float(np.mean(means)),
+        reached_std=float(np.std(means, ddof=1)) if len(means) > 1 else None,
+        worst_client=_mean([result.reached.min if result.reached else None for result in results]),
+        best_client=_mean([result.reached.max if result.reached else None for result in results]),
         worst_cluster=_mean_or_none(
             [min(result.cluster_accuracy.values()) if result.cluster_accuracy else None for result in results]
         ),
@@ -200,12 +233,33 @@ def _row(values: Mapping[str, Any], results: Sequence[RunResult]) -> Row:
         seconds=_mean([result.seconds for result in results]),
         guarantee=worst.guarantee,
         guarantee_text=worst.guarantee_text,
+        scores=_mean_scores(results),
+        is_regression=any(result.bounded_score is not None for result in results),
+        worst_rmse=_mean_or_none([max(own, default=None) for own in errors]),
+        best_rmse=_mean_or_none([min(own, default=None) for own in errors]),
     )
+
+
+def _errors(result: RunResult) -> list[float]:
+    """RMSE of each client, where a regression tells it."""
+    found = result.scores["rmse"].per_client if "rmse" in result.scores else {}
+    return [value for value in found.values() if value is not None]
+
+
+def _mean_scores(results: Sequence[RunResult]) -> dict[str, float]:
+    """Means over runs of the scores that all of them have."""
+    found = {}
+    for name in POOLED:
+        values = [result.scores[name].value if name in result.scores else None for result in results]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            found[name] = float(np.mean(known))
+    return found
 
 
 def _kind(results: Sequence[RunResult]) -> str:
     # Exact, where some were private.
-    return min((result.accuracy.kind for result in results if result.accuracy is not None), default="none")
+    return min((result.reached.kind for result in results if result.reached is not None), default="none")
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -217,15 +271,27 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
     return None if None in values else _mean(values)
 
 
+def _pooled(name: str, row: Row) -> str:
+    value, words = row.scores.get(name), SCORES[name]
+    return _percent(value) if words.is_share else words.text(value)
+
+
+def _of_client(row: Row, name: str) -> str:
+    value = row.figures()[name]
+    return SCORES["rmse"].text(value) if row.is_regression else _percent(value)
+
+
 FIGURES: Mapping[str, Callable[[Row], str]] = {
     "accuracy": lambda row: (
-        _percent(row.accuracy) + ("" if row.accuracy_std is None else f" ± {100 * row.accuracy_std:.1f}")
+        _percent(row.accuracy)
+        + ("" if row.reached_std is None or row.is_regression else f" ± {100 * row.reached_std:.1f}")
     ),
-    "worst client": lambda row: _percent(row.worst_client),
-    "best client": lambda row: _percent(row.best_client),
-    "worst cluster": lambda row: _percent(row.worst_cluster),
-    "disparity": lambda row: _percent(row.disparity),
-    "F_acc": lambda row: _percent(row.f_acc),
+    **{words.name: partial(_pooled, name) for name, words in SCORES.items() if name != "accuracy"},
+    "worst client": lambda row: _of_client(row, "worst_client"),
+    "best client": lambda row: _of_client(row, "best_client"),
+    "worst cluster": lambda row: _of_client(row, "worst_cluster"),
+    "disparity": lambda row: _of_client(row, "disparity"),
+    "F_acc": lambda row: _of_client(row, "f_acc"),
     "F_loss": lambda row: "–" if row.f_loss is None else f"{row.f_loss:.3f}",
     "clusters found": lambda row: (
         "–" if row.clusters_found is None else f"{row.clusters_found} of {row.runs}"
@@ -234,12 +300,17 @@ FIGURES: Mapping[str, Callable[[Row], str]] = {
     "noise": lambda row: f"{row.noise_multiplier:.3f}",
     "seconds": lambda row: f"{row.seconds:.1f}",
 }
-"""Columns of the table as a person reads it: accuracies in per cent."""
+"""Columns of the table as a person reads it: shares in per cent, errors in the label's units."""
 
 OUTSIDE = "Scores, fairness and clusters found are exact: outside every guarantee."
 
-BRIEF = ("accuracy", "worst client", "worst cluster", "clusters found", "noise", "seconds")
+BRIEF = (
+    *("accuracy", "base rate", "RMSE", "MAE", "R²", "worst client", "worst cluster", "clusters found"),
+    *("noise", "seconds"),
+)
 """Those that fit a terminal."""
+OPTIONAL = {words.name for words in SCORES.values()}
+"""Left out where no row has them: a regression has no accuracy, and a classification no RMSE."""
 
 
 def table_columns(
@@ -247,6 +318,8 @@ def table_columns(
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the comparison."""
     keys = list(rows[0].values) if rows else []
+    empty = {name for name in OPTIONAL if name in FIGURES and all(FIGURES[name](row) == NONE for row in rows)}
+    figures = [figure for figure in figures if figure not in empty]
     body = [
         [*(str(row.values[key]) for key in keys), *(FIGURES[figure](row) for figure in figures)]
         for row in rows
@@ -274,6 +347,5 @@ def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
 def table_csv(rows: Sequence[Row]) -> str:
     """Full precision, one row per setting, for machines."""
     keys = list(rows[0].values) if rows else []
-    figures = [name for name in Row.__dataclass_fields__ if name not in ("values", "guarantee_text")]
-    cells = ([*map(row.values.get, keys), *(getattr(row, name) for name in figures)] for row in rows)
-    return csv_text([[*keys, *figures], *cells])
+    cells = ([*map(row.values.get, keys), *row.figures().values()] for row in rows)
+    return csv_text([[*keys, *COLUMNS, *POOLED], *cells])

@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,13 +19,17 @@ from coterie.algorithms.protocol import Assignment, OwnChoice, State
 from coterie.data import ClustersFederation, Federation, load_dataset, whole_test
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.local import LocalEngine
-from coterie.experiment.calibrated import CalibratedRun
+from coterie.experiment.calibrated import CalibratedRun, wanted_scores
+from coterie.experiment.private_scores import Floats, bounded_rmse, joint_scores
 from coterie.experiment.result import Scores, Spread, cluster_means, fairness, groups
 from coterie.experiment.schema import EvaluationKind, Experiment
+from coterie.experiment.scores import PooledScores, exact_scores, scores_from_json
 from coterie.files import Json
-from coterie.privacy import Released, Unit
+from coterie.privacy import EVALUATION, POPULATION, JointScores, Released, Unit, held_out
+from coterie.privacy.joint_scores import Statistic
 from coterie.training.learner import Batch, Learner
-from coterie.training.scoring import Score, client_sums, evaluate, join
+from coterie.training.scoring import Score, client_outputs, client_sums, evaluate, join
+from coterie.training.statistics import statistic_sums
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +48,16 @@ class Evaluation:
 
     Args:
         assignment: which model each client uses; None where only the client knows, and is not asked to tell.
+        reached: accuracy, or a regression's bounded score.
         scores: of every client, where they are exact.
+        pooled: of all held-out records together, where they are private.
     """
 
     assignment: Assignment | None
-    accuracy: Spread
+    reached: Spread
     loss: Spread | None = None
     scores: Scores | None = None
+    pooled: PooledScores = field(default_factory=dict)
 
 
 class HeldOutScores(Protocol):
@@ -63,6 +70,14 @@ class HeldOutScores(Protocol):
 
     def of_clients(self, served: Served, round: int) -> Released[float]:
         """Noisy sum over all clients of the share of held-out records that each gets right."""
+
+    def jointly_of_records(
+        self, served: Assignment, clients: Collection[str], round: int
+    ) -> Mapping[str, Released[Floats]]:
+        """Noisy sums of several statistics of held-out records, of each of the clients."""
+
+    def jointly_of_clients(self, served: Served, round: int) -> Released[Floats]:
+        """Noisy sum over all clients of the means of several statistics."""
 
 
 class Evaluator:
@@ -88,8 +103,11 @@ class Evaluator:
         self._latest: tuple[int, Evaluation | None] | None = None
         if metrics and exact is None:
             # What was told of a round stays as it was: nobody is asked again, also after a crash.
-            reached = metrics[-1]["accuracy"]
-            told = Evaluation(None, Spread.from_json(reached)) if reached else None
+            last = metrics[-1]
+            reached, pooled = last["accuracy"] or last.get("bounded_score"), last.get("scores", {})
+            told = None
+            if reached:
+                told = Evaluation(None, Spread.from_json(reached), pooled=scores_from_json(pooled))
             self._latest = int(metrics[-1]["round"]), told
 
     def after(self, state: State) -> Evaluation | None:
@@ -115,12 +133,50 @@ class Evaluator:
         if not sizes:
             return None
         if experiment.privacy.unit is not Unit.RECORD:
-            known = served if isinstance(served, Assignment) else None
-            total = self._private.of_clients(served, state.round)
-            return Evaluation(known, private_mean(total, len(self._calibrated.population.records)))
+            return self._of_clients(served, state.round)
         assert isinstance(served, Assignment)
-        counts = self._private.of_records(served, sizes, state.round)
-        return Evaluation(served, private_accuracy(counts, sizes)) if counts else None
+        return self._of_records(served, sizes, state.round)
+
+    def _of_clients(self, served: Served, round: int) -> Evaluation:
+        """Means over clients; of single ones nothing is known."""
+        population = self._calibrated.population
+        clients, about = len(population.records), (population.task, population.label_range)
+        known = served if isinstance(served, Assignment) else None
+        wanted = wanted_scores(self._calibrated.experiment, population)
+        if wanted.is_plain:
+            total = self._private.of_clients(served, round)
+            return Evaluation(
+                known, private_mean(total, clients), pooled=bounded_rmse(total, clients, *about)
+            )
+        mechanism = self._calibrated.plan.planned(JointScores, EVALUATION, POPULATION)
+        joint = self._private.jointly_of_clients(served, round)
+        first = Released(float(mechanism.natural(joint.value, clients)[0]), joint.noise_std)
+        pooled = joint_scores(wanted, mechanism, joint, clients, *about)
+        return Evaluation(known, private_mean(first, clients), pooled=pooled)
+
+    def _of_records(self, served: Assignment, sizes: Mapping[str, int], round: int) -> Evaluation | None:
+        """By client and all together, of those that answer."""
+        population = self._calibrated.population
+        about, wanted = (
+            (population.task, population.label_range),
+            wanted_scores(self._calibrated.experiment, population),
+        )
+        if wanted.is_plain:
+            counts = self._private.of_records(served, sizes, round)
+            if not counts:
+                return None
+            total, units = added(counts), sum(sizes[client] for client in counts)
+            pooled = bounded_rmse(total, units, *about)
+            return Evaluation(served, private_accuracy(counts, sizes), pooled=pooled)
+        joint = self._private.jointly_of_records(served, sizes, round)
+        plan, units = self._calibrated.plan, sum(sizes[client] for client in joint)
+        mechanisms = {client: plan.planned(JointScores, EVALUATION, held_out(client)) for client in joint}
+        first = {
+            client: Released(float(mechanisms[client].natural(own.value, sizes[client])[0]), own.noise_std)
+            for client, own in joint.items()
+        }
+        pooled = joint_scores(wanted, next(iter(mechanisms.values())), added(joint), units, *about)
+        return Evaluation(served, private_accuracy(first, sizes), pooled=pooled)
 
 
 class LocalScores:
@@ -154,6 +210,34 @@ class LocalScores:
             rows_of(served), round, lambda: self._right(self._assigned(served), self._sizes)
         )
 
+    def jointly_of_records(
+        self, served: Assignment, clients: Collection[str], round: int
+    ) -> dict[str, Released[Floats]]:
+        models = {client: served.model_of(client) for client in clients}
+        statistics = self._statistics(held_out(next(iter(clients))))
+        return self._private.jointly_of_records(models, round, lambda: self._summed(served, statistics))
+
+    def jointly_of_clients(self, served: Served, round: int) -> Released[Floats]:
+        statistics = self._statistics(POPULATION)
+
+        def means() -> dict[str, Floats]:
+            found = self._summed(self._assigned(served), statistics)
+            return {client: own / len(self._tests[client]) for client, own in found.items()}
+
+        return self._private.jointly_of_clients(rows_of(served), round, means)
+
+    def _statistics(self, subject: str) -> tuple[Statistic, ...]:
+        return self._engine.plan.for_subject(subject).planned(JointScores, EVALUATION).statistics
+
+    def _summed(self, served: Assignment, statistics: tuple[Statistic, ...]) -> dict[str, Floats]:
+        learner = self._engine.learner
+        models = torch.from_numpy(rows_of(served)).to(learner.device)
+        rows = rows_in_use(served, self._tests)
+        return {
+            client: statistic_sums(learner, models[row], records, statistics)
+            for row, (client, records) in zip(rows, self._tests.items(), strict=True)
+        }
+
     def _right(self, served: Assignment, parts: NDArray[np.int64] | int) -> dict[str, float]:
         """How many held-out records each client gets right, in so many parts."""
         return dict(zip(self._tests, (self._sums(served)[:, 0] / parts).tolist(), strict=True))
@@ -169,19 +253,21 @@ class LocalScores:
 
 def held_out_sums(learner: Learner, tests: Mapping[str, Batch], served: Assignment) -> NDArray[np.float64]:
     """Of scores and of losses on the held-out records of clients, each with the model that it uses."""
-    clients = list(tests)
-    # Rows of clients with a model of their own come after those of the clusters.
-    model_of = [served.cluster_of[client] for client in clients]
-    for position, client in enumerate(served.own):
-        model_of[clients.index(client)] = len(served.models) + position
     models = torch.from_numpy(rows_of(served)).to(learner.device)
-    return client_sums(learner, models, model_of, list(tests.values()))
+    return client_sums(learner, models, rows_in_use(served, tests), list(tests.values()))
 
 
 def rows_of(served: Served) -> NDArray[np.float32]:
     """All models that clients use or choose from: those of the clusters, then those of single clients."""
     own = served.own.values() if isinstance(served, Assignment) else ()
     return np.concatenate([served.models, *(row[None] for row in own)])
+
+
+def rows_in_use(served: Assignment, clients: Collection[str]) -> list[int]:
+    """Of each client, the row of its model among them."""
+    # Those of clients with a model of their own come after those of the clusters.
+    places = {client: len(served.models) + position for position, client in enumerate(served.own)}
+    return [places.get(client, served.cluster_of[client]) for client in clients]
 
 
 # --- what exact scores tell beside accuracy --------------------------------------------------------------
@@ -199,13 +285,27 @@ def exact_figures(
     if federation and wants_references(calibrated.experiment, federation, calibrated.facts.parameters):
         best = train_references(calibrated, truth or clusters)
     figures: dict[str, Any] = {"fairness": fairness(scores, best), "models": models}
+    if federation is not None:
+        figures["scores"] = _pooled(calibrated, federation, assignment)
     if truth is not None:
+        by_cluster = {str(k): v for k, v in cluster_means(scores, truth).items()}
         figures |= {
-            "cluster_accuracy": {str(k): v for k, v in cluster_means(scores, truth).items()},
+            "cluster_accuracy": by_cluster if calibrated.population.task.classes else None,
             "groups": groups(scores, truth),
             "whole_tests": _whole_tests(calibrated, assignment, truth),
         }
     return figures
+
+
+def _pooled(calibrated: CalibratedRun, federation: Federation, assignment: Assignment) -> PooledScores:
+    """Every score that people use, of all held-out records."""
+    learner, task = calibrated.learner, calibrated.population.task
+    tests = {client.name: Batch.of(client.test, learner.device) for client in federation.clients}
+    models = torch.from_numpy(rows_of(assignment)).to(learner.device)
+    said = client_outputs(learner, models, rows_in_use(assignment, tests), list(tests.values()))
+    true = [client.test.targets for client in federation.clients]
+    outputs = dict(zip(tests, zip(said, true, strict=True), strict=True))
+    return exact_scores(task, outputs, calibrated.population.label_range)
 
 
 def _whole_tests(
@@ -276,6 +376,12 @@ def _train_centrally(
 
 
 # --- from noisy sums to figures -----------------------------------------------------------------------
+
+
+def added(released: Mapping[str, Released[Any]]) -> Released[Any]:
+    """What all clients released together, with the noise of all of them."""
+    noise = math.hypot(*(own.noise_std for own in released.values()))
+    return Released(sum(own.value for own in released.values()), noise)
 
 
 def private_accuracy(counts: Mapping[str, Released[float]], sizes: Mapping[str, int]) -> Spread:

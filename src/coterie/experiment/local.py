@@ -168,8 +168,9 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
         name: HeldOut(count, math.inf, experiment.schedule.rounds) for name, count in tests.items()
     }
     reported = reported_of(experiment, all_of_them) if kind is EvaluationKind.PRIVATE else {}
-    truth = truth_of(known)
-    population = Population(known.task, records, known.structure, truth, tests, reported, known.caveats)
+    labels = known.preprocessing.label.range if known.preprocessing else None
+    told = (known.structure, truth_of(known), tests, reported, known.caveats, labels)
+    population = Population(known.task, records, *told)
 
     exact = kind is EvaluationKind.EXACT
     shifted = isinstance(experiment.federation, ClustersFederation) and len(experiment.federation.sizes) > 1

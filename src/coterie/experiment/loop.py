@@ -32,6 +32,7 @@ from coterie.experiment.result import (
     same_partition,
 )
 from coterie.experiment.schema import refuse
+from coterie.experiment.scores import scores_to_json
 from coterie.experiment.seal import DROPPED, METRICS, ChainedLines, Seal
 from coterie.files import Json, append_line, json_text, read_json, write_json, write_text
 from coterie.privacy import POPULATION, Charge, Guarantee, Ledger, PrivacyPlan, SecretKey
@@ -236,10 +237,10 @@ class Run:
             report = RoundReport(
                 round=state.round,
                 rounds=rounds,
-                accuracy=judged.accuracy.mean if judged else None,
+                accuracy=judged.reached.mean if judged and self._by_share else None,
                 epsilon=self.calibrated.spent(opened.ledger),
                 seconds=sum(seconds.values()),
-                is_exact=judged is not None and not judged.accuracy.is_private,
+                is_exact=judged is not None and not judged.reached.is_private,
             )
             callbacks.tell("on_round", report)
         return state
@@ -253,11 +254,13 @@ class Run:
             callbacks.tell("on_release", ReleaseReport(round, name, unit, tuple(subjects), epsilon))
 
     def _log(self, state: State, judged: Evaluation | None) -> None:
-        opened = self.opened
+        opened, reached = self.opened, asdict(judged.reached) if judged else None
         opened.metrics.append(
             {
                 "round": state.round,
-                "accuracy": asdict(judged.accuracy) if judged else None,
+                "accuracy": reached if self._by_share else None,
+                **({} if self._by_share else {"bounded_score": reached}),
+                **({"scores": scores_to_json(judged.pooled)} if judged and judged.pooled else {}),
                 "loss": asdict(judged.loss) if judged and judged.loss else None,
                 "clusters": dict(self._clusters(state, judged)),
                 "epsilon": number_to_json(self.calibrated.spent(opened.ledger)),
@@ -266,6 +269,11 @@ class Run:
         findings = self.calibrated.algorithm.findings(state)
         if findings is not None:
             opened.seal.write_text(opened.files.findings, json_text(asdict(findings)))
+
+    @property
+    def _by_share(self) -> bool:
+        """Whether models are judged by the share of records that they get right."""
+        return self.calibrated.population.task.kind == "classification"
 
     def _clusters(self, state: State, judged: Evaluation | None) -> Mapping[str, int]:
         """Who uses which model; nothing where that is known to the clients alone."""
@@ -284,7 +292,8 @@ class Run:
         return RunResult(
             folder=opened.files.path,
             algorithm=calibrated.experiment.algorithm.name,
-            accuracy=judged.accuracy if judged else None,
+            accuracy=judged.reached if judged and self._by_share else None,
+            bounded_score=judged.reached if judged and not self._by_share else None,
             loss=judged.loss if judged else None,
             clusters=dict(clusters),
             clusters_found=same_partition([clusters[client] for client in known], list(known.values()))
@@ -304,7 +313,8 @@ class Run:
             live_clusters=live_clusters(clusters),
             per_worker=calibrated.per_worker(),
             per_client=opened.guarantee.per_client_json(),
-            **(exact_figures(calibrated, judged, clusters) if judged else {}),
+            clusters_shown=findings.clustered if findings else None,
+            **({"scores": judged.pooled} | exact_figures(calibrated, judged, clusters) if judged else {}),
         )
 
 

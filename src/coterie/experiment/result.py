@@ -14,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.scores import SCORES, PooledScores, scores_from_json, scores_to_json
 from coterie.experiment.shown import run_html
 from coterie.experiment.tidy import Frame, clients_of, frame, rounds_of
 from coterie.files import read_json
@@ -101,7 +102,8 @@ class Groups:
 
 
 BETWEEN_SITES = (
-    *("folder", "algorithm", "clusters", "clusters_found", "accuracy", "loss", "guarantee", "guarantee_text"),
+    *("folder", "algorithm", "clusters", "clusters_found", "clusters_shown", "accuracy", "bounded_score"),
+    *("scores", "loss", "guarantee", "guarantee_text"),
     *("epsilon", "delta", "rounds", "seconds", "participation", "asked", "warnings", "per_client"),
 )
 """What the server of a run between sites knows, in the order of its file."""
@@ -112,7 +114,11 @@ class RunResult:
     """What a finished run found, as stored in `result.json`.
 
     Args:
-        accuracy: None where nothing was evaluated.
+        accuracy: None where nothing was evaluated, and of a regression.
+        bounded_score: of a regression 1 minus the bounded squared error of a client's records, on average.
+        scores: of all held-out records together, by name: base rate, balanced accuracy, F1 and AUC; of a
+            regression RMSE, MAE and R^2 in the label's units. Exact ones, or those that were released.
+        clusters_shown: whether what was released shows more than one cluster, where an algorithm looked.
         cluster_accuracy: mean accuracy of each true cluster, where it is known.
         loss: as fairness and accuracies of clusters: where evaluation is exact.
         clusters: empty where which model a client uses is known to itself alone.
@@ -157,6 +163,14 @@ class RunResult:
     per_client: Mapping[str, object] = field(default_factory=dict)
     participation: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
+    bounded_score: Spread | None = None
+    scores: PooledScores = field(default_factory=dict)
+    clusters_shown: bool | None = None
+
+    @property
+    def reached(self) -> Spread | None:
+        """What clients' models are judged by, larger is better: accuracy, or a regression's bounded score."""
+        return self.accuracy or self.bounded_score
 
     @property
     def report(self) -> Path:
@@ -212,6 +226,7 @@ class RunResult:
             "epsilon": number_to_json(self.epsilon),
             "asked": {name: number_to_json(value) for name, value in self.asked.items()},
             "warnings": list(self.warnings),
+            "scores": scores_to_json(self.scores),
         }
         if self.asked:
             return {**{key: content[key] for key in BETWEEN_SITES}, "engine": "flower"}
@@ -222,14 +237,20 @@ class RunResult:
     def load(cls, path: Path) -> "RunResult":
         content = read_json(RunFolder(path).result)
         known = {key: value for key, value in content.items() if key not in ("report", "engine")}
+        if "scores" not in known and known.get("accuracy") and _is_regression(path):
+            # As folders were written that knew one word for both.
+            known |= {"bounded_score": known["accuracy"], "accuracy": None, "cluster_accuracy": None}
         try:
             return cls(
                 **{
                     **known,
                     "folder": path,
                     "epsilon": number_from_json(content["epsilon"]),
-                    "accuracy": Spread.from_json(content["accuracy"]) if content["accuracy"] else None,
-                    "loss": Spread.from_json(content["loss"]) if content["loss"] else None,
+                    **{
+                        key: Spread.from_json(known[key]) if known.get(key) else None
+                        for key in ("accuracy", "loss", "bounded_score")
+                    },
+                    "scores": scores_from_json(known.get("scores", {})),
                     "fairness": Fairness(**content["fairness"]) if content.get("fairness") else None,
                     "groups": Groups(**content["groups"]) if content.get("groups") else None,
                     "warnings": tuple(content["warnings"]),
@@ -259,7 +280,11 @@ class RunResult:
     def summary(self) -> str:
         """What it found, in a few words."""
         found = {True: ", clusters found", False: ", clusters not found", None: ""}[self.clusters_found]
-        reached = "not evaluated" if self.accuracy is None else f"mean accuracy {self.accuracy.mean:.1%}"
+        reached = "not evaluated" if self.reached is None else f"bounded score {self.reached.mean:.3f}"
+        if self.accuracy is not None:
+            reached = f"mean accuracy {self.accuracy.mean:.1%}"
+        elif "rmse" in self.scores:
+            reached = f"RMSE {SCORES['rmse'].text(self.scores['rmse'].value)}"
         return f"{self.algorithm}: {reached}{found}"
 
     def __repr__(self) -> str:
@@ -267,6 +292,11 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         return run_html(self)
+
+
+def _is_regression(path: Path) -> bool:
+    facts = RunFolder(path).federation
+    return facts.exists() and read_json(facts).get("task") == "regression"
 
 
 # --- accuracy, fairness, and whether the clusters were found ------------------------------------------------

@@ -80,6 +80,9 @@ class EvaluationKind(StrEnum):
     NONE = "none"
 
 
+ScoreName = Literal["accuracy", "base_rate", "balanced_accuracy", "f1", "auc", "rmse", "mae", "r2"]
+
+
 class EvaluationSettings(Settings):
     """What is measured on held-out records: exactly and outside the guarantee, or privately and within it."""
 
@@ -107,6 +110,16 @@ class EvaluationSettings(Settings):
         None,
         description="private: what all evaluations may cost a held-out record (a client: part of "
         "privacy.epsilon); null: 1.0, or privacy.epsilon (a client: a tenth of it) where that is less",
+    )
+    scores: Annotated[
+        tuple[ScoreName, ...] | None,
+        Acts("evaluation.kind private", lambda _, run: run.evaluation_kind is EvaluationKind.PRIVATE),
+    ] = Field(
+        None,
+        min_length=1,
+        description="private: what is released, of accuracy (always), base_rate, balanced_accuracy, f1 and "
+        "auc, or of rmse (always), mae and r2; more of them take more noise; null: the first alone. Exact "
+        "ones are all there",
     )
     references: StrictBool | Literal["auto"] = Field(
         "auto",

@@ -39,6 +39,7 @@ from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import finished
 from coterie.experiment.loop import OpenRunFolder, Run, open_folder
+from coterie.experiment.private_scores import Floats
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment, refuse
@@ -187,6 +188,14 @@ class SiteScores:
             for client in self.names
         }
         return private.of_clients(rows_of(served), round, lambda: members.shares(rows, round))
+
+    def jointly_of_records(
+        self, served: Assignment, clients: Collection[str], round: int
+    ) -> Mapping[str, Released[Floats]]:
+        raise AssertionError("check_servable refuses several scores between sites")
+
+    def jointly_of_clients(self, served: Served, round: int) -> Released[Floats]:
+        raise AssertionError("check_servable refuses several scores between sites")
 
 
 class Participants:

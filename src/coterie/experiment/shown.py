@@ -75,18 +75,20 @@ def plan_html(title: str, promise: Guarantee) -> str:
 
 def run_html(run: "RunResult") -> str:
     """Its guarantee, and a row for each client."""
-    outside = run.accuracy is not None and not run.accuracy.is_private
+    outside = run.reached is not None and not run.reached.is_private
     rows = [
         {
             "Client": str(row["client"]),
             "Records": str(row["records"]),
             "Model": NONE if row["cluster"] is None else str(row["cluster"]),
             "Accuracy": NONE if row["accuracy"] is None else f"{row['accuracy']:.1%}",
+            "Base rate": NONE if row.get("base_rate") is None else f"{row['base_rate']:.1%}",
+            "RMSE": NONE if row.get("rmse") is None else f"{row['rmse']:.4g}",
             "Epsilon": NONE if row["epsilon"] is None else _epsilon(float(str(row["epsilon"]))),
         }
         for row in clients_of(run)
     ]
-    caption = "Clients" + ("; accuracy is exact, outside the guarantee" if outside else "")
+    caption = "Clients" + ("; scores are exact, outside the guarantee" if outside else "")
     return _shown(run.summary, run.guarantee, Table.of(rows, caption).without_empty(), report=run.report)
 
 

@@ -99,6 +99,8 @@ def check_servable(experiment: Experiment) -> None:
             "algorithms of coterie": experiment.own_algorithm and privacy.unit is not Unit.RECORD,
             "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
             "noise; allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
+            "evaluation.scores: a site answers with one number, its first score; allowed between sites: "
+            "null": experiment.evaluation.scores is not None,
             "privacy.mode: paper lets workers see each other's updates without noise; allowed between sites: "
             "sound": privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER,
             "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to that; allowed "

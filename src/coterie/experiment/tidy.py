@@ -38,6 +38,7 @@ def rounds_of(run: "RunResult") -> list[dict[str, object]]:
             "epsilon": number_from_json(line["epsilon"]),
             "clusters": len(set(line["clusters"].values())) or None,
             **dict(_spread("accuracy", line.get("accuracy"))),
+            **(dict(_spread("bounded_score", line["bounded_score"])) if "bounded_score" in line else {}),
             **dict(_spread("loss", line.get("loss"))),
         }
         for line in read_lines(RunFolder(run.folder).metrics)
@@ -73,6 +74,7 @@ def clients_of(run: "RunResult") -> list[dict[str, object]]:
                 "accuracy_low": low,
                 "accuracy_high": high,
                 "loss": loss.per_client.get(name) if loss else None,
+                **{key: score.per_client.get(name) for key, score in run.scores.items() if score.per_client},
             }
         )
     return rows

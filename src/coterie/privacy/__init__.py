@@ -11,6 +11,7 @@ from coterie.privacy.cohort_sums import CohortSums, FixedSample, PoissonSample
 from coterie.privacy.errors import BudgetError, CoterieError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.evaluation import EVALUATION, HeldOut
 from coterie.privacy.guarantee import ClientCost, Guarantee, ReleaseCost, guarantee
+from coterie.privacy.joint_scores import JointScores
 from coterie.privacy.ledger import Charge, Ledger, LedgerView
 from coterie.privacy.meaning import Meaning
 from coterie.privacy.mechanisms import Mechanism, Multiplier, NoiseRule, NoisyScores
@@ -45,6 +46,7 @@ __all__ = [
     "FullBatchSteps",
     "Guarantee",
     "HeldOut",
+    "JointScores",
     "Ledger",
     "LedgerError",
     "LedgerView",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from coterie.privacy.calibration import budget_of, calibrate
 from coterie.privacy.errors import PlanError
+from coterie.privacy.joint_scores import JointScores, Statistic, joint_clip
 from coterie.privacy.mechanisms import HALF, NoiseRule, NoisyScores
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan, held_out
 from coterie.privacy.units import Adjacency, Budget, Unit
@@ -34,19 +35,44 @@ class HeldOut:
     reports: int
 
 
-def scores_release(units: int, reports: int, adjacency: Adjacency) -> PlannedRelease:
+@dataclass(frozen=True)
+class Asked:
+    """What every report tells: by default one score, else several statistics at once.
+
+    Args:
+        statistics: one is the score of a record or of a client alone.
+        classes: of the labels; 0 for a regression.
+    """
+
+    statistics: tuple[Statistic, ...] = (Statistic.RIGHT,)
+    classes: int = 0
+
+
+ONE_SCORE = Asked()
+
+
+def scores_release(
+    units: int, reports: int, adjacency: Adjacency, asked: Asked = ONE_SCORE
+) -> PlannedRelease:
     """So many reports about so many units, with noise still to be found."""
-    return PlannedRelease(EVALUATION, NoisyScores(HALF, NoiseRule.SHARED, units, adjacency), reports)
+    scores: NoisyScores | JointScores = NoisyScores(HALF, NoiseRule.SHARED, units, adjacency)
+    if (number := len(asked.statistics)) > 1:
+        rest = (units, asked.statistics, asked.classes, adjacency)
+        scores = JointScores(joint_clip(number), NoiseRule.SHARED, *rest)
+    return PlannedRelease(EVALUATION, scores, reports)
 
 
 def with_held_out_records(
-    plan: PrivacyPlan, budgets: Mapping[str, Budget], reported: Mapping[str, HeldOut]
+    plan: PrivacyPlan,
+    budgets: Mapping[str, Budget],
+    reported: Mapping[str, HeldOut],
+    asked: Asked = ONE_SCORE,
 ) -> tuple[PrivacyPlan, dict[str, Budget]]:
     """The plan and its budgets, with a unit for the held-out records of every client that reports."""
     if plan.unit is not Unit.RECORD:
         raise PlanError(f"evaluation: a {plan.unit} owns the records it holds out, they are no units")
     units = [
-        UnitPlan(held_out(client), (scores_release(own.units, own.reports, plan.adjacency),))
+        UnitPlan(held_out(client), (scores_release(own.units, own.reports, plan.adjacency, asked),))
         for client, own in reported.items()
     ]
     allowed = {
@@ -57,7 +83,11 @@ def with_held_out_records(
 
 
 def with_client_scores(
-    plan: PrivacyPlan, budgets: Mapping[str, Budget], reported: HeldOut, accountant: str
+    plan: PrivacyPlan,
+    budgets: Mapping[str, Budget],
+    reported: HeldOut,
+    accountant: str,
+    asked: Asked = ONE_SCORE,
 ) -> PrivacyPlan:
     """The plan with one more release of every client: the mean over all of what each gets right.
 
@@ -65,7 +95,7 @@ def with_client_scores(
     """
     if plan.unit is not Unit.CLIENT:
         raise PlanError(f"evaluation: one {plan.unit} is not a client; its score cannot be composed so")
-    draft = scores_release(reported.units, reported.reports, plan.adjacency)
+    draft = scores_release(reported.units, reported.reports, plan.adjacency, asked)
     units = []
     for unit in plan.units:
         alone = replace(plan, units=(UnitPlan(unit.subject, (draft,)),))

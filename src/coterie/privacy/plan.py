@@ -11,6 +11,7 @@ from dp_accounting import DpEvent
 
 from coterie.privacy import events
 from coterie.privacy.errors import PlanError
+from coterie.privacy.joint_scores import JointScores
 from coterie.privacy.mechanisms import Mechanism, NoisyScores
 from coterie.privacy.plain import Json, MalformedError, Plain, record
 from coterie.privacy.ranges import ROUNDS
@@ -132,7 +133,7 @@ class PrivacyPlan(Plain):
             raise PlanError("plan: two units have the same subject")
         for unit in self.units:
             for release in unit.releases:
-                if unit.is_held_out and not isinstance(release.mechanism, NoisyScores):
+                if unit.is_held_out and not isinstance(release.mechanism, NoisyScores | JointScores):
                     raise PlanError(
                         f"plan of {unit.subject}: a name kept for held-out records, of which only scores "
                         f"are released; {release.name!r} is planned"

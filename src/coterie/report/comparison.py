@@ -6,7 +6,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from coterie.experiment.comparison import Row
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.scores import SCORES
 from coterie.experiment.shown import release_table
 from coterie.experiment.verify import RunClaim, with_claim
 from coterie.files import write_text
@@ -14,7 +16,7 @@ from coterie.report import grid_figures, words
 from coterie.report.clusters import Clusters
 from coterie.report.drawing import Figure, chip
 from coterie.report.grid import Comparison, Setting, read_comparison
-from coterie.report.numbers import epsilon, fixed, listed, seconds
+from coterie.report.numbers import capitalised, epsilon, fixed, listed, seconds
 from coterie.report.outside import (
     LEFT_OUT,
     MUST_NOT,
@@ -23,7 +25,7 @@ from coterie.report.outside import (
     public_comparison,
 )
 from coterie.report.page import page
-from coterie.report.record import RunRecord
+from coterie.report.record import Measure, RunRecord
 from coterie.table import NONE, Table
 
 TALL = 9
@@ -53,7 +55,7 @@ def comparison_figures(folder: Path, *, public: bool = False) -> list[Figure]:
 def comparison_report(comparison: Comparison) -> str:
     """The whole page."""
     runs, settings = comparison.runs, comparison.settings
-    judged = [setting for setting in settings if not math.isnan(setting.row.accuracy)]
+    judged = [setting for setting in settings if not math.isnan(setting.row.reached)]
     told = comparison.is_exact or not all_tell_times(comparison)
     must_not = "" if comparison.has_privacy and not told else MUST_NOT
     own = any(cell.experiment.own_records for cell in comparison.sweep.cells())
@@ -62,7 +64,7 @@ def comparison_report(comparison: Comparison) -> str:
         _title(comparison),
         comparison.name,
         comparison=comparison,
-        best=max(judged, key=lambda each: each.row.accuracy, default=None),
+        best=max(judged, key=lambda each: each.row.reached, default=None),
         setting=words.setting,
         LEFT_OUT=LEFT_OUT,
         forbidden=(must_not if comparison.has_privacy else MUST_NOT_UNBOUNDED) if own else "",
@@ -107,22 +109,20 @@ def _results(comparison: Comparison) -> Table:
     several = any(setting.row.runs > 1 for setting in settings)
     named = words.headings(comparison.sweep.varying or ["setting"], ["Runs", "Noise", "Disparity"])
     first, *others = named
+    pooled = [(name, words) for name, words in SCORES.items() if name != "accuracy"]
     rows = []
     for setting in settings:
         row = setting.row
-        spread = "" if row.accuracy_std is None else f" ± {measure.bare(row.accuracy_std)}"
-        strong = Markup("<strong>{}</strong>").format(f"{measure.text(row.accuracy)}{spread}")
+        spread = "" if row.reached_std is None else f" ± {measure.bare(row.reached_std)}"
+        strong = Markup("<strong>{}</strong>").format(f"{measure.text(row.reached)}{spread}")
         rows.append(
             {
                 named[first]: _chip(comparison, setting),
                 **{named[key]: str(setting.values[key]) for key in others},
                 **({"Runs": str(row.runs)} if several else {}),
-                f"Mean {measure.name}": NONE if math.isnan(row.accuracy) else strong,
-                "Worst client": measure.text(row.worst_client),
-                "Best client": measure.text(row.best_client),
-                "Worst cluster": measure.text(row.worst_cluster),
-                "Disparity": measure.bare(row.disparity),
-                "F_acc": measure.bare(row.f_acc),
+                f"Mean {measure.name}": NONE if math.isnan(row.reached) else strong,
+                **{capitalised(words.name): words.text(row.scores.get(name)) for name, words in pooled},
+                **_of_clients(row, measure),
                 "F_loss": fixed(row.f_loss),
                 "Clusters found": _clusters_found(setting),
                 "Proven epsilon": epsilon(row.epsilon),
@@ -134,6 +134,20 @@ def _results(comparison: Comparison) -> Table:
         "Means over seeds; after ± the standard deviation between seeds" if several else "One run per setting"
     )
     return Table.of(rows, over + ("" if comparison.public else "; all on held-out records")).without_empty()
+
+
+def _of_clients(row: Row, measure: Measure) -> dict[str, str]:
+    """The worst and the best client; of a regression by their errors."""
+    if row.is_regression:
+        ends = {"Worst client’s RMSE": row.worst_rmse, "Best client’s RMSE": row.best_rmse}
+        return {name: SCORES["rmse"].text(value) for name, value in ends.items()}
+    return {
+        "Worst client": measure.text(row.worst_client),
+        "Best client": measure.text(row.best_client),
+        "Worst cluster": measure.text(row.worst_cluster),
+        "Disparity": measure.bare(row.disparity),
+        "F_acc": measure.bare(row.f_acc),
+    }
 
 
 def _time(comparison: Comparison) -> str:

@@ -210,6 +210,8 @@ def separation_scores(run: RunRecord) -> Iterator[Figure]:
         return
     chosen = len(run.findings.centres)
     told = f"Chosen: {chosen} clusters, with a score of {fixed(run.findings.separation, 2)}."
+    if run.findings.clustered is False:
+        told = f"None stands out: a single cluster explains round 1 no worse than {chosen}."
     yield bar_figure(
         "scores",
         "Separation score by number of clusters",

@@ -24,12 +24,12 @@ ALGORITHM = "algorithm.name"
 
 def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
     """Mean accuracy of each setting, with every seed and the range of clients."""
-    scored = [setting for setting in comparison.settings if not math.isnan(setting.row.accuracy)]
+    scored = [setting for setting in comparison.settings if not math.isnan(setting.row.reached)]
     shown = scored[:MOST_ROWS]
     if not shown:
         return
     measure, step, margins = comparison.measure, 46.0, (24.0, 30.0, 10.0, 44.0)
-    reached = [each.row.accuracy for each in shown]
+    reached = [each.row.reached for each in shown]
     ends = [
         float(np.fmin(reached, [each.row.worst_client for each in shown]).min()),
         float(np.fmax(reached, [each.row.best_client for each in shown]).max()),
@@ -48,8 +48,8 @@ def accuracy_by_setting(comparison: Comparison) -> Iterator[Figure]:
             axes.plot(none, none, color=ink, linewidth=6, alpha=0.35, label="± standard deviation")
         axes.plot(none, none, color=colour("soft"), linewidth=1.4, label="worst to best client")
 
-    best = max(shown, key=lambda each: each.row.accuracy)
-    told = f"Highest mean: {words.setting(best.values)}, {measure.text(best.row.accuracy)}."
+    best = max(shown, key=lambda each: each.row.reached)
+    told = f"Highest mean: {words.setting(best.values)}, {measure.text(best.row.reached)}."
     more = f" The table has {len(scored) - len(shown)} more." if len(scored) > len(shown) else ""
     yield Figure(
         "settings",
@@ -67,18 +67,18 @@ def _dots(axes: Axes, setting: Setting, comparison: Comparison, y: float) -> Non
     name, face = words.setting(setting.values), style["color"]
     low, high = axes.get_xlim()
     axes.text(low, y - 13, textwrap.shorten(name, MOST_LETTERS, placeholder="…"), weight="bold")
-    axes.text(high, y - 13, measure.text(row.accuracy), weight="bold", ha="right")
+    axes.text(high, y - 13, measure.text(row.reached), weight="bold", ha="right")
     if not math.isnan(row.worst_client + row.best_client):  # else nothing is known of single clients
         axes.hlines(y, row.worst_client, row.best_client, color=colour("soft"), linewidth=1.4)
-    if row.accuracy_std is not None:
-        low, high = row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std
+    if row.reached_std is not None:
+        low, high = row.reached - row.reached_std, row.reached + row.reached_std
         axes.hlines(y, low, high, color=face, linewidth=6, alpha=0.35)
         known = [(run.name, run.accuracy.mean) for run in setting.runs if run.accuracy]
         seeds = {**style, **hollow(face, 6.5)}
         (marks,) = axes.plot([mean for _, mean in known], [y] * len(known), **seeds)
         tips(marks, [f"{cell}: {measure.text(mean)}" for cell, mean in known])
-    (mark,) = axes.plot(row.accuracy, y, **{**style, "markersize": 10.5})
-    tips(mark, [f"{name}: {measure.text(row.accuracy)}"])
+    (mark,) = axes.plot(row.reached, y, **{**style, "markersize": 10.5})
+    tips(mark, [f"{name}: {measure.text(row.reached)}"])
 
 
 def curves(comparison: Comparison) -> Iterator[Figure]:
@@ -116,7 +116,7 @@ Reading = tuple[float, float]
 def accuracy_against_epsilon(comparison: Comparison) -> Iterator[Figure]:
     """What privacy costs: one line per value of the leading key, where the grid varies epsilon."""
     rows = [each.row for each in comparison.settings]
-    found = [None if math.isnan(row.accuracy) else (row.accuracy, row.accuracy_std or 0.0) for row in rows]
+    found = [None if math.isnan(row.reached) else (row.reached, row.reached_std or 0.0) for row in rows]
     return _against_epsilon(comparison, found, comparison.measure.name, "against-epsilon")
 
 

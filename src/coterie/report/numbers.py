@@ -38,6 +38,11 @@ def count(value: int, noun: str, plural: str | None = None) -> str:
     return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
 
 
+def capitalised(text: str) -> str:
+    """With a capital letter, and the others as they are: `RMSE`, `Base rate`."""
+    return text[:1].upper() + text[1:]
+
+
 def span(values: Sequence[int]) -> str:
     """`239`, or `120 to 4,000` where values differ."""
     low, high = min(values), max(values)

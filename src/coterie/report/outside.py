@@ -73,6 +73,8 @@ def public_run(run: RunRecord, *, timed: bool = True) -> RunRecord:
         result = replace(
             result,
             accuracy=_inside(result.accuracy),
+            bounded_score=_inside(result.bounded_score),
+            scores={name: score for name, score in result.scores.items() if score.kind == "private"},
             loss=None,
             fairness=None,
             clusters=result.clusters if shown else {},
@@ -126,7 +128,9 @@ def _public_setting(setting: Setting, timed: bool) -> Setting:
         setting.row, worst_cluster=None, disparity=math.nan, f_acc=None, f_loss=None, clusters_found=None
     )
     if setting.row.kind != "private":
-        row = replace(row, accuracy=math.nan, accuracy_std=None, worst_client=math.nan, best_client=math.nan)
+        none = math.nan
+        row = replace(row, reached=none, reached_std=None, worst_client=none, best_client=none)
+        row = replace(row, scores={}, worst_rmse=None, best_rmse=None)
     if not timed:
         row = replace(row, seconds=math.nan)
     return replace(setting, row=row, runs=tuple(public_run(run, timed=timed) for run in setting.runs))

@@ -15,6 +15,7 @@ from coterie.experiment.experiment_file import read_recorded
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult, Spread
 from coterie.experiment.schema import Experiment
+from coterie.experiment.scores import PooledScores
 from coterie.files import read_json, read_lines, regular
 from coterie.privacy import Guarantee, PrivacyPlan
 from coterie.privacy.plain import from_plain
@@ -45,7 +46,7 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", is_share=True)
-SCORE = Measure("score", is_share=False)
+SCORE = Measure("bounded score", is_share=False)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,14 @@ class RunRecord:
 
     @property
     def accuracy(self) -> Spread | None:
-        return self._last.accuracy if self._last else None
+        """Or the bounded score of a regression, as `measure` says."""
+        last = self._last
+        return last.reached if isinstance(last, RunResult) else last.accuracy if last else None
+
+    @property
+    def scores(self) -> PooledScores:
+        """Of all held-out records together, once the run has finished."""
+        return self.result.scores if self.result else {}
 
     @property
     def loss(self) -> Spread | None:
@@ -226,13 +234,18 @@ def read_rounds(path: Path) -> tuple[RoundLine, ...]:
         return tuple(
             RoundLine(
                 round=line["round"],
-                accuracy=line["accuracy"] and Spread.from_json(line["accuracy"]),
+                accuracy=Spread.from_json(reached) if (reached := _reached(line)) else None,
                 loss=line["loss"] and Spread.from_json(line["loss"]),
                 clusters=line["clusters"],
                 epsilon=float(line["epsilon"]),
             )
             for line in read_lines(path)
         )
+
+
+def _reached(line: Mapping[str, Any]) -> Any:
+    """Accuracy, or the bounded score of a regression."""
+    return line["accuracy"] or line.get("bounded_score")
 
 
 def read_findings(path: Path) -> Findings | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Spread
+from coterie.experiment.scores import SCORES
 from coterie.experiment.shown import release_table
 from coterie.experiment.verify import RunClaim, with_claim
 from coterie.files import write_text
@@ -14,7 +15,7 @@ from coterie.report import words
 from coterie.report.clusters import Clusters
 from coterie.report.drawing import Figure, chip
 from coterie.report.figures import figures_of
-from coterie.report.numbers import count, delta, epsilon, fixed, percent
+from coterie.report.numbers import capitalised, count, delta, epsilon, fixed, percent
 from coterie.report.outside import (
     LEFT_OUT,
     MUST_NOT,
@@ -70,12 +71,17 @@ def run_report(run: RunRecord) -> str:
         spent=run.rounds[-1].epsilon if run.rounds else 0.0,
         timed=run.result is not None and not math.isnan(run.result.seconds),
         noisy=accuracy and _noise_words(run, accuracy),
+        scores=_score_table(run),
+        scores_exact=any(score.kind == "exact" for score in run.scores.values()),
+        rmse=_score_text(run, "rmse"),
+        base_rate=_score_text(run, "base_rate"),
         noise=_training_noise(run),
         who=_name_of,
         LEFT_OUT=LEFT_OUT,
         forbidden=must_not if outside and (run.served or run.experiment.own_records) else "",
         outside=outside,
         truth_known=known,
+        not_shown=run.findings is not None and run.findings.clustered is False,
         choices_outside=known or not tells_choices(run),
         releases=release_table(run.guarantee),
         costs=_costs(run, noun),
@@ -87,6 +93,27 @@ def run_report(run: RunRecord) -> str:
         groups=_cluster_table(run, clusters) if len(clusters.groups) > 1 else None,
         sites=_sites(run) if run.served and run.result is not None else None,
     )
+
+
+def _score_text(run: RunRecord, name: str) -> str:
+    """The score in words; empty where there is none."""
+    return SCORES[name].text(run.scores[name].value) if name in run.scores else ""
+
+
+def _score_table(run: RunRecord) -> Table | None:
+    """Scores of all held-out records together, each with what it says."""
+    rows = [
+        {
+            "Score": capitalised(words.name),
+            "Value": words.text(score.value),
+            "In 95 of 100 cases": NONE if score.interval is None else words.interval(score.interval),
+            "What it is": capitalised(words.meaning),
+        }
+        for name, words in SCORES.items()
+        if (score := run.scores.get(name)) is not None
+    ]
+    told = "All held-out records together, each judged by the model of its client"
+    return Table.of(rows, told, words=["What it is"]).without_empty() if rows else None
 
 
 def _noise_words(run: RunRecord, accuracy: Spread) -> str:
@@ -162,6 +189,11 @@ def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread) -> Table
             "Training records": f"{client.records:,}",
             "Held-out records": NONE if held_out is None else f"{held_out:,}",
             measure.name.capitalize(): measure.text(accuracy.per_client.get(name)),
+            **{
+                capitalised(SCORES[score].name): SCORES[score].text(told.per_client.get(name))
+                for score, told in run.scores.items()
+                if told.per_client
+            },
             "Loss": fixed(run.loss.per_client.get(name)) if run.loss else None,
             "In 95 of 100 cases": (" to ".join(interval) or NONE) if private else None,
         }

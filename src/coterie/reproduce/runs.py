@@ -94,9 +94,9 @@ class FinishedRun:
 
 def _exact(run: RunRecord) -> Spread:
     """Published experiments are on published records, and judged exactly."""
-    if run.outcome.accuracy is None:
+    if run.outcome.reached is None:
         raise InputError(f"{run.outcome.folder}: was not evaluated; allowed here: evaluation.kind exact")
-    return run.outcome.accuracy
+    return run.outcome.reached
 
 
 @dataclass(frozen=True)

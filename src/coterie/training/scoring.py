@@ -107,6 +107,24 @@ def client_sums(
     return found
 
 
+@torch.no_grad()
+def client_outputs(
+    learner: Learner, models: Tensor, model_of: Sequence[int], records: Sequence[Batch]
+) -> list[NDArray[np.float32]]:
+    """What each client's own model says of each of its records: (records, outputs), by client."""
+    return [
+        torch.cat(
+            [
+                learner.predict(models[own].clone(), part.features)
+                for part in batch.split(EVALUATION_BATCH[learner.device.type])
+            ]
+        )
+        .cpu()
+        .numpy()
+        for own, batch in zip(model_of, records, strict=True)
+    ]
+
+
 def join(batches: Sequence[Batch]) -> Batch:
     """Several sets of records as one table."""
     if len(batches) == 1:

@@ -215,6 +215,7 @@ class RDPCFL(RecordClusters[RDPCFLState]):
             scores=dict(state.scores),
             switch_round=state.switch_round,
             warnings=tuple(warnings),
+            clustered=state.clustered,
         )
 
     # --- round 1 ------------------------------------------------------------------------------------
