@@ -120,6 +120,7 @@ OTHERS: dict[str, Any] = {
     "algorithm.master": {"lr": 0.5},
     "algorithm.rate": 0.9,
     "algorithm.rebalance": {"minimum": 1},
+    "evaluation.scores": ["accuracy", "f1"],
     "schedule.augmentation": {"copies": 2},
     "schedule.augmentation.kinds": ["shift", "flip"],
 }
@@ -327,6 +328,7 @@ IN_VAIN = {
     "federation: {sizes: [4], shift: label}": r"federation.shift: label has no effect here; it acts with two",
     "federation: {kind: groups, workers: 4, groups: 2}": r"federation.groups: 2.*privacy.unit worker",
     "evaluation: {epsilon: 0.5}": r"evaluation.epsilon: 0.5.*evaluation.kind private",
+    "evaluation: {scores: [accuracy, f1]}": r"evaluation.scores: \['accuracy', 'f1'\].*evaluation.kind priv",
     "evaluation: {kind: none, every: 2}": r"evaluation.every: 2 has no effect here",
     "schedule: {augmentation: {kinds: [flip], pixels: 1}}": r"schedule.augmentation.pixels: 1.*kinds shift",
     "schedule: {rounds: 1, averaging: 3}\nalgorithm: {name: global}": r"schedule.averaging: 3.0.*rounds 2 or",

@@ -87,7 +87,7 @@ def released(
         judge = evaluator_of(prepared, ledger, key, federation or prepared.federation)
         found = judge.after(last_state(prepared))
         assert found is not None
-        return found.accuracy
+        return found.reached
 
 
 def exact_scores(prepared: CalibratedRun) -> NDArray[np.float64]:
@@ -95,7 +95,7 @@ def exact_scores(prepared: CalibratedRun) -> NDArray[np.float64]:
     judge = evaluator_of(chosen, SimpleNamespace(), SecretKey.from_seed(0), prepared.federation)  # type: ignore[arg-type]
     found = judge.after(last_state(prepared))
     assert found is not None
-    return np.array(list(found.accuracy.per_client.values()))
+    return np.array(list(found.reached.per_client.values()))
 
 
 def test_the_interval_covers_the_exact_score_as_often_as_it_says_and_is_no_wider_than_the_noise(

@@ -12,6 +12,7 @@ from html_outline import outline
 
 from coterie.errors import InputError
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.scores import PooledScore, scores_to_json
 from coterie.files import read_json, write_json
 from coterie.report.drawing import Figure
 from coterie.report.figures import FIGURES, accuracy_against_round, epsilon_against_round, separation_scores
@@ -131,7 +132,7 @@ def test_a_torn_last_line_of_metrics_is_left_out(run_folder: Callable[..., Path]
     assert "Unfinished: 3 of 6 rounds" in outline(report(folder)).text
 
 
-def test_a_regression_is_scored_not_counted_in_per_cent(run_folder: Callable[..., Path]) -> None:
+def test_a_regression_tells_its_errors_and_no_accuracy(run_folder: Callable[..., Path]) -> None:
     folder = run_folder(
         task="regression",
         truth=None,
@@ -142,9 +143,21 @@ def test_a_regression_is_scored_not_counted_in_per_cent(run_folder: Callable[...
         },
     )
     text = outline(report(folder)).text
-    assert "Score against round" in text
-    assert "Mean score0.875" in text
+    assert "Bounded score against round" in text
+    assert "Mean bounded score0.875" in text, "as folders tell it that know no errors in the label's units"
     assert "accuracy" not in text.lower().split("experiment file")[0]
+    content = read_json(folder / "result.json")
+    errors = {"rmse": PooledScore(9.25), "mae": PooledScore(7.5), "r2": PooledScore(0.123)}
+    write_json(
+        folder / "result.json",
+        {**content, "accuracy": None, "scores": scores_to_json(errors), "bounded_score": content["accuracy"]},
+    )
+    text = outline(report(folder)).text
+    assert "is wrong by 9.25 in the label's units" in text
+    assert "RMSE9.25" in text
+    assert "Mean bounded score" not in text.split("Clients")[0]
+    for told in ("MAE7.5", "R²0.123"):
+        assert told in text
 
 
 def test_warnings_stand_at_the_top(run_folder: Callable[..., Path]) -> None:

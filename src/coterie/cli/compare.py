@@ -48,6 +48,8 @@ def show(result: SweepResult) -> None:
         print_table(headings, body)
     if any(row.kind == "exact" for row in result.rows):
         say(OUTSIDE)
+    for line in result.verdict.lines if result.rows else ():
+        say(line)
     if result.total is not None:
         say(result.total.text)
     for row in result.rows:

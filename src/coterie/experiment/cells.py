@@ -171,7 +171,7 @@ def compare(
         result = SweepResult.load(out)
         done = sorted(result.cells)
         seal.write_text(out / CSV, table_csv(result.rows), cells=done)
-        seal.write_text(out / MARKDOWN, table_markdown(result.rows, result.total), cells=done)
+        seal.write_text(out / MARKDOWN, table_markdown(result.rows, result.total, result.verdict), cells=done)
         return result
 
 

@@ -21,6 +21,7 @@ from coterie.experiment.seal import Seal, require
 from coterie.experiment.shown import comparison_html
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.experiment.tidy import Frame, frame
+from coterie.experiment.verdict import Verdict, verdict_of
 from coterie.files import beside, regular
 from coterie.privacy.units import number_to_json, round_up
 from coterie.table import NONE, Table, csv_text, plain
@@ -153,6 +154,16 @@ class SweepResult:
     def _repr_html_(self) -> str:
         return comparison_html(self)
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What can be told apart over seeds, and for which clients federating and clustering paid.
+
+        Example:
+            >>> import coterie as ct
+            >>> print(ct.compare("sweep.yaml").verdict)  # doctest: +SKIP
+        """
+        return verdict_of(self.sweep, {name: RunResult.load(path) for name, path in self.cells.items()})
+
     def to_json(self) -> dict[str, Any]:
         return {
             "folder": str(self.folder),
@@ -161,6 +172,7 @@ class SweepResult:
             "cells": {name: str(path) for name, path in self.cells.items()},
             "failed": dict(self.failed),
             "total": None if self.total is None else self.total.to_json(),
+            "verdict": self.verdict.to_json(),
         }
 
 
@@ -333,15 +345,16 @@ def _percent(value: float | None) -> str:
     return NONE if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
-def table_markdown(rows: Sequence[Row], total: Total | None) -> str:
-    """The table with what all runs spend together and the guarantee of every row beneath it."""
+def table_markdown(rows: Sequence[Row], total: Total | None, verdict: Verdict | None = None) -> str:
+    """The table with the verdict, what all runs spend together and the guarantee of every row beneath it."""
     exact = [OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else []
     spent = [total.text, ""] if total else []
     settings = [plain(", ".join(f"{key}={value}" for key, value in row.values.items())) for row in rows]
     told = [
         f"- {setting or 'all runs'}: {row.guarantee}" for setting, row in zip(settings, rows, strict=True)
     ]
-    return "\n".join([Table(*table_columns(rows)).markdown(), "", *exact, *spent, *told, ""])
+    said = [line for text in (verdict.lines if verdict else ()) for line in (plain(text), "")]
+    return "\n".join([Table(*table_columns(rows)).markdown(), "", *exact, *said, *spent, *told, ""])
 
 
 def table_csv(rows: Sequence[Row]) -> str:

@@ -223,6 +223,12 @@ class Sweep:
         """Keys of the grid that make a row of their own: all but the seeds."""
         return [key for key in self.grid if not key.startswith("seeds.")]
 
+    @property
+    def leading(self) -> str | None:
+        """What is compared: the name of a part, the algorithm, else the first key with a choice."""
+        choices = [key for key in self.varying if len(self.grid[key]) > 1]
+        return next((key for key in (LABEL, "algorithm.name", *choices) if key in choices), None)
+
     def setting(self, cell: Cell) -> dict[str, Any]:
         """The cell's values of those keys."""
         return {key: cell.values[key] for key in self.varying}

@@ -71,6 +71,7 @@ def comparison_report(comparison: Comparison) -> str:
         promises=[(words.setting(each.values), each.row.guarantee) for each in settings],
         releases=_releases(comparison),
         results=_results(comparison),
+        verdict=comparison.verdict.lines if comparison.verdict else [],
         figures=grid_figures.figures_of(comparison),
         beside=2 if len(settings) >= TALL else 1,
         shared=_shared(comparison),

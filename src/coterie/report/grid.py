@@ -9,11 +9,9 @@ from typing import Any
 from coterie.experiment.comparison import Row, SweepResult
 from coterie.experiment.composition import Total
 from coterie.experiment.sweep import Cell, Sweep
+from coterie.experiment.verdict import Verdict
 from coterie.report.numbers import count
 from coterie.report.record import ACCURACY, SCORE, Measure, RunRecord, read_rounds, read_run
-
-LEADING = ("label", "algorithm.name")
-"""Keys whose values share a colour, the first of these that a grid varies."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class Comparison:
 
     Args:
         public: whether what is outside the guarantees was left out.
+        verdict: what can be told apart.
     """
 
     name: str
@@ -62,6 +61,7 @@ class Comparison:
     failures: tuple[Failure, ...]
     total: Total | None
     public: bool = False
+    verdict: Verdict | None = None
 
     @property
     def has_privacy(self) -> bool:
@@ -86,20 +86,15 @@ class Comparison:
 
     @property
     def leading(self) -> str | None:
-        return leading_key(self.sweep)
-
-
-def leading_key(sweep: Sweep) -> str | None:
-    """The key that colours tell apart: the name of a part, the algorithm, else the first with a choice."""
-    choices = [key for key in sweep.varying if len(sweep.grid[key]) > 1]
-    return next((key for key in (*LEADING, *choices) if key in choices), None)
+        """The key that colours tell apart."""
+        return self.sweep.leading
 
 
 def read_comparison(path: Path) -> Comparison:
     """Read a comparison folder; cells that did not finish are part of what it tells."""
     loaded = SweepResult.load(path)
     sweep, cells = loaded.sweep, loaded.sweep.cells()
-    leading = leading_key(sweep)
+    leading = sweep.leading
     settings = []
     for row in loaded.rows:
         members = [cell for cell in cells if cell.name in loaded.cells and sweep.setting(cell) == row.values]
@@ -111,4 +106,5 @@ def read_comparison(path: Path) -> Comparison:
         for cell in cells
         if cell.name in loaded.failed
     )
-    return Comparison(path.resolve().name, sweep, tuple(settings), failures, loaded.total)
+    name = path.resolve().name
+    return Comparison(name, sweep, tuple(settings), failures, loaded.total, verdict=loaded.verdict)

@@ -111,6 +111,9 @@ def public_comparison(comparison: Comparison) -> Comparison:
     return replace(
         comparison,
         settings=tuple(_public_setting(setting, timed) for setting in comparison.settings),
+        verdict=comparison.verdict
+        if all(each.row.kind == "private" for each in comparison.settings)
+        else None,
         public=True,
     )
 
