@@ -35,8 +35,8 @@ def finished(cell: Cell, out: Path) -> RunResult:
 def row(name: str, results: Sequence[RunResult]) -> str:
     cells = [
         name,
-        _percent([result.accuracy.mean for result in results]),
-        _percent([result.accuracy.min for result in results]),
+        _percent([result.reached.mean for result in results]),
+        _percent([result.reached.min for result in results]),
         f"{np.mean([result.loss.mean for result in results]):.4f}",
         f"{results[0].noise_multiplier:.2f}",
         partitions([result.clusters for result in results]),
@@ -86,7 +86,8 @@ def main() -> None:
         by_setting.setdefault(key, []).append(finished(cell, out))
     for epsilon in dict.fromkeys(epsilon for epsilon, _ in by_setting):
         print(f"\nepsilon {epsilon}\n")
-        print("| algorithm | accuracy | worst client | loss | noise | clusters |")
+        judged = "bounded score" if arguments.name == "school" else "accuracy"
+        print(f"| algorithm | {judged} | worst client | loss | noise | clusters |")
         print("| --- | --- | --- | --- | --- | --- |")
         for (own, name), results in by_setting.items():
             if own == epsilon:

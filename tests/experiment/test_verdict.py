@@ -12,7 +12,7 @@ from scipy import stats
 from coterie.experiment.result import RunResult, Spread
 from coterie.experiment.scores import PooledScore
 from coterie.experiment.sweep import Sweep
-from coterie.experiment.verdict import Difference, Reading, Verdict, holm, paired, verdict_of
+from coterie.experiment.verdict import ComparisonVerdict, Difference, Reading, holm, paired, verdict_of
 
 SEEDS = [1, 2, 3, 4, 5]
 
@@ -40,7 +40,7 @@ def result(per_client: dict[str, float] | None, **changed: Any) -> RunResult:
     return RunResult(**{**told, **changed})
 
 
-def verdict(algorithms: dict[str, list[float]], seeds: list[int] | None = None) -> Verdict:
+def verdict(algorithms: dict[str, list[float]], seeds: list[int] | None = None) -> ComparisonVerdict:
     """Of runs with two clients around these accuracies, one for each seed."""
     chosen = sweep(list(algorithms), seeds)
     results = {}

@@ -155,9 +155,19 @@ def test_a_regression_tells_its_errors_and_no_accuracy(run_folder: Callable[...,
     text = outline(report(folder)).text
     assert "is wrong by 9.25 in the label's units" in text
     assert "RMSE9.25" in text
-    assert "Mean bounded score" not in text.split("Clients")[0]
+    assert "Mean bounded score0.875" not in text
     for told in ("MAE7.5", "R²0.123"):
         assert told in text
+
+
+def test_a_run_that_shows_no_clusters_does_not_count_any(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    findings = RunFolder(folder).findings
+    write_json(findings, {**read_json(findings), "clustered": False})
+    text = outline(report(folder)).text
+    assert "Clusters foundnoneround 1 shows none; clients are served by" in text
+    assert "Chosen: " not in text
+    assert "None stands out: a single cluster explains round 1 no worse than" in text
 
 
 def test_warnings_stand_at_the_top(run_folder: Callable[..., Path]) -> None:

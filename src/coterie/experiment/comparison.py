@@ -21,7 +21,7 @@ from coterie.experiment.seal import Seal, require
 from coterie.experiment.shown import comparison_html
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.experiment.tidy import Frame, frame
-from coterie.experiment.verdict import Verdict, verdict_of
+from coterie.experiment.verdict import ComparisonVerdict, verdict_of
 from coterie.files import beside, regular
 from coterie.privacy.units import number_to_json, round_up
 from coterie.table import NONE, Table, csv_text, plain
@@ -155,7 +155,7 @@ class SweepResult:
         return comparison_html(self)
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ComparisonVerdict:
         """What can be told apart over seeds, and for which clients federating and clustering paid.
 
         Example:
@@ -345,7 +345,7 @@ def _percent(value: float | None) -> str:
     return NONE if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
-def table_markdown(rows: Sequence[Row], total: Total | None, verdict: Verdict | None = None) -> str:
+def table_markdown(rows: Sequence[Row], total: Total | None, verdict: ComparisonVerdict | None = None) -> str:
     """The table with the verdict, what all runs spend together and the guarantee of every row beneath it."""
     exact = [OUTSIDE, ""] if any(row.kind == "exact" for row in rows) else []
     spent = [total.text, ""] if total else []

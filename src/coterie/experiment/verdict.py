@@ -187,7 +187,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ComparisonVerdict:
     """What can be told apart, in words and as data."""
 
     measure: str
@@ -248,7 +248,7 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 # --- from the cells of a sweep ---------------------------------------------------------------------------
 
 
-def verdict_of(sweep: Sweep, results: Mapping[str, RunResult]) -> Verdict:
+def verdict_of(sweep: Sweep, results: Mapping[str, RunResult]) -> ComparisonVerdict:
     """What the finished cells can tell apart.
 
     Args:
@@ -274,7 +274,7 @@ def verdict_of(sweep: Sweep, results: Mapping[str, RunResult]) -> Verdict:
         contest = _contest(setting, measure, runs, planned, algorithms, of_run, of_clients)
         if contest is not None:
             contests.append(contest)
-    return Verdict(measure, tuple(contests))
+    return ComparisonVerdict(measure, tuple(contests))
 
 
 def _contest(

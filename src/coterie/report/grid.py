@@ -9,7 +9,7 @@ from typing import Any
 from coterie.experiment.comparison import Row, SweepResult
 from coterie.experiment.composition import Total
 from coterie.experiment.sweep import Cell, Sweep
-from coterie.experiment.verdict import Verdict
+from coterie.experiment.verdict import ComparisonVerdict
 from coterie.report.numbers import count
 from coterie.report.record import ACCURACY, SCORE, Measure, RunRecord, read_rounds, read_run
 
@@ -61,7 +61,7 @@ class Comparison:
     failures: tuple[Failure, ...]
     total: Total | None
     public: bool = False
-    verdict: Verdict | None = None
+    verdict: ComparisonVerdict | None = None
 
     @property
     def has_privacy(self) -> bool:
