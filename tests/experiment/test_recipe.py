@@ -56,6 +56,14 @@ def test_what_is_given_stays_and_the_rest_follows_it() -> None:
     assert lengths[0] == pytest.approx(lengths[1], rel=0.05)
 
 
+def test_few_rounds_do_not_make_long_steps() -> None:
+    def step(rounds: int) -> float:
+        found = sized(experiment(schedule={"rounds": rounds}), TWO, counts(200, 200, 200))
+        return found.schedule.lr * found.privacy.clip
+
+    assert step(2) == pytest.approx(step(30), rel=0.05) == pytest.approx(2 * step(60), rel=0.05)
+
+
 @pytest.mark.parametrize("records", [(2, 5, 1000), (1, 1), (7,), (50,) * 30, (10, 400, 400, 400, 400)])
 def test_no_batch_comes_near_the_size_of_a_client(records: tuple[int, ...]) -> None:
     assert 1 <= batch_for(sorted(records)) <= max(1, min(records) // 2)

@@ -47,13 +47,14 @@ class Way:
     shortest: float
     longest: float
 
-    def length(self, noise: float) -> float:
+    def length(self, noise: float, steps: int) -> float:
+        """For so many steps, none of which is longer than any that was tried."""
         wanted = self.scale * noise**-self.power if noise > 0 else math.inf
-        return min(max(wanted, self.shortest), self.longest)
+        return min(max(wanted, self.shortest), self.longest, steps * self.longest * BATCH_SHARE / ROUNDS)
 
 
-CLASSIFICATION = Way(clip=0.25, scale=20.0, power=0.7, shortest=10.0, longest=500.0)
-REGRESSION = Way(clip=0.05, scale=1.0, power=0.6, shortest=1.0, longest=4.0)
+CLASSIFICATION = Way(clip=0.25, scale=20.0, power=0.8, shortest=10.0, longest=500.0)
+REGRESSION = Way(clip=0.05, scale=0.5, power=0.8, shortest=0.5, longest=8.0)
 
 
 def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Experiment:
@@ -76,7 +77,7 @@ def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Exp
     batch = batch_for(counts) if "schedule.batch" in experiment.auto else schedule.batch
     typical = round(statistics.median(counts))
     steps = rounds * schedule.epochs * math.ceil(typical / batch)
-    length = way.length(_noise_left(experiment, task, counts))
+    length = way.length(_noise_left(experiment, task, counts), steps)
     fixed_clip, fixed_lr = (key not in experiment.auto for key in ("privacy.clip", "schedule.lr"))
     # A pull towards an anchor allows no longer steps than one over it: there the clip takes over.
     pull = float(getattr(experiment.algorithm, "pull", None) or 0.0)
