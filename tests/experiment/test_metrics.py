@@ -27,6 +27,21 @@ def test_accuracy_is_summarised_over_clients() -> None:
     assert spread.per_client == {"a": 0.9, "b": 0.6, "c": 0.75}
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"mean": "high"}, "mean: 'high'"),
+        ({"per_client": {"a": "x"}}, "per_client.a: 'x'"),
+        ({"intervals": {"a": ["low", 1.0]}}, "intervals.a.0: 'low'"),
+    ],
+)
+def test_a_figure_of_another_type_is_refused_by_name(changed: dict[str, object], named: str) -> None:
+    content = {"mean": 0.5, "min": None, "max": None, "per_client": {"a": 0.5}, "interval": [0.4, 0.6]}
+    assert Spread.from_json(content).interval == (0.4, 0.6)
+    with pytest.raises(ValueError, match=f"^{named} is of another type"):
+        Spread.from_json({**content, **changed})
+
+
 def test_fairness_compares_what_each_client_falls_short_of() -> None:
     figures = fairness(SCORES, BEST)
     assert figures.disparity == pytest.approx(0.3)

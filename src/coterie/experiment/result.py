@@ -1,15 +1,17 @@
 """What a run is judged by, and what it found: the same everywhere."""
 
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from scipy.optimize import linear_sum_assignment
 
 from coterie.errors import InputError
@@ -27,6 +29,19 @@ if TYPE_CHECKING:
 
 Scores = Mapping[str, Score]
 LIVE_SHARE = 0.01
+T = TypeVar("T")
+
+
+def typed(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """A dataclass from a file's fields, each of its declared type; a ValueError names one that is not."""
+    found = kind(**fields)  # refuses names that it does not know
+    try:
+        TypeAdapter(kind).validate_python(fields)
+    except ValidationError as mistakes:
+        first = mistakes.errors()[0]
+        wrong = reprlib.repr(first["input"])
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {wrong} is of another type") from None
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,8 @@ class Spread:
         """What `asdict` wrote, after a file made lists of its pairs."""
         pairs = {client: (low, high) for client, (low, high) in content.get("intervals", {}).items()}
         low, high = content.get("interval") or (None, None)
-        return cls(**{**content, "interval": None if low is None else (low, high), "intervals": pairs})
+        interval = None if low is None else (low, high)
+        return typed(cls, {**content, "interval": interval, "intervals": pairs})
 
     @classmethod
     def of(cls, per_client: Mapping[str, float]) -> "Spread":
@@ -241,8 +257,9 @@ class RunResult:
             # As folders were written that knew one word for both.
             known |= {"bounded_score": known["accuracy"], "accuracy": None, "cluster_accuracy": None}
         try:
-            return cls(
-                **{
+            return typed(
+                cls,
+                {
                     **known,
                     "folder": path,
                     "epsilon": number_from_json(content["epsilon"]),
@@ -251,8 +268,8 @@ class RunResult:
                         for key in ("accuracy", "loss", "bounded_score")
                     },
                     "scores": scores_from_json(known.get("scores", {})),
-                    "fairness": Fairness(**content["fairness"]) if content.get("fairness") else None,
-                    "groups": Groups(**content["groups"]) if content.get("groups") else None,
+                    "fairness": typed(Fairness, content["fairness"]) if content.get("fairness") else None,
+                    "groups": typed(Groups, content["groups"]) if content.get("groups") else None,
                     "warnings": tuple(content["warnings"]),
                     "models": tuple(map(tuple, content["models"])) if content.get("models") else None,
                     "asked": {name: number_from_json(it) for name, it in content.get("asked", {}).items()},
