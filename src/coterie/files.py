@@ -6,23 +6,26 @@ import json
 import math
 import os
 import re
+import reprlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from coterie.errors import CoterieError, InputError
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
 LONGEST = 255 - 16
 """Bytes in the name of something whose draft lies beside it."""
 DEEPEST = 4096 - 200
@@ -233,6 +236,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: should hold a JSON object")
     return content
+
+
+def typed(kind: type[T], fields: Json) -> T:
+    """A dataclass from a file's fields, each of its declared type; a ValueError names one that is not."""
+    found = kind(**fields)  # refuses names that it does not know
+    try:
+        TypeAdapter(kind).validate_python(fields)
+    except ValidationError as mistakes:
+        first = mistakes.errors()[0]
+        wrong = reprlib.repr(first["input"])
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {wrong} is of another type") from None
+    return found
 
 
 def append_line(path: Path, content: Json) -> None:

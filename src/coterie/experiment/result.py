@@ -1,17 +1,15 @@
 """What a run is judged by, and what it found: the same everywhere."""
 
 import math
-import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 from scipy.optimize import linear_sum_assignment
 
 from coterie.errors import InputError
@@ -19,7 +17,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.scores import SCORES, PooledScores, scores_from_json, scores_to_json
 from coterie.experiment.shown import run_html
 from coterie.experiment.tidy import Frame, clients_of, frame, rounds_of
-from coterie.files import read_json
+from coterie.files import read_json, typed
 from coterie.privacy.units import number_from_json, number_to_json
 from coterie.training.scoring import Score
 
@@ -29,19 +27,6 @@ if TYPE_CHECKING:
 
 Scores = Mapping[str, Score]
 LIVE_SHARE = 0.01
-T = TypeVar("T")
-
-
-def typed(kind: type[T], fields: Mapping[str, Any]) -> T:
-    """A dataclass from a file's fields, each of its declared type; a ValueError names one that is not."""
-    found = kind(**fields)  # refuses names that it does not know
-    try:
-        TypeAdapter(kind).validate_python(fields)
-    except ValidationError as mistakes:
-        first = mistakes.errors()[0]
-        wrong = reprlib.repr(first["input"])
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {wrong} is of another type") from None
-    return found
 
 
 @dataclass(frozen=True)
@@ -273,7 +258,7 @@ class RunResult:
                     "warnings": tuple(content["warnings"]),
                     "models": tuple(map(tuple, content["models"])) if content.get("models") else None,
                     "asked": {name: number_from_json(it) for name, it in content.get("asked", {}).items()},
-                }
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{RunFolder(path).result}: not a result of this version ({error})") from None

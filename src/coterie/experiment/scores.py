@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from coterie.data.records import Task
+from coterie.files import typed
 
 Floats = NDArray[np.float64]
 Outputs = Mapping[str, tuple[NDArray[np.float32], NDArray[Any]]]
@@ -79,7 +80,7 @@ class PooledScore:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "PooledScore":
         low, high = content.get("interval") or (None, None)
-        return cls(**{**content, "interval": None if low is None else (low, high)})
+        return typed(cls, {**content, "interval": None if low is None else (low, high)})
 
 
 PooledScores = Mapping[str, PooledScore]
