@@ -350,7 +350,8 @@ def _made_up(seed: int, who: str, hashed: str, length: int) -> Floats:
     """Numbers that look like a release: they depend on who is asked, and on what."""
     # By position in the alphabet of names: clients form two kinds, so that there is something to find.
     own = [seed, int(hashed[:12], 16), *who.encode()]
-    return np.random.default_rng(own).normal(1.0 if who.encode()[-1] % 2 else -1.0, 0.1, length)
+    rng = np.random.default_rng(own)
+    return rng.normal(1.0 if who.encode()[-1] % 2 else -1.0, 0.1, length)
 
 
 def _stored(folder: Path, state: State, kind: type[State], ledger: Ledger) -> State:

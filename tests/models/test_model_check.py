@@ -174,10 +174,15 @@ def test_a_users_function_builds_the_model_under_the_seed(own_model: Path) -> No
         ("my_own_networks:failing", "OSError: no weights"),
         ("my_own_networks:absent", "absent"),
         ("no_such_module_at_all:f", "No module named"),
-        (":f", "Empty module name"),
     ],
 )
 def test_what_a_users_function_does_wrong_is_one_line(own_model: Path, name: str, line: str) -> None:
     with pytest.raises(InputError, match=line) as refused:
         build_model(ModelSettings(name=name), TASK, seed=0)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [":f", "module:", "a b:f", ":"])
+def test_what_is_no_place_of_a_function_is_refused_by_its_form(name: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed: softmax, .* or package\.module:function"):
+        ModelSettings(name=name)

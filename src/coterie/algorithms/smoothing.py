@@ -43,8 +43,14 @@ class Smoothed(Algorithm[Any]):
         for same in _FORWARDED:
             setattr(self, same, getattr(algorithm, same))
         kind, mean = algorithm.state_type, [("mean", Models), ("mean_from", int)]
+        growing = {**kind.growing, "mean": 0} if "models" in kind.growing else kind.growing
         self.state_type = make_dataclass(  # type: ignore[misc]
-            f"Smoothed{kind.__name__}", mean, bases=(kind,), frozen=True, kw_only=True
+            f"Smoothed{kind.__name__}",
+            mean,
+            bases=(kind,),
+            namespace={"growing": growing},
+            frozen=True,
+            kw_only=True,
         )
 
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
