@@ -314,6 +314,23 @@ def stopped(experiment: Path) -> Path:
     return out
 
 
+def test_a_checkpoint_that_a_kill_kept_from_going_goes_on_resume(experiment: Path, tmp_path: Path) -> None:
+    """The last round is saved, the one before it is still there: nothing is left to be saved."""
+    out = tmp_path / "out"
+
+    def stop(report: RoundReport) -> None:
+        if report.round == report.rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        local.run(experiment, out, callbacks=Callbacks(on_round=stop))
+    [last] = RunFolder(out).checkpoint.iterdir()
+    for leftover in ("round-000001", ".round-000002.0"):
+        shutil.copytree(last, last.with_name(leftover))
+    local.run(experiment, out, resume=True)
+    assert list(RunFolder(out).checkpoint.iterdir()) == [last]
+
+
 def test_damaged_times_are_refused_before_anything_is_spent(
     stopped: Path, experiment: Path, tmp_path: Path
 ) -> None:

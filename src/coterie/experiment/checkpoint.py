@@ -65,8 +65,6 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     with writing(folder):
         folder.mkdir(exist_ok=True)
     target = folder / f"round-{checkpoint.state.round:06d}"
-    for leftover in folder.glob(".round-*"):
-        shutil.rmtree(leftover)
     fields = {
         field.name: getattr(checkpoint.state, field.name) for field in dataclasses.fields(checkpoint.state)
     }
@@ -95,8 +93,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             sync(written)
         shutil.rmtree(target, ignore_errors=True)
     sync(folder)
-    for older in sorted({*folder.glob("round-*")} - {target}):
-        shutil.rmtree(older)
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove all but the newest checkpoint, and drafts: a kill may have come before they went."""
+    for leftover in (*folder.glob(".round-*"), *sorted(folder.glob("round-*"))[:-1]):
+        shutil.rmtree(leftover)
 
 
 def load(folder: Path, state_type: type[State], start: State | None = None) -> Checkpoint | None:

@@ -131,6 +131,7 @@ def open_folder(
             seal.lines.append({"ledger": ledger.head.to_json()})
         said, metrics = _keep_caveats(files, seal, calibrated.guarantee), _metrics_of(files, state.round)
         folder.keep_rounds(files.timing, state.round)
+        checkpoint.sweep(files.checkpoint)
         personal = saved.personal if saved else {}
         yield OpenRunFolder(files, ledger, seal, metrics, state, personal, said, secret)
 
