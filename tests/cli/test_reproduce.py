@@ -16,6 +16,32 @@ def test_without_a_name_all_are_listed(
         assert name in printed.out
 
 
+def test_the_list_is_one_object_for_machines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = coterie(capsys, monkeypatch, "reproduce", "--json")
+    assert "rdpcfl-mnist" in json.loads(printed.out)["experiments"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--render --json",
+        "--scale paper",
+        "--seeds 3",
+        "--out here",
+        "rdpcfl-mnist --render --seeds 3",
+        "rdpcfl-mnist --render --workers 2",
+        "rdpcfl-mnist --render --set schedule.rounds=2",
+    ],
+)
+def test_options_that_cannot_act_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    printed = coterie(capsys, monkeypatch, "reproduce", *arguments.split())
+    assert (printed.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+
+
 def test_an_unknown_name_is_one_line_with_the_names(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

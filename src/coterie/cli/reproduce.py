@@ -49,11 +49,22 @@ def reproduce(
     from coterie.reproduce.declared import ScaleName, Subset, find, names
     from coterie.reproduce.markdown import parted, write_into
 
+    selecting = {"--epsilon": epsilon, "--algorithms": algorithms, "--seeds": seeds, "--set": overrides}
+    running_them = {**selecting, "--workers": workers, "--resume": resume}
     if name is None:
-        width = max(map(len, names())) + 2
-        for each in names():
-            say(f"{each:<{width}}{find(each).line}")
+        others = {
+            **running_them,
+            "--render": render,
+            "--out": out,
+            "--docs": docs,
+            "--scale": scale != "quick",
+        }
+        if idle := [option for option, given in others.items() if given]:
+            raise InputError(f"{idle[0]}: of which experiment? allowed: {', '.join(names())}")
+        print_result({"experiments": {each: find(each).line for each in names()}}, json, _list)
         return
+    if render and (idle := [option for option, given in running_them.items() if given]):
+        raise InputError(f"{idle[0]}: nothing is run with --render; allowed: without it")
     published = find(name)
     wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
     selection = Subset(tuple(epsilon or ()), wanted, tuple(seeds or ()))
@@ -84,6 +95,14 @@ def reproduce(
     print_result(finite(result.to_json()), json, lambda: show(result))
     if not result.is_sound or result.missing:
         raise typer.Exit(1)
+
+
+def _list() -> None:
+    from coterie.reproduce.declared import find, names
+
+    width = max(map(len, names())) + 2
+    for each in names():
+        say(f"{each:<{width}}{find(each).line}")
 
 
 def show(result: Reproduction) -> None:
