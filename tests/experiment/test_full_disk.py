@@ -15,7 +15,7 @@ from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
 from coterie.experiment.verify import verify
-from coterie.privacy import ledger as ledger_module
+from coterie.privacy import chain
 from coterie.privacy.locked_file import LedgerDiskError
 
 ROUNDS = 3
@@ -42,7 +42,7 @@ def test_a_charge_that_the_disk_has_no_room_for_is_made_once_there_is(
     whole = tmp_path / "whole"
     local.run(experiment(unit), whole)
     lines, out = RunFolder(whole).ledger.read_bytes().count(b"\n"), tmp_path / "run"
-    append, charge = ledger_module.append, lines // 2
+    append, charge = chain.append, lines // 2
     calls: list[int] = []
 
     def full(file: Any, data: bytes) -> None:
@@ -65,7 +65,7 @@ def test_a_charge_that_the_disk_has_no_room_for_is_made_once_there_is(
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_module, "append", full)
+        patch.setattr(chain, "append", full)
         with pytest.raises(LedgerDiskError, match=r"run/ledger\.jsonl: the ledger cannot be used: "):
             local.run(experiment(unit), out)
     assert len(calls) == charge

@@ -114,3 +114,13 @@ def test_a_line_of_something_else_is_no_choice(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + line)
     with pytest.raises(LedgerError, match="line 2 is not a choice"):
         ChoiceLedger.open(path)
+
+
+def test_nothing_is_charged_to_a_ledger_that_was_replaced_under_it(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    with ChoiceLedger.open(path) as ledger:
+        ledger.charge(choice())
+        path.rename(tmp_path / "aside")
+        with pytest.raises(LedgerError, match="removed or replaced by somebody else"):
+            ledger.charge(choice())
+    assert len((tmp_path / "aside").read_text().splitlines()) == 2

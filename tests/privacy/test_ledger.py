@@ -310,16 +310,16 @@ def test_a_torn_line_is_not_cut_from_a_file_that_is_refused(path, finished):
 
 
 CRASHES = {
-    "before the write": "ledger.os.write = lambda fd, data: die()",
-    "inside the write": "ledger.os.write = lambda fd, data: (write(fd, data[:50]), die())",
-    "before the sync": "ledger.os.fsync = lambda fd: die()",
-    "after the sync": "ledger.os.fsync = lambda fd: (fsync(fd), die())",
+    "before the write": "chain.os.write = lambda fd, data: die()",
+    "inside the write": "chain.os.write = lambda fd, data: (write(fd, data[:50]), die())",
+    "before the sync": "chain.os.fsync = lambda fd: die()",
+    "after the sync": "chain.os.fsync = lambda fd: (fsync(fd), die())",
 }
 
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from coterie.privacy import ledger
+from coterie.privacy import chain, ledger
 from coterie.privacy.plan import PrivacyPlan
 from coterie.privacy.units import Budget
 

@@ -6,6 +6,7 @@ client (the share of its held-out records that its model gets right). Losses are
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from coterie.privacy.mechanisms import HALF
 from coterie.privacy.ranges import gaussian
 
 Floats = NDArray[np.float64]
+M = TypeVar("M", NoisyScores, JointScores)
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,24 @@ class PrivateScores:
             models: that each client would use.
             count: reads the records; called once everything is charged.
         """
-        mechanisms = {
-            client: self.plan.planned(NoisyScores, EVALUATION, held_out(client)) for client in models
-        }
-        charges = {
-            client: Charge(held_out(client), round, EVALUATION, input_hash(self.context, model))
-            for client, model in models.items()
-        }
-        self.ledger.charge(list(charges.values()))
+        mechanisms, charges = self._charged(NoisyScores, models, round)
         totals = count()
         return {
             client: self._noisy(mechanism, totals[client] - HALF * mechanism.units, charges[client])
             for client, mechanism in mechanisms.items()
         }
+
+    def _charged(
+        self, kind: type[M], models: Mapping[str, NDArray[np.float32]], round: int
+    ) -> tuple[dict[str, M], dict[str, Charge]]:
+        """What is planned for the held-out records of each client, and its charge, once it is written."""
+        mechanisms = {client: self.plan.planned(kind, EVALUATION, held_out(client)) for client in models}
+        charges = {
+            client: Charge(held_out(client), round, EVALUATION, input_hash(self.context, model))
+            for client, model in models.items()
+        }
+        self.ledger.charge(list(charges.values()))
+        return mechanisms, charges
 
     def jointly_of_records(
         self,
@@ -79,14 +86,7 @@ class PrivateScores:
         Args:
             count: reads the records; called once everything is charged.
         """
-        mechanisms = {
-            client: self.plan.planned(JointScores, EVALUATION, held_out(client)) for client in models
-        }
-        charges = {
-            client: Charge(held_out(client), round, EVALUATION, input_hash(self.context, model))
-            for client, model in models.items()
-        }
-        self.ledger.charge(list(charges.values()))
+        mechanisms, charges = self._charged(JointScores, models, round)
         totals = count()
         return {
             client: self._noisy_vector(mechanism, mechanism.centred(totals[client], mechanism.units), charge)

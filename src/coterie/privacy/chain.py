@@ -5,12 +5,16 @@ lines off its end, is found by a head that was kept apart.
 """
 
 import hashlib
+import io
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from coterie.privacy.errors import LedgerError
+from coterie.privacy.locked_file import append, explained
 from coterie.privacy.plain import Json, Plain
 
 START = "0" * 64
@@ -93,3 +97,43 @@ class HashChain:
         return json.dumps(
             body, sort_keys=self._sort, separators=(",", ":"), ensure_ascii=True, allow_nan=False
         )
+
+
+class WritableChain(HashChain):
+    """A chain whose file this process holds open and locked, to write lines that survive any crash."""
+
+    _file: io.FileIO
+
+    def write(self, body: Json) -> None:
+        """Append a line, unless the file is not as this process left it; where that fails, it is done."""
+        self._check_untouched()
+        line, digest = self.link(body)
+        try:
+            with explained(self.path):
+                append(self._file, line)
+        except BaseException:
+            # What reached the disk is cut as torn or counted at the next opening; this process is done.
+            self.close()
+            raise
+        self.add(len(line), digest)
+
+    def close(self) -> None:
+        """Let go of the file; another process may open it now."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def _check_untouched(self) -> None:
+        """Refuse to go on when the file was removed, replaced, cut or extended under this process."""
+        if self._file.closed:
+            raise LedgerError(f"{self.path}: the ledger is closed")
+        with explained(self.path):
+            held = os.fstat(self._file.fileno())
+            same = self.path.exists() and os.path.samestat(held, self.path.stat())
+        if not same or held.st_size != self.ends[-1]:
+            what = "changed" if same else "removed or replaced"
+            raise LedgerError(f"{self.path}: the ledger was {what} by somebody else during the run")

@@ -12,7 +12,6 @@ within an interval of length epsilon: a choice is epsilon-DP. If any other recor
 may rise while another falls, and it is 2 epsilon.
 """
 
-import io
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from coterie.privacy.chain import HashChain
+from coterie.privacy.chain import HashChain, WritableChain
 from coterie.privacy.errors import LedgerError, PrivacyInputError
 from coterie.privacy.guarantee import Guarantee, guarantee
-from coterie.privacy.locked_file import append, contents, create, cut_torn_line, explained, open_locked
+from coterie.privacy.locked_file import contents, create, cut_torn_line, explained, open_locked
 from coterie.privacy.plain import MalformedError, Plain
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.selections import PrivateSelection
@@ -57,7 +56,7 @@ class ChargedChoice(Plain):
         return PrivateSelection(self.epsilon, Adjacency.ZERO_OUT)
 
 
-class ChoiceLedger(HashChain):
+class ChoiceLedger(WritableChain):
     """All choices on the records of one folder, open for this process alone.
 
     Example:
@@ -65,8 +64,6 @@ class ChoiceLedger(HashChain):
             ledger.charge(ChargedChoice(0.5, digest, candidates=4, records=1000))
             print(ledger.guarantee("north", delta=1e-4).line)
     """
-
-    _file: io.FileIO
 
     def __init__(self, path: Path, content: bytes) -> None:
         """Check the whole chain and what it says."""
@@ -102,25 +99,12 @@ class ChoiceLedger(HashChain):
     def charge(self, choice: ChargedChoice) -> None:
         """Write a choice that is about to be made; when this returns, it survives any crash."""
         _ = choice.selection  # what no mechanism makes is refused before it is written
-        line, digest = self.link({"choice": choice.to_json()})
-        with explained(self.path):
-            append(self._file, line)
-        self.add(len(line), digest)
+        self.write({"choice": choice.to_json()})
         self.choices.append(choice)
 
     def guarantee(self, holder: str, delta: float, caveats: Sequence[str] = ()) -> Guarantee:
         """What holds of all choices so far together, for one record of the holder's."""
         return composed_choices(self.choices, holder, delta, caveats)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
 
 def composed_choices(

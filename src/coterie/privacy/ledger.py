@@ -5,18 +5,16 @@ depends on nothing but the plan and the charges, so an interrupted and resumed r
 an uninterrupted one.
 """
 
-import io
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from coterie.privacy.accounting import accountant_named, epsilon_of
-from coterie.privacy.chain import ChainHead, HashChain
+from coterie.privacy.chain import ChainHead, HashChain, WritableChain
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
-from coterie.privacy.locked_file import append, contents, create, cut_torn_line, explained, open_locked
+from coterie.privacy.locked_file import contents, create, cut_torn_line, explained, open_locked
 from coterie.privacy.plain import Json, MalformedError, Plain, codec
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan, canonical_json
 from coterie.privacy.units import Budget, BySubject
@@ -144,7 +142,7 @@ class LedgerView(HashChain):
             self._rounds[charge.subject] = max(self._rounds[charge.subject], charge.round)
 
 
-class Ledger(LedgerView):
+class Ledger(WritableChain, LedgerView):
     """The one door to releases: `charge` writes durably first, and only then may the noise be added.
 
     Example:
@@ -152,7 +150,6 @@ class Ledger(LedgerView):
             ledger.charge([Charge("client 3", round=2, release="training", input_hash=digest)])
     """
 
-    _file: io.FileIO
     listener: Callable[[Sequence[Charge]], None] | None = None
     """Is told what was charged, once it is written; where it raises, nothing of that is released."""
 
@@ -202,46 +199,17 @@ class Ledger(LedgerView):
 
         All or none are written. What was charged before, with the same input, is not charged again.
         """
-        self._check_untouched()
+        self._check_untouched()  # also where nothing is left to be written
         fresh = self._new(charges)
         if not fresh:
             return
-        line, digest = self.link({"charges": [charge.to_json() for charge in fresh]})
-        try:
-            with explained(self.path):
-                append(self._file, line)
-        except BaseException:
-            # What reached the disk is cut as torn or counted at the next opening; this process is done.
-            self.close()
-            raise
-        self.add(len(line), digest)
+        self.write({"charges": [charge.to_json() for charge in fresh]})
         self._count(fresh)
         if self.listener is not None:
             self.listener(fresh)
 
-    def close(self) -> None:
-        """Let go of the file; another process may open it now."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, {self.head.count} lines)"
-
-    def _check_untouched(self) -> None:
-        """Refuse to go on when the file was removed, replaced, cut or extended under this process."""
-        if self._file.closed:
-            raise LedgerError(f"{self.path}: the ledger is closed")
-        with explained(self.path):
-            held = os.fstat(self._file.fileno())
-            same = self.path.exists() and os.path.samestat(held, self.path.stat())
-        if not same or held.st_size != self.ends[-1]:
-            what = "changed" if same else "removed or replaced"
-            raise LedgerError(f"{self.path}: the ledger was {what} by somebody else during the run")
 
 
 def _budget_of_each(plan: PrivacyPlan, budget: Budget | Mapping[str, Budget]) -> dict[str, Budget]:
