@@ -4,9 +4,11 @@ python benchmarks/recipe.py --csv benchmarks/results/recipe.csv          # some 
 python benchmarks/recipe.py --only digits
 
 Federations are made by scikit-learn's generators (features in [-1, 1], as declared ranges make them), of its
-digits and of drawn glyphs. The steps are those of the product (Poisson noise multipliers by its accountant,
-clipping of every record, noise on the sum over the expected batch, models averaged once a round), written
-down once more in numpy, where a run takes a fraction of a second. `together` is `global`, `alone` is `local`.
+digits and of drawn glyphs. The steps are not the product's own but a rewrite of them in numpy, where a run
+takes a fraction of a second: noise multipliers are those of Poisson batches by the product's accountant,
+every record is clipped, noise is added to the sum and models are averaged once a round; but batches have a
+fixed size and are drawn with replacement, which that accountant does not cover: these records are drawn, and
+nobody's. `together` is `global`, `alone` is `local`.
 The nine settings are batches of 12, 24 and 48 records and step sizes of 0.1, 0.5 and 2 at a clip of 1 and 30
 rounds; the best of them is chosen on other seeds than those that are compared.
 """

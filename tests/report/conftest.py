@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from coterie import __version__
 from coterie.algorithms.protocol import Findings
 from coterie.experiment.comparison import Row, table_csv, table_markdown
 from coterie.experiment.experiment_file import to_yaml
@@ -101,7 +102,7 @@ def _experiment(story: Story) -> Experiment:
 def _federation(story: Story) -> dict[str, Any]:
     truth: Sequence[int | None] = story.truth or [None] * len(story.clients)
     return {
-        "coterie": "0.1.0",
+        "coterie": __version__,
         "task": story.task,
         "classes": 10 if story.task == "classification" else 0,
         "parameters": 650,

@@ -1,5 +1,6 @@
 """Predictions of a finished run on files, or on the records that its own clients held out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from coterie.errors import DataError, InputError
 from coterie.experiment.evaluator import held_out_sums
 from coterie.experiment.local import device_of, load_federation
 from coterie.experiment.result import Spread
+from coterie.experiment.scores import regression_scores
 from coterie.experiment.trained import ModelAnswers, TrainedRun, answers, in_parts
 from coterie.files import finite, read_json
 from coterie.models.preprocessed import PreprocessedModel
@@ -131,14 +133,8 @@ def metrics_of(run: TrainedRun, said: ModelAnswers, targets: NDArray[Any] | None
     if run.task.kind == "classification":
         return {"accuracy": float(np.mean(said.outputs.argmax(axis=1) == targets))}
     truth = run.preprocessing.label.in_units(targets.astype(np.float64))
-    errors = said.outputs.astype(np.float64) - truth
-    squares = float(np.mean(errors**2))
-    variance = float(np.var(truth))
-    return {
-        "rmse": squares**0.5,
-        "mae": float(np.mean(np.abs(errors))),
-        "r2": 1.0 - squares / variance if variance > 0 else float("nan"),
-    }
+    found = regression_scores(said.outputs, truth, 1.0)
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 # --- on what clients of the run held out ------------------------------------------------------------------
