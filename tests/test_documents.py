@@ -16,6 +16,7 @@ PACKAGE = ROOT / "src" / "coterie"
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *ROOT.glob("docs/*.md"),
     ROOT / "benchmarks/README.md",
     *ROOT.glob("examples/*/README.md"),

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 import coterie as ct
 
+ROOT = Path(__file__).resolve().parents[1]
 MODULES = {"groups", "privacy", "trackers"}
 
 
@@ -34,3 +37,11 @@ def test_looking_at_the_names_imports_no_torch() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         ct.rum  # noqa: B018
+
+
+def test_citation_and_changelog_name_this_version_and_one_date() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == ct.__version__
+    heading = f"## {ct.__version__} ({cited['date-released']})"
+    sections = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    assert sections[0] == heading
