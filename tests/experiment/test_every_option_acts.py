@@ -136,6 +136,7 @@ LISTED: dict[str, str] = {
     "data.split": "of data whose files are not here",
     "data.length": "of data whose files are not here",
     "data.stride": "of data whose files are not here",
+    "data.per_client": "of tables whose package may not be here",
     "model.hidden": "of models for data whose files are not here",
     "model.embedding": "of a model for data whose files are not here",
     "model.layers": "of a model for data whose files are not here",

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, TypeAlias
 
@@ -19,6 +20,7 @@ from coterie.data.idx import EmnistSplit, read_emnist, read_fashion_mnist, read_
 from coterie.data.images import PixelScale
 from coterie.data.lines import Scenario, draw_lines
 from coterie.data.own import OwnDataSettings
+from coterie.data.r_tables import TABLES, read_table_of
 from coterie.data.records import Dataset
 from coterie.data.school import read_school
 from coterie.data.shakespeare import WINDOW, read_shakespeare
@@ -43,6 +45,7 @@ _READERS: dict[str, Callable[..., Dataset]] = {
     "shakespeare": read_shakespeare,
     "school": read_school,
     "heart-disease": read_heart_disease,
+    **{name: partial(read_table_of, name) for name in TABLES},
     "folder": read_folder,
 }
 _COPIES = "augment|copies|replicat|oversampl|mixup|views"
@@ -86,6 +89,12 @@ class DataSettings(PublicSettings, NamedSettings):
         description="shakespeare: characters from one window to the next (length + 1: none in common)",
     )
 
+    per_client: PositiveInt | None = Field(
+        None,
+        le=RECORDS.most,
+        description=f"{', '.join(TABLES)}: records of each client at most, evenly spaced in the table (all)",
+    )
+
     @model_validator(mode="after")
     def _has_path(self) -> Self:
         if self.name == "folder" and self.path is None:
@@ -100,7 +109,7 @@ class DataSettings(PublicSettings, NamedSettings):
     @property
     def undivided(self) -> bool:
         """Whether the source has no test records of its own."""
-        return self.name in ("digits", "school", "heart-disease", "folder")
+        return self.name in ("digits", "school", "heart-disease", "folder", *TABLES)
 
     @property
     def windows_per_character(self) -> int:

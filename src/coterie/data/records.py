@@ -74,7 +74,7 @@ class Owners:
         names: one per owner.
         train: index into `names` for every training record.
         test: the same for the test records, where the dataset has its own.
-        clusters: the true cluster of each owner, where records are drawn and it is known.
+        clusters: of each owner, where it is known: records are drawn, or it is public (a school's type).
     """
 
     names: tuple[str, ...]
