@@ -26,6 +26,7 @@ from coterie.data import DataSettings, Task, load_dataset
 from coterie.engines.flower import messages, runtime
 from coterie.engines.flower.keys import KeyFolder, make_keys
 from coterie.engines.flower.messages import (
+    FinalModels,
     RequestId,
     SiteFacts,
     SiteRequest,
@@ -183,7 +184,8 @@ def message_sizes(parameters: int, clusters: int) -> list[tuple[str, str, int]]:
         ("train.contribute", "back", messages.answer(wanted, {"choice": 1}, model, "float64")),
         ("evaluate", "one model", one.to_content(messages.EVALUATE)),
         ("evaluate", "back", messages.answer(wanted, {"value": 57.3})),
-        ("query.finished", "both ways", messages.pack({"contract": "0" * 64})),
+        ("query.finished", "there", FinalModels("0" * 64, model[None], 0).to_content()),
+        ("query.finished", "back", messages.pack({"closed": "0" * 64})),
         ("refusal", "back", messages.refusal("over budget")),
     ]
     return [(kind, way, size_of(content)) for kind, way, content in contents]

@@ -31,7 +31,8 @@ from coterie.data.frames import file_names
 from coterie.errors import InputError
 from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.trained import TrainedRun, in_parts
+from coterie.experiment.trained import TrainedRun
+from coterie.experiment.usable import in_parts
 from coterie.files import write_text, yaml_text
 from coterie.models.preprocessed import PreprocessedModel
 

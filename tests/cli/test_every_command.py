@@ -100,7 +100,13 @@ CASES = {
     ),
     "bench": Cases({"--slow": ["--slow"]}, ["--quick"]),
     "serve": Cases({"--keys": ["e.yaml"]}, "engines/flower/real_federation.py"),
-    "join": Cases({"--epsilon": HERE, "data.path": [*HERE, "--epsilon", "8"]}),
+    "join": Cases(
+        {
+            "--epsilon": HERE,
+            "data.path": [*HERE, "--epsilon", "8"],
+            "--policy": [*HERE, "--policy", "nowhere.yaml"],
+        }
+    ),
     "keys": Cases({"--site": ["k", "--site", "a", "--sites", "b"]}),
 }
 

@@ -168,7 +168,7 @@ def test_a_run_that_is_not_finished_is_not_used(runs: Runs, tmp_path: Path) -> N
 
 def test_what_a_task_file_says_is_checked(runs: Runs, tmp_path: Path) -> None:
     content = json.loads(RunFolder(runs("oracle").folder).task.read_text())
-    from coterie.experiment.trained import read_task
+    from coterie.data.task_file import read_task
 
     for change, said in (
         ({"format": 9}, "format 9, ours is 1"),

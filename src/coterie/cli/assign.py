@@ -20,9 +20,9 @@ def assign(
     json: Json = False,
 ) -> None:
     from coterie.experiment import assigning
-    from coterie.experiment.trained import TrainedRun
+    from coterie.experiment.site_models import open_models
 
-    found = assigning.assign(TrainedRun.open(run), data, epsilon)
+    found = assigning.assign(open_models(run), data, epsilon)
 
     def show() -> None:
         say(f"cluster: {found.cluster} of {found.candidates}")

@@ -29,10 +29,10 @@ def export(
     if kind not in FORMATS:
         raise InputError(f"--format: {kind!r}; allowed: {', '.join(FORMATS)}")
     from coterie.experiment import exporting
-    from coterie.experiment.trained import TrainedRun
+    from coterie.experiment.site_models import open_models
     from coterie.report.model_card import model_card
 
-    trained = TrainedRun.open(run)
+    trained = open_models(run)
     personal = trained.personal_parts is not None
     done = exporting.export(
         *(trained, out, kind, client, cluster),

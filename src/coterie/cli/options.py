@@ -31,7 +31,7 @@ Overrides = Annotated[
         autocompletion=complete_setting,
     ),
 ]
-Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+Run = Annotated[Path, typer.Argument(help="The folder of a finished run, or a site's own.")]
 Client = Annotated[str | None, typer.Option("--client", help="Use the model of this client of the run.")]
 Cluster = Annotated[
     int | None, typer.Option("--cluster", help="Use the model of this cluster, counted from 0.")

@@ -43,13 +43,13 @@ def predict(
     if out is not None:
         check_place(out, "--out", file=True)
     from coterie.experiment.predicting import predict_files, predict_held_out
+    from coterie.experiment.site_models import open_models
     from coterie.experiment.trained import TrainedRun
 
-    trained = TrainedRun.open(run)
     if data is None:
-        found = predict_held_out(trained, client)
+        found = predict_held_out(TrainedRun.open(run), client)
     else:
-        found = predict_files(trained, data, client, cluster)
+        found = predict_files(open_models(run), data, client, cluster)
     if out is not None:
         write_text(out, found.to_csv())
     print_result(found.to_json(), json, lambda: show(found, out))

@@ -14,7 +14,7 @@ from coterie.files import check_place
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="A run folder, or the folder of a comparison or reproduction.")
+        Path, typer.Argument(help="A run folder, a site's, or that of a comparison or reproduction.")
     ],
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     public: Annotated[
@@ -31,8 +31,9 @@ def report(
 ) -> None:
     from coterie.experiment.folder import RunFolder
     from coterie.experiment.recorded import check_folder, recount
+    from coterie.experiment.site_models import is_site_folder
     from coterie.report.comparison import comparison_figures, write_comparison_report
-    from coterie.report.drawing import FORMATS, write_figures
+    from coterie.report.drawing import FORMATS, Figure, write_figures
     from coterie.report.run import run_figures, write_run_report
     from coterie.reproduce.figures import figures_of
     from coterie.reproduce.running import render
@@ -60,6 +61,13 @@ def report(
         said = _recount_all(folder / "runs") if (folder / "runs" / "sweep.yaml").exists() else "no runs"
         rendered = render(folder)
         written, drawn = rendered.report, partial(list, figures_of(rendered))
+    elif is_site_folder(folder):
+        if public or figures is not None:
+            raise InputError(f"--public, --figures: {folder} is a site's own; allowed: a run, a comparison")
+        from coterie.report.site import write_site_report
+
+        written, drawn = write_site_report(folder), partial(list[Figure], [])
+        said = "counted again: no figure differs"
     else:
         raise InputError(f"{folder}: neither a run folder nor the folder of a comparison or reproduction")
     say(f"ledger: {said}")

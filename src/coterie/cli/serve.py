@@ -37,7 +37,9 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Where sites come in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 9443,
-    wait: Annotated[float, typer.Option("--wait", help="Seconds until all sites must be there.")] = 600.0,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Seconds until all sites must be there and have agreed.")
+    ] = 600.0,
     answer: Annotated[
         float, typer.Option("--answer", help="Seconds for an answer; then the site is missing.")
     ] = 600.0,
@@ -79,7 +81,7 @@ def serve(
         port=port,
         sites=sites,
         wait=wait,
-        timeouts=Timeouts(answer=answer, rejoin=rejoin),
+        timeouts=Timeouts(answer=answer, rejoin=rejoin, consent=wait),
         truth=_read_truth(truth),
         resume=resume,
         opened=lambda found, names: notices.note(

@@ -14,7 +14,7 @@ from coterie.engines.clients import build_learner
 from coterie.engines.secret import SEEDED
 from coterie.errors import DataError, InputError
 from coterie.experiment.calibrated import default_delta
-from coterie.experiment.trained import TrainedRun
+from coterie.experiment.usable import UsableModels
 from coterie.models import code_caveats
 from coterie.models.check import one_thread
 from coterie.privacy import Guarantee, SecretKey
@@ -60,7 +60,7 @@ class AssignedCluster:
         }
 
 
-def assign(run: TrainedRun, data: Path, epsilon: float, key: SecretKey | None = None) -> AssignedCluster:
+def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None = None) -> AssignedCluster:
     """Choose among the models of a run by the records of a folder; charged beside them before it is chosen.
 
     Args:
@@ -81,7 +81,7 @@ def assign(run: TrainedRun, data: Path, epsilon: float, key: SecretKey | None = 
         said = {
             NOT_IN_TRAINING: True,
             SEEDED: key.simulation,
-            **dict.fromkeys(code_caveats(run.experiment.model), True),
+            **dict.fromkeys(code_caveats(run.trained.model), True),
         }
         delta = default_delta(min(each.records for each in ledger.choices))
         promise = ledger.guarantee(name, delta, [word for word, holds in said.items() if holds])
@@ -94,18 +94,18 @@ def assign(run: TrainedRun, data: Path, epsilon: float, key: SecretKey | None = 
     return AssignedCluster(cluster, len(run.rows), len(records), calls, promise, ledger.path)
 
 
-def check_choosable(run: TrainedRun) -> None:
+def check_choosable(run: UsableModels) -> None:
     """Refuse a run whose models are no whole ones, or among which there is nothing to choose."""
     if run.personal_parts is not None:
         raise InputError(
-            f"{run.files.path}: clients of {run.algorithm.name} keep a part of the model for themselves; "
+            f"{run.path}: clients of {run.trained.algorithm} keep a part of the model for themselves; "
             "there is no whole model for a newcomer"
         )
     if len(run.rows) == 1:
-        raise InputError(f"{run.files.path}: has one model, nothing is to be chosen; use cluster 0")
+        raise InputError(f"{run.path}: has one model, nothing is to be chosen; use cluster 0")
 
 
-def newcomer(run: TrainedRun, data: Path) -> tuple[str, Records]:
+def newcomer(run: UsableModels, data: Path) -> tuple[str, Records]:
     """The name and the labelled records of whoever holds a folder."""
     if not data.is_dir():
         raise DataError(f"--data: {data}; allowed: a folder with one file of records")
@@ -119,19 +119,16 @@ def newcomer(run: TrainedRun, data: Path) -> tuple[str, Records]:
     return files[0].stem, Records(described.inputs.features(found.raw), found.targets)
 
 
-def scores(run: TrainedRun, records: Records) -> Floats:
+def scores(run: UsableModels, records: Records) -> Floats:
     """For each model, the sums over all records of what it gets right (bounded by 1) and of its losses."""
-    experiment = run.experiment
-    device = torch.device("cpu")
-    learner = build_learner(
-        experiment.model, run.task, experiment.seeds.simulation, device, additive=run.algorithm.additive
-    )
+    trained, device = run.trained, torch.device("cpu")
+    learner = build_learner(trained.model, run.task, trained.seed, device, additive=trained.additive)
     batch = Batch.of(records, device)
     with one_thread():
         sums = [score_sums(learner, torch.from_numpy(row), batch, [len(records)]) for row in run.rows]
     return np.array([(right[0], lost[0]) for right, lost in sums])
 
 
-def _digest(run: TrainedRun) -> str:
+def _digest(run: UsableModels) -> str:
     """Of the models that are chosen from."""
     return hashlib.sha256(np.ascontiguousarray(run.rows).tobytes()).hexdigest()

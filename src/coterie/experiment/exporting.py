@@ -4,7 +4,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from coterie import __version__
-from coterie.algorithms.protocol import Assignment
 from coterie.data.preprocessing import ArrayInputs, TableInputs
 from coterie.errors import InputError, one_line
 from coterie.experiment.folder import new_folder
-from coterie.experiment.trained import TrainedRun
+from coterie.experiment.usable import UsableModels
 from coterie.files import Json, check_place, digest_file, write_json, write_text
 from coterie.models.preprocessed import PreprocessedModel
 
@@ -52,7 +51,7 @@ class Exported:
 
 
 def export(
-    run: TrainedRun,
+    run: UsableModels,
     out: Path,
     kind: str = "safetensors",
     client: str | None = None,
@@ -71,31 +70,18 @@ def export(
     check_place(out, "--out")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out: {out} exists and is not empty; name another folder")
-    if client is None and cluster is None and run.personal_parts is None:
-        chosen = {f"cluster-{row}": run.model(cluster=row) for row in range(len(run.rows))}
-    else:
-        name = "client" if client is not None else f"cluster-{cluster or 0}"
-        chosen = {name: run.model(client, cluster)}
-    first = next(iter(chosen.values()))
+    chosen = run.to_export(client, cluster)
+    first, _ = next(iter(chosen.values()))
     with new_folder(out) as draft:
         files = []
-        for name, model in chosen.items():
+        for name, (model, used_by) in chosen.items():
             path = draft / f"{name}.{kind}"
             _carefully(write, model, path, kind)
-            files.append({"file": path.name, "sha256": digest_file(path), **_users(run, name, client)})
+            files.append({"file": path.name, "sha256": digest_file(path), **used_by})
         described = signature(run, first, kind, files)
         write_json(draft / SIGNATURE, described)
         write_text(draft / CARD, card(described))
     return Exported(out, tuple(out / f"{name}.{kind}" for name in chosen), described)
-
-
-def _users(run: TrainedRun, name: str, client: str | None) -> dict[str, Any]:
-    """Which cluster a model is of, and who uses it, as far as the server knows."""
-    if client is not None:
-        return {"client": client}
-    row, served = int(name.rpartition("-")[2]), run.served
-    known = served.cluster_of if isinstance(served, Assignment) else {}
-    return {"cluster": row, "clients": [each for each, own in known.items() if own == row]}
 
 
 # --- files -------------------------------------------------------------------------------------------
@@ -176,9 +162,9 @@ def _quiet(library: str) -> Iterator[None]:
 # --- the signature -------------------------------------------------------------------------------------
 
 
-def signature(run: TrainedRun, model: PreprocessedModel, kind: str, files: list[dict[str, Any]]) -> Json:
+def signature(run: UsableModels, model: PreprocessedModel, kind: str, files: list[dict[str, Any]]) -> Json:
     """All that a program needs to know to use the files, and what is promised of them."""
-    result, network = run.result, run.experiment.model
+    trained, network = run.trained, run.trained.model
     return {
         "signature": FORMAT,
         "format": kind,
@@ -192,20 +178,18 @@ def signature(run: TrainedRun, model: PreprocessedModel, kind: str, files: list[
         },
         "models": files,
         "run": {
-            "name": run.files.path.resolve().name,
-            "algorithm": result.algorithm,
-            "rounds": result.rounds,
-            "checkpoint": _digests(run),
+            "name": run.path.resolve().name,
+            "algorithm": trained.algorithm,
+            "rounds": trained.rounds,
+            "checkpoint": dict(run.digests()),
         },
-        "guarantee": {"line": result.guarantee, "epsilon": result.epsilon, "delta": result.delta},
+        "guarantee": {
+            "line": trained.promise.line,
+            "epsilon": trained.promise.epsilon,
+            "delta": trained.promise.delta,
+        },
         "versions": {"coterie": __version__, "torch": torch.__version__},
     }
-
-
-def _digests(run: TrainedRun) -> Mapping[str, str]:
-    """Hashes of what was exported, as it lies in the run's folder."""
-    saved = max(run.files.checkpoint.glob("round-*"))
-    return {path.name: digest_file(path) for path in (saved / "state.safetensors", run.files.task)}
 
 
 def _inputs(model: PreprocessedModel) -> Json:

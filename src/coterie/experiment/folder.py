@@ -40,6 +40,7 @@ class RunFolder:
     metrics = _Named("metrics.jsonl")
     timing = _Named("timing.jsonl")  # wall-clock seconds, apart from the metrics, which repeat exactly
     participation = _Named("participation.jsonl")  # of sites, where that is no secret
+    handed = _Named("handed.jsonl")  # sites that took their models home
     findings = _Named("findings.json")
     checkpoint = _Named("checkpoint")
     result = _Named("result.json")

@@ -21,6 +21,7 @@ import torch
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.record.oracle import TOLD
 from coterie.data import ClustersFederation, Federation, build_federation, load_dataset
+from coterie.data.task_file import task_facts
 from coterie.engines.driver import Outcomes, Work, answer_all, answer_together
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
@@ -53,7 +54,6 @@ from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
-from coterie.experiment.trained import task_facts
 from coterie.files import beside, write_text
 from coterie.privacy import Budget, Custody, HeldOut, Unit
 from coterie.training.learner import Learner

@@ -16,7 +16,8 @@ from coterie.experiment.evaluator import held_out_sums
 from coterie.experiment.local import device_of, load_federation
 from coterie.experiment.result import Spread
 from coterie.experiment.scores import regression_scores
-from coterie.experiment.trained import ModelAnswers, TrainedRun, answers, in_parts
+from coterie.experiment.trained import TrainedRun
+from coterie.experiment.usable import ModelAnswers, UsableModels, answers, in_parts
 from coterie.files import finite, read_json
 from coterie.models.preprocessed import PreprocessedModel
 from coterie.table import csv_text
@@ -103,7 +104,7 @@ def _short(spread: Spread) -> dict[str, Any]:
 
 
 def predict_files(
-    run: TrainedRun, path: Path, client: str | None = None, cluster: int | None = None
+    run: UsableModels, path: Path, client: str | None = None, cluster: int | None = None
 ) -> Prediction:
     """Predict the records of one file, or of every client's file in a folder.
 
@@ -126,7 +127,9 @@ def predict_files(
     return Prediction(parts, described.label.names)
 
 
-def metrics_of(run: TrainedRun, said: ModelAnswers, targets: NDArray[Any] | None) -> dict[str, float] | None:
+def metrics_of(
+    run: UsableModels, said: ModelAnswers, targets: NDArray[Any] | None
+) -> dict[str, float] | None:
     """How well answers agree with labels: exact, and for whoever holds the records."""
     if targets is None or not len(targets):
         return None

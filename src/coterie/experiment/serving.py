@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -20,19 +20,29 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from coterie.algorithms.protocol import Assignment, OwnChoice
+from coterie.algorithms.state import State
 from coterie.engines.clients import TrainingFacts
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import answer_all
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import server
+from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.keys import KeyFolder, check_host
 from coterie.engines.flower.members import RemoteMembers
+from coterie.engines.flower.messages import REFUSALS
 from coterie.engines.flower.network import open_link
 from coterie.engines.flower.server import FlowerEngine, Participation
-from coterie.engines.flower.transport import PATIENCE, Journal, NobodyAnswered, Timeouts, Transport
+from coterie.engines.flower.transport import (
+    PATIENCE,
+    Answers,
+    Journal,
+    NobodyAnswered,
+    Timeouts,
+    Transport,
+)
 from coterie.engines.local import coin_key
 from coterie.errors import InputError
-from coterie.experiment import folder
+from coterie.experiment import checkpoint, folder
 from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.evaluator import Evaluator, Served, rows_of
 from coterie.experiment.experiment_file import read_experiment
@@ -58,6 +68,8 @@ from coterie.privacy.ranges import CLIENTS
 log = logging.getLogger(__name__)
 APP = Path(__file__).parent / "flower_app"
 """The Flower app under whose name runs go; for `flwr run`, also its code: two imports."""
+AGAIN_SECONDS = 2.0
+"""Between two questions whether an operator has decided."""
 EVERYONE = "everyone"
 """In place of a client's name, where what was spent is the same for all."""
 
@@ -108,26 +120,67 @@ class ServedRun:
                 told = replace(report, answered=answered, missing=missing, spent=spent, budget=budget)
                 self.callbacks.tell("on_round", told)
 
-            result = run.result(answer_all(run.rounds(replace(self.callbacks, on_round=tell))))
+            state = answer_all(run.rounds(replace(self.callbacks, on_round=tell)))
+            result = run.result(state)
             spent, _ = self._spent(opened.ledger)
             asked = dict.fromkeys(self.contracts, spent[EVERYONE]) if self._trusted else spent
             result = replace(result, participation=participation.tally, asked=asked)
-            server.finish(self.transport, self.contracts)
             opened.finish(result.to_json())
+            self._hand_out(state)
             end(result)
         return result
+
+    def hand_out_rest(self) -> list[str]:
+        """Hand the models of a finished run to sites that have not got theirs; who still has not."""
+        saved = checkpoint.load(self.files.checkpoint, self.calibrated.algorithm.state_type)
+        if saved is None:
+            raise InputError(f"{self.files.checkpoint}: the models were dropped on purpose")
+        return self._hand_out(saved.state)
+
+    def _hand_out(self, state: State) -> list[str]:
+        """Tell sites that it is over, with the model that each uses; who could not be told.
+
+        The run is finished by then: a site that is away now takes its model home when it comes again.
+        """
+        waiting = without_models(self.files, self.contracts)
+        contracts = {name: self.contracts[name] for name in waiting}
+        told = server.finish(self.transport, contracts, self.calibrated.algorithm.models(state))
+        for name in told.by_client:
+            append_line(self.files.handed, {"site": name})
+        left = [name for name in waiting if name not in told.by_client]
+        for name in left:
+            log.warning(
+                "%s has not got its model (%s); serve --resume hands it out",
+                name,
+                told.missing.get(name, "away"),
+            )
+        return left
 
     def _agree(self, resumed: bool) -> None:
         """Propose the contracts; before the first release everybody must have agreed."""
         there = set(self.transport.present(list(self.contracts))) if resumed else set(self.contracts)
         wanted = {name: contract for name, contract in self.contracts.items() if name in there}
-        answers, promised = server.offer(self.transport, wanted), self.calibrated.guarantee.line
+        answers, promised = self._offer(wanted), self.calibrated.guarantee.line
         if answers.missing and not resumed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in answers.missing.items())
             raise InputError(
                 f"not all clients agree to the plan ({promised}): {reasons}. Nothing was released; "
                 "once they do, --resume goes on"
             )
+
+    def _offer(self, contracts: Mapping[str, Contract]) -> Answers[str]:
+        """Propose contracts; an operator who reads one is asked again until there is an answer."""
+        until = time.monotonic() + self.transport.timeouts.consent
+        told = False
+        while True:
+            answers = server.offer(self.transport, contracts)
+            reading = [name for name, why in answers.missing.items() if REFUSALS["review"] in why]
+            if not reading or time.monotonic() > until:
+                return answers
+            if not told:
+                log.info("waiting for the operators of %s, who read the plan", ", ".join(reading))
+            told = True
+            time.sleep(AGAIN_SECONDS)
 
     def _engine(
         self, opened: OpenRunFolder, note: Callable[[Participation], None]
@@ -157,6 +210,12 @@ class ServedRun:
             client: max(ledger.spent(unit.subject) for unit in plan.units if unit.owner == client)
             for client in self.contracts
         }, {client: budgets[client].epsilon for client in self.contracts}
+
+
+def without_models(files: RunFolder, sites: Iterable[str]) -> list[str]:
+    """Those of the sites that have not taken their models home."""
+    handed = {str(line.get("site")) for line in read_lines(files.handed)} if files.handed.exists() else set()
+    return [name for name in sites if name not in handed]
 
 
 @dataclass(frozen=True)
@@ -277,17 +336,21 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
         }
     )
     folder = serving.out.with_name(f"{serving.out.name}.link")
-    if finished(experiment, serving.out, resume=serving.resume) is not None:
+    files = RunFolder(serving.out)
+    done = finished(experiment, serving.out, resume=serving.resume)
+    waiting = set(without_models(files, Sites.load(files.sites).records)) if done is not None else set()
+    if done is not None and (serving.keys is None or not waiting):
         _forget_link(experiment, folder)  # a crash may have come between result and deletion
-        raise InputError(f"{RunFolder(serving.out).result}: the run is finished")
+        raise InputError(f"{files.result}: the run is finished")
     try:
         with open_link(folder, serving.keys, serving.host, serving.port, APP) as link:
             serving.opened(link.port, list(link.nodes))
             with link.grid() as grid:
                 nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
+                nodes = {name: node for name, node in nodes.items() if done is None or name in waiting}
                 result = on_grid(experiment, grid, nodes, serving, callbacks, sent=link.proxy.expect)
     except InputError:
-        if not RunFolder(serving.out).exists:  # nothing has begun that the link must remember
+        if not files.exists:  # nothing has begun that the link must remember
             shutil.rmtree(folder, ignore_errors=True)
         raise
     _forget_link(experiment, folder)
@@ -317,7 +380,11 @@ def on_grid(
     transport = Transport(grid, nodes, serving.timeouts, sent)
     files = RunFolder(serving.out)
     wait_for(transport, serving.wait, everyone=not files.exists)
-    return ServedRun(experiment, files, transport, truth=serving.truth, callbacks=callbacks).finish()
+    run = ServedRun(experiment, files, transport, truth=serving.truth, callbacks=callbacks)
+    if not files.finished:
+        return run.finish()
+    run.hand_out_rest()
+    return RunResult.load(files.path)
 
 
 def wait_for(transport: Transport, seconds: float, *, everyone: bool) -> None:

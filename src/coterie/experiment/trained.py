@@ -5,22 +5,19 @@ A folder holds all that is needed: which model each client uses, the parameters,
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from coterie.algorithms import AnyAlgorithm
 from coterie.algorithms.protocol import Assignment, Choice, OwnChoice, Parts, Vector
-from coterie.data import Federation, Task
+from coterie.data import Task
 from coterie.data.preprocessing import Preprocessing
-from coterie.data.raw import raw_records
+from coterie.data.task_file import read_task
 from coterie.errors import InputError
 from coterie.experiment import checkpoint
 from coterie.experiment.calibrated import build_algorithm
@@ -31,64 +28,14 @@ from coterie.experiment.own_code import check_code, code_of
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.files import Json, read_json
-from coterie.models import build_model
+from coterie.experiment.usable import Trained, UsableModels
+from coterie.files import digest_file, read_json
 from coterie.models.preprocessed import PreprocessedModel
-from coterie.privacy.plain import MalformedError, record
-from coterie.settings import explain
-from coterie.training.parameters import Layout
-
-FORMAT = 1
-AT_ONCE = 1024
-"""Records that go through a model together."""
-Labels: TypeAlias = NDArray[Any]
-"""Classes by name, or values in the label's units."""
-
-
-def task_facts(federation: Federation) -> Json:
-    """What the models of a run on these records are for, as its folder keeps it."""
-    described = federation.preprocessing or Preprocessing.as_it_is(federation.task)
-    return {
-        "format": FORMAT,
-        "task": record(Task).write(federation.task),
-        "preprocessing": described.model_dump(mode="json", exclude_none=True),
-    }
-
-
-def read_task(path: Path) -> tuple[Task, Preprocessing]:
-    """What `task_facts` wrote into a file."""
-    content = read_json(path)
-    if content.get("format") != FORMAT:
-        raise InputError(f"{path}: of another version (format {content.get('format')}, ours is {FORMAT})")
-    try:
-        return record(Task).read(content["task"]), Preprocessing.model_validate(content["preprocessing"])
-    except ValidationError as mistake:
-        raise InputError(f"{path}: {explain(mistake, Preprocessing)}") from None
-    except (KeyError, TypeError, ValueError, MalformedError) as mistake:
-        raise InputError(f"{path}: not the task of a run ({type(mistake).__name__})") from None
+from coterie.privacy import Guarantee
 
 
 @dataclass(frozen=True)
-class ModelAnswers:
-    """What a model says of records.
-
-    Args:
-        labels: classes by name, or values in the label's units.
-        outputs: logits, or the same values.
-        cluster: the model's number, where it is that of a cluster.
-    """
-
-    labels: Labels
-    outputs: NDArray[np.float32]
-    probabilities: NDArray[np.float64] | None
-    cluster: int | None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(UsableModels):
     """A finished run folder, checked, and what is in it, read when it is asked for."""
 
     files: RunFolder
@@ -100,7 +47,11 @@ class TrainedRun:
         for problem, holds in (
             ("not a run folder", not files.exists),
             ("not finished; coterie run --resume goes on with it", not files.finished),
-            ("trained between sites, whose raw values are known to them alone", files.sites.exists()),
+            (
+                "trained between sites, whose raw values are known to them alone; each site has its model in "
+                "its own folder (coterie predict STATE)",
+                files.sites.exists(),
+            ),
             (
                 "written by an earlier version, without task.json, so how its raw values were scaled is not "
                 "known; run it anew",
@@ -123,17 +74,25 @@ class TrainedRun:
     def result(self) -> RunResult:
         return RunResult.load(self.files.path)
 
+    @property
+    def path(self) -> Path:
+        return self.files.path
+
     @cached_property
-    def _described(self) -> tuple[Task, Preprocessing]:
+    def trained(self) -> Trained:
+        experiment, result = self.experiment, self.result
+        return Trained(
+            result.algorithm,
+            result.rounds,
+            experiment.model,
+            experiment.seeds.simulation,
+            self.algorithm.additive,
+            Guarantee.from_json(read_json(self.files.guarantee)),
+        )
+
+    @cached_property
+    def described(self) -> tuple[Task, Preprocessing]:
         return read_task(self.files.task)
-
-    @property
-    def task(self) -> Task:
-        return self._described[0]
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        return self._described[1]
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -169,11 +128,6 @@ class TrainedRun:
             fits = own.dtype == np.float32 and (own.shape[1:] == (size,) if whole else own.ndim == 1)
             InputError.when(not fits, f"{self.files.checkpoint}: damaged checkpoint ({name}: {own.shape})")
         return served
-
-    @property
-    def rows(self) -> NDArray[np.float32]:
-        """The models of the clusters, one per row."""
-        return self.served.models
 
     @property
     def personal_parts(self) -> Parts | None:
@@ -229,6 +183,24 @@ class TrainedRun:
         whole[parts.personal] = self._saved.personal[client]
         return whole
 
+    def to_export(
+        self, client: str | None, cluster: int | None
+    ) -> dict[str, tuple[PreprocessedModel, dict[str, Any]]]:
+        """All clusters' models, or the one that is asked for."""
+        if client is not None or (cluster is None and self.personal_parts is not None):
+            return {"client": (self.model(client, cluster), {"client": client})}
+        rows = range(len(self.rows)) if cluster is None else [cluster]
+        return {f"cluster-{row}": (self.model(cluster=row), self._users(row)) for row in rows}
+
+    def _users(self, row: int) -> dict[str, Any]:
+        """Which cluster a model is of, and who uses it, as far as the server knows."""
+        known = self.served.cluster_of if isinstance(self.served, Assignment) else {}
+        return {"cluster": row, "clients": [each for each, own in known.items() if own == row]}
+
+    def digests(self) -> Mapping[str, str]:
+        saved = max(self.files.checkpoint.glob("round-*"))
+        return {path.name: digest_file(path) for path in (saved / "state.safetensors", self.files.task)}
+
     def evaluated(self) -> Assignment:
         """Which model each client used when the run was evaluated; where it chose itself, as it then said."""
         served, known = self.served, self.result.clusters
@@ -245,48 +217,3 @@ class TrainedRun:
             dict(known),
             {client: self._own(client, served.models[known[client]]) for client in own},
         )
-
-    # --- models and what they say -------------------------------------------------------------------
-
-    def network(self, parameters: Vector) -> torch.nn.Module:
-        """The run's network with these parameters."""
-        experiment = self.experiment
-        seed, additive = experiment.seeds.simulation, self.algorithm.additive
-        network = build_model(experiment.model, self.task, seed, additive=additive)
-        network.load_state_dict(Layout.of(network).split(torch.from_numpy(parameters)), strict=False)
-        return network.requires_grad_(False).eval()
-
-    def model(self, client: str | None = None, cluster: int | None = None) -> PreprocessedModel:
-        """The model of a client or of a cluster, with preprocessing inside."""
-        parameters, _ = self.chosen(client, cluster)
-        return PreprocessedModel(self.network(parameters), self.task, self.preprocessing)
-
-    def inputs(self, values: object) -> NDArray[Any]:
-        """What models take of arrays, data frames, rows by name or texts."""
-        return raw_records(values, self.preprocessing)
-
-    def answer(
-        self, raw: NDArray[Any], client: str | None = None, cluster: int | None = None
-    ) -> ModelAnswers:
-        """What a client's or cluster's model says of raw records."""
-        parameters, row = self.chosen(client, cluster)
-        model = PreprocessedModel(self.network(parameters), self.task, self.preprocessing)
-        return answers(model, in_parts(model, raw), row)
-
-
-def answers(model: PreprocessedModel, outputs: torch.Tensor, cluster: int | None) -> ModelAnswers:
-    """What outputs of a model, or values of a regression, mean."""
-    values = outputs.numpy()
-    if model.task.kind == "regression":
-        return ModelAnswers(values, values, None, cluster)
-    names = np.array(model.preprocessing.label.names)
-    shares = torch.softmax(outputs.double(), dim=1).numpy()
-    return ModelAnswers(names[outputs.argmax(dim=1).numpy()], values, shares, cluster)
-
-
-@torch.no_grad()
-def in_parts(compute: Callable[..., torch.Tensor], records: NDArray[Any]) -> torch.Tensor:
-    """What is computed of records, some at a time: many take no more memory than what is found."""
-    starts = range(0, max(1, len(records)), AT_ONCE)
-    parts = (np.ascontiguousarray(records[first : first + AT_ONCE]) for first in starts)
-    return torch.cat([compute(torch.from_numpy(part)) for part in parts])

@@ -5,8 +5,8 @@ from typing import Any
 from markupsafe import Markup
 
 from coterie.experiment.shown import release_table
-from coterie.experiment.trained import TrainedRun
-from coterie.files import Json, read_json
+from coterie.experiment.usable import UsableModels
+from coterie.files import Json
 from coterie.privacy import Guarantee
 from coterie.table import Table, plain
 
@@ -24,13 +24,13 @@ _USE = {
 }
 
 
-def model_card(run: TrainedRun, signature: Json, *, personal: bool = False) -> str:
+def model_card(run: UsableModels, signature: Json, *, personal: bool = False) -> str:
     """The card of exported models as Markdown.
 
     Args:
         personal: whether a model holds what a client keeps for itself.
     """
-    promise = Guarantee.from_json(read_json(run.files.guarantee))
+    promise = run.trained.promise
     files = [
         {
             "File": str(model["file"]),

@@ -29,7 +29,7 @@ from tiny_site import (
 
 from coterie.engines.flower import messages
 from coterie.engines.flower.approval import MOST_RELEASES, MOST_STEPS, approve
-from coterie.engines.flower.contract import Contract, Limits, cost
+from coterie.engines.flower.contract import Contract, Limits, Rules, cost
 from coterie.engines.flower.messages import SiteFacts
 from coterie.errors import InputError
 from coterie.models import ModelSettings
@@ -291,9 +291,11 @@ def test_more_steps_in_all_rounds_than_a_site_should_price_are_refused_before_th
 ) -> None:
     each = dataclasses.replace(releases(noise=1e9)[1].mechanism, batch=40, epochs=10**4)  # type: ignore[type-var]
     most = MOST_STEPS // 10**4
+    patient = dataclasses.replace(LIMITS, rules=Rules(steps=10 * MOST_STEPS))
     for times, reason in ((most, None), (most + 1, "out of range")):
         plan = plan_of((PlannedRelease("training", each, times),))
-        assert offered(tmp_path / f"{times}", contract(plan=plan, accountant="pld").to_json()) == reason
+        offer = contract(plan=plan, accountant="pld").to_json()
+        assert offered(tmp_path / f"{times}", offer, patient) == reason
         monkeypatch.setattr("coterie.engines.flower.approval.cost", lambda *_, **__: pytest.fail("priced"))
 
 

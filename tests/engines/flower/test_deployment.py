@@ -19,6 +19,7 @@ from real_federation import HERE, RealFederation, processes_about, wait_until
 from site_folders import NAMES, write_sites
 
 from coterie.algorithms import find_algorithm
+from coterie.algorithms.protocol import Assignment
 from coterie.engines.flower import messages, server
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.messages import RequestId, SiteRequest
@@ -211,7 +212,8 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             assert messages.REFUSALS["over budget"] in reason(ask(2, start + 2))
             assert messages.REFUSALS["not planned"] in reason(ask(3, start))
             assert charged(made, "amber") == {1: 1, 2: 1}
-            assert server.finish(transport, run.contracts).by_client == {"amber": contract.digest}
+            final = Assignment(start[None], {"amber": 0})
+            assert server.finish(transport, run.contracts, final).by_client == {"amber": contract.digest}
         made.joined["amber"].wait(timeout=120)
         assert made.joined["amber"].returncode == 0
         assert released(made, "amber") == {1: 1, 2: 1}

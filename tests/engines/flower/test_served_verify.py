@@ -20,7 +20,7 @@ from coterie.files import read_arrays
 from coterie.privacy import Budget, HeldOut
 from coterie.report.run import write_run_report
 
-OUTSIDE = {"timing.jsonl", "participation.jsonl"}
+OUTSIDE = {"timing.jsonl", "participation.jsonl", "handed.jsonl"}
 
 
 class Killed(BaseException):

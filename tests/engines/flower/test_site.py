@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from tiny_site import (
+    FINAL,
     START,
     ZERO_OUT,
     contract,
@@ -318,9 +319,9 @@ def test_closed_books_have_no_key_and_answer_nothing(tmp_path: Path) -> None:
     made = joined(tmp_path)
     deliver(made, messages.TRAIN, training())
     key = made.files.secret.read_bytes()
-    other = messages.pack({"contract": "0" * 64})
+    other = dataclasses.replace(FINAL, contract="0" * 64).to_content()
     assert refused(deliver(made, messages.FINISHED, other)) == "other contract"
-    assert refused(deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest}))) is None
+    assert refused(deliver(made, messages.FINISHED, FINAL.to_content())) is None
     assert made.finished
     assert not made.files.secret.exists()
     made.files.secret.write_bytes(key)  # as a crash before its deletion leaves it

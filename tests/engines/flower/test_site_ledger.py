@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_site import contract, deliver, joined, selection, site, training
+from tiny_site import FINAL, contract, deliver, joined, selection, site, training
 
 from coterie.engines.flower import messages
 from coterie.engines.flower import session as session_module
@@ -186,7 +186,7 @@ def test_a_contract_under_which_no_session_opens_is_never_on_disk(
 def closed(folder: Path) -> SiteFolder:
     made = joined(folder)
     deliver(made, messages.TRAIN, training())
-    deliver(made, messages.FINISHED, messages.pack({"contract": contract().digest}))
+    deliver(made, messages.FINISHED, FINAL.to_content())
     assert made.finished
     return made.files
 

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits
-from coterie.engines.flower.messages import RequestId, SiteRequest
+from coterie.engines.flower.messages import FinalModels, RequestId, SiteRequest
 from coterie.engines.flower.site import Site
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
@@ -93,6 +93,10 @@ def contract(**changes: Any) -> Contract:
         delta=1e-3,
     )
     return replace(made, **changes)
+
+
+FINAL = FinalModels(contract().digest, START[None], 0)
+"""What the site takes home in the end."""
 
 
 def site(folder: Path, limits: Limits = LIMITS, **options: Any) -> Site:

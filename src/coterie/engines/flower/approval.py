@@ -66,6 +66,9 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
         others = mechanism.at_sites and getattr(mechanism, "records", facts.records) != facts.records
         RefusedError.when(others, "other data")
     RefusedError.when(not (_in_range(contract) and _few_releases(contract)), "out of range")
+    broken = limits.rules.broken_by(contract)
+    if broken is not None:
+        raise RefusedError(broken)
     RefusedError.when(not (_sound_views(contract) and _sound_work(contract)), "garbage")
     try:
         learner = learner_of(contract)

@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import Choice, LocalTraining, Parts
 from coterie.data.records import Task
-from coterie.engines.flower.messages import GarbageError, RefusedError, RequestId, Told, check_texts
+from coterie.engines.flower.messages import (
+    GarbageError,
+    RefusedError,
+    RequestId,
+    Told,
+    check_texts,
+    quoted,
+)
 from coterie.errors import CoterieError
 from coterie.groups import Observer
 from coterie.models import ModelSettings, code_caveats
@@ -33,6 +40,7 @@ from coterie.privacy import (
     Custody,
     Guarantee,
     HeldOut,
+    NoisyScores,
     PrivacyPlan,
     Unit,
     UnitPlan,
@@ -147,6 +155,16 @@ class Contract(Told):
         """The plan as far as it concerns this site: what its ledger enforces."""
         return replace(self.plan, units=self.units)
 
+    @property
+    def work(self) -> int:
+        """Steps of training in all rounds: what a contract asks of a site's processors."""
+        training = None if self.trusted is None else self.trusted.training
+        if training is None:
+            return sum(release.times * release.mechanism.steps for release in self.own.releases)
+        learning = [each for each in self.own.releases if each.mechanism.kind != NoisyScores.kind]
+        passes = training.epochs * -(-self.records // training.batch)
+        return sum(release.times for release in learning) * (training.iterations or passes)
+
     @classmethod
     def read(cls, data: object) -> Self:
         check_texts(data)
@@ -174,6 +192,40 @@ class Contract(Told):
 register(ModelSettings, lambda settings: settings.model_dump(mode="json"), ModelSettings.model_validate)
 
 
+MOST_WORK = 10**7
+"""Steps of training in all rounds that a site agrees to, unless its operator says otherwise."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an operator's policy says beside the budget; None: anything.
+
+    Args:
+        models: names of models; a user's own code must be among `Limits.models`, too.
+        steps: of training, in all rounds together.
+        hours: from the contract on, after which nothing is answered any more.
+    """
+
+    algorithms: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    rounds: int | None = None
+    steps: int = MOST_WORK
+    hours: float | None = None
+
+    def broken_by(self, contract: "Contract") -> str | None:
+        """The rule that a contract breaks, as `RefusedError` names it."""
+        broken = {
+            "rule algorithms": self.algorithms is not None and contract.algorithm not in self.algorithms,
+            "rule models": self.models is not None and contract.model.name not in self.models,
+            "rule rounds": self.rounds is not None and contract.rounds > self.rounds,
+            "rule steps": contract.work > self.steps,
+        }
+        return next((rule for rule, holds in broken.items() if holds), None)
+
+
+NO_RULES = Rules()
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a site's operator allows, said once when joining.
@@ -185,6 +237,7 @@ class Limits:
             server is trusted, it costs a part of the budget. None: never.
         trust_server: whether the server may see this site's clipped updates in the clear.
         adjacency: between which neighbours the budget holds; None: those that the plan names.
+        rules: what a policy says beside that.
     """
 
     budget: Budget
@@ -192,6 +245,7 @@ class Limits:
     reported: HeldOut | None = None
     trust_server: bool = False
     adjacency: Adjacency | None = None
+    rules: Rules = NO_RULES
 
 
 def cost(contract: Contract, delta: float, adjacency: Adjacency | None = None) -> float:
@@ -227,7 +281,7 @@ def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     """
     plan, trusted, delta = contract.plan, contract.trusted is not None, contract.delta
     said = (IN_THE_CLEAR, WHO_IS_ASKED) if trusted else ()
-    theirs = (f'the server says: "{caveat}"' for caveat in plan.caveats)
+    theirs = (f"the server says: {quoted(caveat)}" for caveat in plan.caveats)
     said = (*said, *theirs, *code_caveats(contract.model), *caveats)
     held_by = Custody.TRUSTED_SERVER if trusted else Custody.EACH_SITE
     if contract.watched is not None:

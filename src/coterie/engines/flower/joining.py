@@ -12,13 +12,16 @@ from coterie.data import Client, Federation, NaturalFederation, check_federation
 from coterie.data.folder import read_folder
 from coterie.data.natural import split_records
 from coterie.data.records import Dataset
-from coterie.engines.flower.contract import Limits
+from coterie.engines.flower.contract import NO_RULES, Limits, Rules
 from coterie.engines.flower.keys import check_site_name
+from coterie.engines.flower.review import Reviewer
+from coterie.engines.flower.session import Finished
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
 from coterie.files import check_place
 from coterie.privacy import Adjacency, Budget, HeldOut
 from coterie.privacy.ranges import CLIENTS, DELTA, EPSILON, EVALUATION_EPSILON, ROUNDS, SEED, Range
+from coterie.privacy.units import round_up
 
 MEANT_DELTA = replace(DELTA, most=0.999)
 SHARE = Range(1e-6, 0.999999)
@@ -47,6 +50,7 @@ class Joining:
             client or a worker; delta must then be given, since units are sites.
         adjacency: between which neighbours epsilon holds, whatever a plan says; by default as it says.
         noise_seed: for tests: repeatable noise, no privacy against anybody who knows it.
+        rules: what a policy says beside the budget.
     """
 
     data: Path
@@ -62,6 +66,7 @@ class Joining:
     noise_seed: int | None = None
     trust_server: bool = False
     adjacency: Adjacency | None = None
+    rules: Rules = NO_RULES
 
     def __post_init__(self) -> None:
         numbers: Mapping[str, tuple[float | None, Range]] = {
@@ -139,8 +144,12 @@ _CONFIG: Mapping[str, Callable[[Any], Any]] = {
 """Keys of a Flower node's configuration and how each is read."""
 
 
-def open_site(joining: Joining) -> Site:
-    """Read the records once, and open the site, or open it again."""
+def open_site(joining: Joining, reviewer: Reviewer | None = None) -> Site:
+    """Read the records once, and open the site, or open it again.
+
+    Args:
+        reviewer: has the operator decide about contracts.
+    """
     InputError.when(
         joining.trust_server and joining.delta is None,
         "--delta: needed with --trust-server, where not a record but this site is protected; allowed: a "
@@ -158,8 +167,28 @@ def open_site(joining: Joining) -> Site:
     check_site_name(name)
     delta = joining.delta if joining.delta is not None else 0.2 / len(dataset.train)
     budget = Budget(joining.epsilon, delta)
-    limits = Limits(budget, joining.models, _reported(joining), joining.trust_server, joining.adjacency)
-    return Site(_alone(name, dataset, joining), state, limits, noise_seed=joining.noise_seed)
+    limits = Limits(
+        budget,
+        joining.models,
+        _reported(joining),
+        joining.trust_server,
+        joining.adjacency,
+        joining.rules,
+    )
+    alone = _alone(name, dataset, joining)
+    return Site(alone, state, limits, noise_seed=joining.noise_seed, reviewer=reviewer)
+
+
+def spent_before(data: Path, state: Path | None) -> str:
+    """What folders beside the records say was spent of them before; of others nobody knows here."""
+    own, found = state or data / STATE, []
+    for path in sorted(data.glob("*/contract.json")):
+        if path.parent.resolve() != own.resolve():
+            end = path.with_name("finished.json")
+            spent = f"epsilon {round_up(Finished.load(end).epsilon)}" if end.exists() else "not finished"
+            found.append(f"{path.parent.name}: {spent}")
+    known = "; ".join(found) or f"nothing that folders in {data} tell of"
+    return f"{known} (what was spent under other folders is not known here, and adds up)"
 
 
 def _reported(joining: Joining) -> HeldOut | None:
@@ -181,6 +210,6 @@ def _alone(name: str, dataset: Dataset, joining: Joining) -> Federation:
         shares = NaturalFederation(test_share=joining.held_out)
         train, _, test = split_records(everything, shares, *joining.split)
     client = Client(name, train=take(train), validation=take(everything[:0]), test=take(test))
-    alone = Federation((client,), dataset.task)
+    alone = Federation((client,), dataset.task, preprocessing=dataset.preprocessing)
     check_federation(alone, held_out=False)
     return alone

@@ -14,7 +14,7 @@ what was in it).
 | `query.select` | contract, round, release, k models | one released index |
 | `train.contribute` | contract, round, release, order of records, k models | its choice, its clipped update |
 | `evaluate` | contract, round, model | noisy number of held-out records that it gets right, if planned |
-| `query.finished` | contract | nothing: the site may finish |
+| `query.finished` | contract, the models that the site uses or chooses from | nothing: it may finish |
 """
 
 import json
@@ -35,8 +35,9 @@ from coterie.errors import CoterieError
 from coterie.privacy import HeldOut
 from coterie.privacy.plain import MalformedError, Plain, record, register
 from coterie.privacy.plan import canonical_json
-from coterie.privacy.ranges import PULL, SEED
+from coterie.privacy.ranges import CLUSTERS, PULL, SEED, Range
 
+CLUSTER_NUMBERS = Range(0, CLUSTERS.most - 1, whole=True)
 FORMAT = 1
 PLAIN = "coterie"
 ARRAYS = "arrays"
@@ -69,6 +70,13 @@ REFUSALS = {
     "model code": "its operator has not allowed the model's code",
     "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
     "closed": "it has finished this experiment",
+    "review": "its operator is still reading the plan",
+    "declined": "its operator has read the plan and said no",
+    "rule algorithms": "its operator's policy does not allow the algorithm (algorithms)",
+    "rule models": "its operator's policy does not allow the model (models)",
+    "rule rounds": "its operator's policy allows fewer rounds (rounds)",
+    "rule steps": "it would take more steps of training than its operator allows (steps)",
+    "rule hours": "the time that its operator's policy allows is over (hours)",
 }
 """Everything a site may say when it does not answer. Fixed words: an error text could carry data."""
 
@@ -288,6 +296,32 @@ class SiteRequest:
         return cls(identity, arrays["models"], arrays.get("anchor"), weight, int(order, 16))
 
 
+@dataclass(frozen=True)
+class FinalModels:
+    """What a site takes home when nothing more will be asked of it.
+
+    Args:
+        models: one in each row: the one that it uses, or those that it chooses from itself.
+        cluster: the number of the one that it uses; None where it chooses.
+    """
+
+    contract: str
+    models: NDArray[np.float32]
+    cluster: int | None
+
+    def to_content(self) -> RecordDict:
+        number = -1 if self.cluster is None else self.cluster
+        return pack({"contract": self.contract, "cluster": number}, {"models": self.models})
+
+    @classmethod
+    def from_content(cls, content: RecordDict, parameters: int) -> Self:
+        plain = plain_of(content, {"contract": str, "cluster": int})
+        models, cluster = arrays_of(content, {"models": (None, parameters)})["models"], plain["cluster"]
+        known = cluster in CLUSTER_NUMBERS and len(models) == 1
+        GarbageError.when(not known and cluster != -1, "a model of no cluster")
+        return cls(plain["contract"], models, cluster if known else None)
+
+
 def answer(
     request: RequestId,
     plain: Mapping[str, Scalar] | None = None,
@@ -342,6 +376,11 @@ def check_texts(data: object) -> None:
 def printable(text: str) -> str:
     """One line of a terminal, whatever is in it."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def quoted(text: str) -> str:
+    """A text of the server's: one line, in quotes that it cannot close."""
+    return json.dumps(printable(text), ensure_ascii=False)
 
 
 class SiteLog(logging.LoggerAdapter[logging.Logger]):

@@ -18,9 +18,11 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from coterie.algorithms.protocol import (
+    Assignment,
     Choices,
     Cohort,
     Count,
+    OwnChoice,
     Reply,
     Request,
     Select,
@@ -32,7 +34,14 @@ from coterie.algorithms.protocol import (
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract
-from coterie.engines.flower.messages import GarbageError, RequestId, SiteFacts, SiteRequest, Values
+from coterie.engines.flower.messages import (
+    FinalModels,
+    GarbageError,
+    RequestId,
+    SiteFacts,
+    SiteRequest,
+    Values,
+)
 from coterie.engines.flower.transport import Answers, Journal, NobodyAnswered, Timeouts, Transport
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import CoterieError, PlanError
@@ -84,10 +93,22 @@ def offer(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[st
     return transport.ask(messages.OFFER, contents, _confirming("accepted", contracts))
 
 
-def finish(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[str]:
-    """Tell the sites that are there that nothing more will be asked."""
-    there = transport.online()
-    told = {name: messages.pack({"contract": contracts[name].digest}) for name in contracts if name in there}
+def finish(
+    transport: Transport, contracts: Mapping[str, Contract], served: Assignment | OwnChoice
+) -> Answers[str]:
+    """Tell sites that nothing more will be asked, and hand each the model that it uses.
+
+    A site gets no model but its own, where the server knows which that is: workers must not see those of
+    groups that they are not in. Where sites choose for themselves, each gets those that it chooses from.
+    """
+    there = transport.present(list(contracts))
+
+    def final(name: str) -> FinalModels:
+        if isinstance(served, OwnChoice):
+            return FinalModels(contracts[name].digest, served.models, None)
+        return FinalModels(contracts[name].digest, served.model_of(name)[None], served.cluster_of[name])
+
+    told = {name: final(name).to_content() for name in there}
     return transport.ask(messages.FINISHED, told, _confirming("closed", contracts))
 
 

@@ -38,6 +38,7 @@ from coterie.engines.evaluation import PrivateScores
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, cost, leaving, promised
 from coterie.engines.flower.messages import (
+    FinalModels,
     GarbageError,
     RefusedError,
     RequestId,
@@ -45,6 +46,7 @@ from coterie.engines.flower.messages import (
     Values,
     site_log,
 )
+from coterie.engines.flower.taken_home import write_taken_home
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED
@@ -78,6 +80,7 @@ class SiteFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.contract = path / "contract.json"
+        self.consent = path / "consent.json"
         self.secret = path / "noise.key"
         self.ledger = path / "ledger.jsonl"
         self.answers = path / "answers"
@@ -158,7 +161,7 @@ class SiteSession:
             self.guarantee = promised(contract, [SEEDED] if key.simulation else [])
         except CoterieError:  # epsilon can be bounded, but what it is good for cannot be said
             raise RefusedError("not planned") from None
-        self._files, self._signed = files, signed
+        self._files, self._signed, self._alone = files, signed, alone
         self._subject, self._learner = contract.client, learner
         self._context = behaviour(contract.model, contract.lr, contract.augmentation, contract.plan, learner)
         self.parameters = learner.layout.size
@@ -295,6 +298,29 @@ class SiteSession:
 
         found = self._once(wanted, hashed, share if scored is None else noisy, planned.subject)
         return messages.answer(wanted, {"value": float(found["value"][0])})
+
+    def take_home(self, final: FinalModels) -> None:
+        """Keep the model that this site uses, in its own folder, with what was promised to it."""
+        contract, work, row = self.contract, self.contract.trusted, final.cluster
+        if row is None and work is not None:  # among several, which one fits is this site's to find out
+            own = OwnChoice(final.models, work.choice, work.training, work.parts(self.parameters))
+            row = self._engine.members.serve(own).cluster_of[self._subject]
+        facts = {
+            "client": self._subject,
+            "experiment": contract.experiment,
+            "contract": contract.digest,
+            "algorithm": contract.algorithm,
+            "unit": contract.plan.unit,
+            "rounds": contract.rounds,
+            "cluster": row,
+            "personal": () if work is None else work.personal,
+            "model": contract.model,
+            "seed": contract.public_seed,
+            "additive": contract.additive,
+            "epsilon": self.spent,
+        }
+        personal = self._engine.members.personal.get(self._subject)
+        write_taken_home(self._files.path, self._alone, self.guarantee, final.models, personal, facts)
 
     def _own_parameters(self) -> dict[str, Values]:
         """What stays here, to be kept with every answer: older ones are forgotten."""

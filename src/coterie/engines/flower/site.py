@@ -15,10 +15,18 @@ from flwr.app import Message, RecordDict
 from coterie.data import Federation
 from coterie.engines.flower import messages
 from coterie.engines.flower.approval import approve, learner_of
-from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
-from coterie.engines.flower.messages import GarbageError, RefusedError, SiteFacts, SiteRequest, site_log
+from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores, promised
+from coterie.engines.flower.messages import (
+    FinalModels,
+    GarbageError,
+    RefusedError,
+    SiteFacts,
+    SiteRequest,
+    site_log,
+)
+from coterie.engines.flower.review import Reviewer, in_words, note_consent, time_is_over
 from coterie.engines.flower.session import Finished, Signed, SiteFolder, SiteSession
-from coterie.engines.secret import RunSecret
+from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, CoterieError, InputError, ModelError, PlanError, where
 from coterie.privacy import ChainHead, LedgerView, SecretKey
 from coterie.privacy.errors import RangeError
@@ -47,7 +55,13 @@ class Site:
     """Answers messages, one at a time."""
 
     def __init__(
-        self, alone: Federation, folder: Path, limits: Limits, *, noise_seed: int | None = None
+        self,
+        alone: Federation,
+        folder: Path,
+        limits: Limits,
+        *,
+        noise_seed: int | None = None,
+        reviewer: Reviewer | None = None,
     ) -> None:
         """Args:
         alone: a federation of the site as its only client: its name, by which its operator is known to the
@@ -55,7 +69,9 @@ class Site:
         folder: what it keeps for one experiment; created when missing.
         limits: what its operator allows.
         noise_seed: makes the noise repeatable and the whole a simulation; the server is told.
+        reviewer: has the operator decide about a contract that the limits allow; by default it is signed.
         """
+        self.reviewer = reviewer or Reviewer()
         self.alone, self.limits = alone, limits
         self.files = SiteFolder(folder)
         self._seed = noise_seed
@@ -109,7 +125,8 @@ class Site:
         if session is None:
             raise RefusedError("closed" if self.finished else "no contract")
         if kind == messages.FINISHED:
-            return self._finish(session, messages.plain_of(content, {"contract": str})["contract"])
+            return self._finish(session, FinalModels.from_content(content, session.parameters))
+        RefusedError.when(time_is_over(self.files.consent), "rule hours")
         expires = float(message.metadata.created_at) + float(message.metadata.ttl)
         RefusedError.when(time.time() > expires, "late")
         GarbageError.when(kind not in ANSWERS, "an unknown type of message")
@@ -127,9 +144,19 @@ class Site:
     def _consider(self, contract: Contract) -> RecordDict:
         RefusedError.when(self.finished, "closed")
         if self.session is None:
-            self.session = self._sign(contract, approve(contract, self.limits, self._facts()))
+            learner = approve(contract, self.limits, self._facts())
+            self._review(contract, learner)
+            self.session = self._sign(contract, learner)
         RefusedError.when(contract != self.session.contract, "other experiment")
         return messages.pack({"accepted": contract.digest})
+
+    def _review(self, contract: Contract, learner: Learner) -> None:
+        """Raise `RefusedError` unless the operator, where asked, has agreed."""
+        try:
+            promise = promised(contract, [SEEDED] if self._seed is not None else [])
+        except CoterieError:  # epsilon can be bounded, but what it is good for cannot be said
+            raise RefusedError("not planned") from None
+        self.reviewer.check(contract, in_words(contract, promise, learner.layout.size))
 
     def _sign(self, contract: Contract, learner: Learner) -> SiteSession:
         """Put the contract into the folder: from then on it binds, whatever happens to this process.
@@ -151,6 +178,7 @@ class Site:
             # What a later process will read, to the letter.
             session = self._open(signed.as_read(), secret, learner)
             undone.callback(session.close)
+            note_consent(self.files.consent, contract, self.reviewer.by, self.limits)
             signed.save(self.files.contract)
             undone.pop_all()
         log.info("approved %s", session.guarantee.line)
@@ -160,7 +188,7 @@ class Site:
         return session
 
     def _unsign(self) -> None:
-        for path in (self.files.contract, self.files.secret, self.files.ledger):
+        for path in (self.files.contract, self.files.secret, self.files.ledger, self.files.consent):
             path.unlink(missing_ok=True)
 
     def _reopen(self) -> SiteSession:
@@ -213,9 +241,11 @@ class Site:
         ledger.check_seen(signed.ledger, self.files.contract.name)
         ledger.check_seen(end.ledger, self.files.finished.name)
 
-    def _finish(self, session: SiteSession, contract: str) -> RecordDict:
-        """End the session: the key is deleted, the ledger stays."""
+    def _finish(self, session: SiteSession, final: FinalModels) -> RecordDict:
+        """End the session: the models are kept, the key is deleted, the ledger stays."""
+        contract = final.contract
         RefusedError.when(contract != session.contract.digest, "other contract")
+        session.take_home(final)
         end = Finished(contract, session.spent, session.ledger.head)
         self.close()
         end.save(self.files.finished)

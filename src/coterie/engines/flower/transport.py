@@ -40,11 +40,13 @@ class Timeouts:
     Args:
         answer: seconds for an answer; after that the client is missing, and its message void.
         rejoin: seconds to wait for a client that was there in the last request and is not now.
+        consent: seconds for operators of sites to decide about the plan.
         poll: seconds between two looks for new answers.
     """
 
     answer: float = 600.0
     rejoin: float = 120.0
+    consent: float = 600.0
     poll: float = 0.3
 
     def __post_init__(self) -> None:
