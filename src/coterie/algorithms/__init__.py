@@ -26,19 +26,27 @@ for _module in walk_packages(__path__, f"{__name__}."):
 AnyAlgorithm: TypeAlias = Algorithm[Any]
 
 
+def _family(unit: Unit) -> Unit:
+    """The unit under which algorithms are known: those for records serve persons as they are.
+
+    They ask for updates and choices of each client, and what one unit adds to those is the engine's affair.
+    """
+    return Unit.RECORD if unit.within_client else unit
+
+
 def algorithm_names(unit: Unit) -> list[str]:
     """Names that an experiment of this privacy unit may use."""
-    return sorted(name for known, name in Algorithm.known if known is unit)
+    return sorted(name for known, name in Algorithm.known if known is _family(unit))
 
 
 def is_own(unit: Unit, name: str) -> bool:
     """Whether a name is not one of ours, and so can only be a user's own."""
-    return (unit, name) not in Algorithm.known
+    return (_family(unit), name) not in Algorithm.known
 
 
 def find_algorithm(unit: Unit, name: str) -> type[AnyAlgorithm]:
     """The algorithm of that unit and name: `dp-ifca`, say, exists for records and for clients."""
-    found = Algorithm.known.get((unit, name))
+    found = Algorithm.known.get((_family(unit), name))
     return _find_own(unit, name) if found is None else found
 
 
@@ -56,7 +64,7 @@ def _find_own(unit: Unit, name: str) -> type[AnyAlgorithm]:
         problems |= {
             f"it lacks {', '.join(missing)}": bool(missing),
             "it does not say its unit; allowed: unit = Unit.RECORD, say": not isinstance(theirs, Unit),
-            f"it is for privacy.unit {theirs}, the experiment says {unit}": theirs is not unit,
+            f"it is for privacy.unit {theirs}, the experiment says {unit}": (theirs is not _family(unit)),
             "its settings are not annotated as a subclass of AlgorithmSettings": not _is_a(
                 options, AlgorithmSettings
             ),

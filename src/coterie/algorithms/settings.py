@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from coterie.errors import InputError
-from coterie.privacy import Adjacency, Mode, Unit
+from coterie.privacy import Adjacency, Mode, PersonBounds, Unit
 from coterie.privacy.ranges import (
+    CLIENTS,
     CLIP,
     DELTA,
     EPOCHS,
@@ -18,6 +19,7 @@ from coterie.privacy.ranges import (
     RATE,
     RATIO,
     RECORDS,
+    RECORDS_PER_PERSON,
     ROUNDS,
     STEP_SIZE,
 )
@@ -25,6 +27,8 @@ from coterie.settings import Acts, Settings, within
 
 PRIVATE = Acts("privacy.epsilon below .inf", lambda _, run: run.privacy.promises)
 """Of options that decide about noise, or how it is shared out."""
+PERSONS = Acts("privacy.unit person", lambda own, _: own.unit is Unit.PERSON)
+"""Of options that bound how much of the data is one person's."""
 
 Epsilon = Annotated[float, within(EPSILON)]
 Delta = Annotated[float, within(DELTA)]
@@ -92,7 +96,7 @@ class ClientBudgetSettings(Settings):
 class PrivacySettings(Settings):
     """The promise: for which unit, how strong, counted how."""
 
-    unit: Unit = Field(Unit.RECORD, description="what one individual is: record | client | worker")
+    unit: Unit = Field(Unit.RECORD, description="what one individual is: record | person | client | worker")
     epsilon: Epsilon = Field(8.0, description="budget of every unit; .inf trains without privacy")
     delta: Delta | None = Field(
         None, lt=1, description="null: a tenth of one over the number of units, rounded down"
@@ -108,6 +112,19 @@ class PrivacySettings(Settings):
     clip: Annotated[
         Clip, Acts("algorithm.clip null", lambda _, run: getattr(run.algorithm, "clip", None) is None)
     ] = Field(1.0, description="largest norm of one unit's contribution; auto: by recipe")
+    records_per_person: Annotated[int, within(RECORDS_PER_PERSON), PERSONS] = Field(
+        4, description="unit person: records of one that count at a client; others are dropped by chance"
+    )
+    clients_per_person: Annotated[int, within(CLIENTS), PERSONS] = Field(
+        1, description="unit person: clients at which one may have records; what they cost it is composed"
+    )
+
+    @property
+    def persons(self) -> PersonBounds | None:
+        """How much of the data may be one person's, where that is the unit."""
+        if self.unit is not Unit.PERSON:
+            return None
+        return PersonBounds(self.records_per_person, self.clients_per_person)
 
     @property
     def promises(self) -> bool:
@@ -143,9 +160,15 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _records_are_counted_in_public(self) -> Self:
-        if self.unit is Unit.RECORD and self.adjacency is Adjacency.ADD_REMOVE:
+        if self.unit.within_client and self.adjacency is Adjacency.ADD_REMOVE:
             raise ValueError(
-                "adjacency: add-remove would make the number of a client's records secret, but rates and "
-                "denominators use it; allowed for unit record: zero-out, replace-one"
+                f"adjacency: add-remove would make the number of a client's {self.unit}s secret, but rates "
+                f"and denominators use it; allowed for unit {self.unit}: zero-out, replace-one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _publications_are_about_records(self) -> Self:
+        if self.unit is Unit.PERSON and self.mode is Mode.PAPER:
+            raise ValueError("mode: paper; no publication is about persons; allowed for unit person: sound")
         return self

@@ -12,7 +12,8 @@ from coterie.data.federation import FederationSettings, build_federation
 from coterie.data.groups import GroupsFederation
 from coterie.data.natural import NaturalFederation
 from coterie.data.own import OwnDataSettings, OwnFederation
-from coterie.data.records import Dataset, Owners, Records, Task
+from coterie.data.persons import PersonRecords
+from coterie.data.records import Dataset, Owners, Persons, Records, Task
 
 __all__ = [
     "AnyData",
@@ -28,6 +29,8 @@ __all__ = [
     "OwnDataSettings",
     "OwnFederation",
     "Owners",
+    "PersonRecords",
+    "Persons",
     "Records",
     "Task",
     "build_federation",

@@ -4,7 +4,7 @@ import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from coterie.data.columns import count_clipped, finite_numbers, label_index, out
 from coterie.data.dataset_files import reading, refuse_rows
 from coterie.data.preprocessing import ArrayInputs, Label, Preprocessing, TableInputs, TokenInputs
 from coterie.data.records import Array
-from coterie.data.tables import ClientTable, read_table
+from coterie.data.tables import ClientTable, is_missing, read_table
 from coterie.errors import DataError, check_memory
 from coterie.notices import tell_here
 
@@ -33,10 +33,12 @@ class RawRecords:
 
     Args:
         targets: class indices, or targets of a regression as a model learns them; None without labels.
+        persons: whose each record is, as the file says it; none where nobody asked.
     """
 
     raw: Array
     targets: Array | None
+    persons: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -100,28 +102,50 @@ def _is_client(path: Path) -> bool:
 
 
 def read_client(
-    path: Path, preprocessing: Preprocessing, clipped: Clipped, *, labelled: bool = True
+    path: Path,
+    preprocessing: Preprocessing,
+    clipped: Clipped,
+    person: str | None = None,
+    *,
+    labelled: bool = True,
 ) -> RawRecords:
     """The records in one file.
 
     Args:
         clipped: counts the values that lie outside their range.
+        person: the column, or array, that says whose each record is.
         labelled: whether every record must have a label.
     """
     inputs, label = preprocessing.inputs, preprocessing.label
     if not isinstance(inputs, TableInputs):
-        return _read_arrays(path, preprocessing, clipped, labelled=labelled)
-    return read_client_table(read_table(path), inputs, label, clipped, labelled=labelled)
+        return _read_arrays(path, preprocessing, clipped, person, labelled=labelled)
+    return read_client_table(read_table(path), inputs, label, clipped, person, labelled=labelled)
 
 
 def read_client_table(
-    table: ClientTable, inputs: TableInputs, label: Label, clipped: Clipped, *, labelled: bool = True
+    table: ClientTable,
+    inputs: TableInputs,
+    label: Label,
+    clipped: Clipped,
+    person: str | None = None,
+    *,
+    labelled: bool = True,
 ) -> RawRecords:
     """The records in one table."""
     targets, column = None, label.column or ""
     if labelled or (column in table.columns and any(table.words(column))):
         targets = _table_targets(table, column, label, clipped)
-    return RawRecords(read_rows(table, inputs, clipped), targets)
+    persons = () if person is None else _persons(table.words(person), lambda row: table.where(row, person))
+    return RawRecords(read_rows(table, inputs, clipped), targets, persons)
+
+
+def _persons(words: Sequence[str], where: Callable[[int], str]) -> Sequence[str]:
+    """Whose each record is; a record of nobody could be anybody's."""
+    missing = np.array([not word for word in words], dtype=np.bool_)
+    refuse_rows(
+        missing, lambda row: f"{where(row)}: no person; leave such records out, or say whose they are"
+    )
+    return words
 
 
 def read_rows(table: ClientTable, inputs: TableInputs, clipped: Clipped) -> Array:
@@ -139,15 +163,19 @@ def _table_targets(table: ClientTable, column: str, label: Label, clipped: Clipp
     return _targets(targets, label, clipped, lambda row: table.where(row, column))
 
 
-def _read_arrays(path: Path, preprocessing: Preprocessing, clipped: Clipped, *, labelled: bool) -> RawRecords:
+def _read_arrays(
+    path: Path, preprocessing: Preprocessing, clipped: Clipped, person: str | None, *, labelled: bool
+) -> RawRecords:
     damages = EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError
     with reading(path, *damages), np.load(path, allow_pickle=False) as content:
         check_memory(str(path), sum(member.file_size for member in content.zip.infolist()))
         wanted = [name for name in ("x", "y") if labelled or name == "x" or name in content]
+        wanted += [] if person is None else [person]
         absent = [name for name in wanted if name not in content]
         if absent:
             raise DataError(f"{path}: no array {absent[0]!r}; it has {', '.join(content) or 'none'}")
         arrays = {name: _array(path, content, name) for name in wanted}
+    persons = _array_persons(path, arrays.pop(person), len(arrays["x"])) if person is not None else ()
     for name, array in arrays.items():
         # An archive may hold a member of that name that is no array at all.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
@@ -164,7 +192,16 @@ def _read_arrays(path: Path, preprocessing: Preprocessing, clipped: Clipped, *, 
     check_numbers(features, preprocessing, clipped, f"{path}: row {{}} of x")
     if targets is not None:
         targets = _targets(targets, preprocessing.label, clipped, lambda row: f"{path}: row {row} of y")
-    return RawRecords(features, targets)
+    return RawRecords(features, targets, persons)
+
+
+def _array_persons(path: Path, array: Any, records: int) -> Sequence[str]:
+    kind = getattr(array, "dtype", np.dtype(object)).kind
+    if kind not in "iuU" or array.shape != (records,):
+        raise DataError(f"{path}: persons: allowed: an integer or a text for each of {records} records")
+    words = [str(each).strip() for each in array.tolist()]
+    words = ["" if is_missing(word) else word for word in words]
+    return _persons(words, lambda row: f"{path}: row {row}")
 
 
 def check_numbers(raw: Array, preprocessing: Preprocessing, clipped: Clipped, where: str) -> None:

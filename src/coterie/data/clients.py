@@ -56,7 +56,7 @@ class Federation:
         for client in self.clients:
             digest.update(repr(client.name).encode())
             for records in (client.train, client.validation, client.test):
-                for array in (records.features, records.targets):
+                for array in records.arrays.values():
                     # Shape and type first: the same bytes cut differently are other data.
                     digest.update(repr((array.shape, array.dtype.str)).encode())
                     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -91,7 +91,7 @@ def check_federation(federation: Federation, *, held_out: bool = True) -> None:
         for part, records in parts.items():
             if not len(records) and (part == "training" or (part == "test" and held_out)):
                 raise DataError(f"client {client.name}: no {part} records")
-            check_records(records, federation.task, f"client {client.name}, {part} records")
+            check_records(records.flat, federation.task, f"client {client.name}, {part} records")
 
 
 def check_records(records: Records, task: Task, where: str) -> None:

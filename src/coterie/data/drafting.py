@@ -76,7 +76,7 @@ class FederationDraft:
         described = declaration.preprocessing()
         assert isinstance(described.inputs, TableInputs)
         raw = {
-            client: read_client_table(table, described.inputs, described.label, clipped)
+            client: read_client_table(table, described.inputs, described.label, clipped, declaration.person)
             for client, table in self.tables.items()
         }
         clipped.tell(path)
@@ -96,6 +96,7 @@ class Drafting:
         bounds: what is declared of each column; "data" for all takes them from the records, and a pair of
             numbers is the range of all columns of numbers that have none of their own.
         missing: columns in which values may be missing.
+        person: the column that says whose each record is: no feature.
     """
 
     tables: Mapping[str, ClientTable]
@@ -103,18 +104,25 @@ class Drafting:
     bounds: Mapping[str, Bound] | Bound | None = None
     missing: Sequence[str] = ()
     task: TaskKind | None = None
+    person: str | None = None
     from_data: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         known = next(iter(self.tables.values()))
         known.column(self.label)
         given = self.bounds if isinstance(self.bounds, Mapping) else {}
-        for name in (*given, *self.missing):
+        for name in (*given, *self.missing, *([] if self.person is None else [self.person])):
             known.column(name)
+        if self.person is not None and self.person in (self.label, *given, *self.missing):
+            raise InputError(
+                f"person: {self.person} says whose a record is, and is neither label nor feature; allowed: a "
+                "column of its own, of which nothing else is declared"
+            )
 
     def draft(self) -> FederationDraft:
         """All columns, the label last to be found and first to be written."""
-        names = [name for name in next(iter(self.tables.values())).columns if name != self.label]
+        beside = (self.label, self.person)
+        names = [name for name in next(iter(self.tables.values())).columns if name not in beside]
         features = [column for name in names if (column := self._feature(name)) is not None]
         if not features:
             raise DataError(
@@ -122,9 +130,12 @@ class Drafting:
             )
         task, label = self._label()
         declared: dict[str, Any] = {"task": task, "label": label, "features": features}
+        if self.person is not None:
+            declared["person"] = self.person
         if self.from_data:
             declared["declared"] = "from-data"
         kept = [self.label, *(str(column["column"]) for column in features)]
+        kept += [] if self.person is None else [self.person]
         return FederationDraft({client: own.only(kept) for client, own in self.tables.items()}, declared)
 
     def _bound(self, name: str, values: ColumnValues) -> Bound | None:

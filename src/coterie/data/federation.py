@@ -14,6 +14,7 @@ from coterie.data.own import OwnFederation
 from coterie.data.preprocessing import Preprocessing
 from coterie.data.records import Dataset
 from coterie.errors import DataError, InputError
+from coterie.privacy import PersonBounds
 from coterie.settings import tag_of
 
 _KINDS = ("clusters", "dirichlet", "natural", "groups")
@@ -29,14 +30,28 @@ FederationSettings = Annotated[
 ]
 
 
-def build_federation(dataset: Dataset, settings: FederationSettings, seed: int) -> Federation:
-    """Deal the dataset to clients and check what came out; the same seed gives the same federation."""
+def build_federation(
+    dataset: Dataset, settings: FederationSettings, seed: int, persons: PersonBounds | None = None
+) -> Federation:
+    """Deal the dataset to clients and check what came out; the same seed gives the same federation.
+
+    Args:
+        persons: how many records of a person count, where persons are to be kept whole.
+    """
     share = getattr(settings, "test_share", None)
     if dataset.test is not None and share not in (None, type(settings).model_fields["test_share"].default):
         raise InputError(
             f"federation.test_share: {share} has no effect here; {dataset.name} has test records of its own"
         )
-    federation = settings.build(dataset, seed)
+    if persons is None:
+        federation = settings.build(dataset, seed)
+    elif isinstance(settings, NaturalFederation):
+        federation = settings.build(dataset, seed, persons)
+    else:
+        raise InputError(
+            f"federation.kind: {settings.kind} deals single records, and those of one person to different "
+            "clients; allowed with privacy.unit person: natural"
+        )
     holds_out = dataset.test is not None or getattr(settings, "test_share", None) != 0
     try:
         check_federation(federation, held_out=holds_out)

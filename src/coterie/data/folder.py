@@ -21,6 +21,10 @@ For regression the label has a range instead of classes, mapped to [0, 1]: `task
 `label: {column: score, range: [0, 70]}`. There `error_cap` (default 0.1) bounds the squared error on that
 scale, in the score by which a client privately selects a model.
 
+Where a person may have several records, `person: patient` names the column (for arrays: one more array) that
+says whose each record is. It is no feature: it keeps a person's records together, for `privacy.unit: person`.
+The same text is the same person in the files of all clients.
+
 Ranges and categories must be known without looking at the records; where they were taken from them after all,
 `declared: from-data` says so, and every guarantee repeats it. A draft has FILL-IN where something is still to
 be declared, and is refused. Values outside a range are clipped to it;
@@ -30,9 +34,11 @@ that zero stays zero.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Discriminator, Field, PositiveInt, Tag, ValidationError, model_validator
 
 from coterie.data.client_files import (
@@ -46,7 +52,7 @@ from coterie.data.client_files import (
 from coterie.data.columns import Column, PublicSettings, Range
 from coterie.data.dataset_files import reading
 from coterie.data.preprocessing import Label, Preprocessing, TableInputs
-from coterie.data.records import Dataset, Records, Task
+from coterie.data.records import Dataset, Persons, Records, Task
 from coterie.errors import DataError
 from coterie.files import parse_yaml, regular
 from coterie.privacy.wording import FROM_DATA
@@ -78,6 +84,7 @@ class Declaration(PublicSettings):
         Discriminator(lambda declared: "table" if isinstance(declared, list | tuple) else "array"),
     ]
     error_cap: Annotated[float, Field(ge=1e-9, le=1e6)] | None = None
+    person: Annotated[str, Field(min_length=1)] | None = None
     declared: Literal["in-advance", "from-data"] = "in-advance"
 
     @model_validator(mode="before")
@@ -104,12 +111,19 @@ class Declaration(PublicSettings):
         if isinstance(self.features, ArrayFeatures):
             if label.column is not None or isinstance(label.classes, tuple):
                 raise ValueError("label: beside arrays it has no column, and classes is a number")
+            if self.person in ("x", "y"):
+                raise ValueError(f"person: {self.person} holds features or labels; allowed: another array")
             return self
         names = [column.column for column in self.features]
         if not names or label.column is None:
             raise ValueError("label, features: a table needs label.column and at least one feature")
         if label.column in names:
             raise ValueError(f"features: {label.column} is the label, a model must not see it")
+        if self.person is not None and self.person in (label.column, *names):
+            what = "the label" if self.person == label.column else "a feature"
+            raise ValueError(
+                f"person: {self.person} is {what}, too; who a person is must not be learnt or predicted"
+            )
         if len(set(names)) < len(names):
             raise ValueError(f"features: {max(names, key=names.count)} is declared twice")
         return self
@@ -162,18 +176,19 @@ def read_folder(path: Path) -> Dataset:
     declaration = read_declaration(path / DECLARATION)
     preprocessing, clipped = declaration.preprocessing(), Clipped()
     files = client_files(path, formats(preprocessing))
-    raw = {file.stem: read_client(file, preprocessing, clipped) for file in files}
+    raw = {file.stem: read_client(file, preprocessing, clipped, declaration.person) for file in files}
     clipped.tell(path)
     return as_dataset(path, declaration, raw)
 
 
 def as_dataset(path: Path, declaration: Declaration, raw: Mapping[str, RawRecords]) -> Dataset:
     """The records of every client under what is declared about them."""
-    preprocessing, records = declaration.preprocessing(), {}
+    preprocessing, records, whose = declaration.preprocessing(), {}, list[str]()
     for client, own in raw.items():
         assert own.targets is not None
         records[client] = Records(preprocessing.inputs.features(own.raw), own.targets)
-    return Dataset.of_owners(
+        whose += own.persons
+    dataset = Dataset.of_owners(
         path.resolve().name,
         records,
         declaration.as_task(),
@@ -181,6 +196,9 @@ def as_dataset(path: Path, declaration: Declaration, raw: Mapping[str, RawRecord
         preprocessing=preprocessing,
         caveats=declaration.caveats,
     )
+    if declaration.person is None:
+        return dataset
+    return replace(dataset, persons=Persons(np.unique(whose, return_inverse=True)[1]))
 
 
 def read_declaration(path: Path) -> Declaration:

@@ -6,8 +6,10 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from coterie.data.clients import Client, Federation
+from coterie.data.persons import WholePersons, check_persons, units_of
 from coterie.data.records import UNDIVIDED, Array, Dataset, stream
 from coterie.errors import DataError, InputError
+from coterie.privacy import PersonBounds
 from coterie.privacy.ranges import RECORDS
 from coterie.settings import Settings
 
@@ -21,7 +23,9 @@ class NaturalFederation(Settings):
         description="how many to draw of those with enough records | enough (all of those) | null (everyone; "
         "a client with too few is refused)",
     )
-    minimum_records: PositiveInt = Field(10, le=RECORDS.most, description="training records that are enough")
+    minimum_records: PositiveInt = Field(
+        10, le=RECORDS.most, description="training records (unit person: persons) that are enough"
+    )
     validation_share: float = Field(
         0.0, ge=0, lt=1, description="share of its training records that a client keeps apart"
     )
@@ -33,8 +37,8 @@ class NaturalFederation(Settings):
         "evaluation.kind none",
     )
 
-    def build(self, dataset: Dataset, seed: int) -> Federation:
-        """Give every owner its records, split into training, validation and test."""
+    def build(self, dataset: Dataset, seed: int, persons: PersonBounds | None = None) -> Federation:
+        """Give every owner its records, split into training, validation and test; persons are split whole."""
         owners = dataset.owners
         if owners is None:
             raise InputError(
@@ -43,22 +47,27 @@ class NaturalFederation(Settings):
             )
         count = len(owners.names)
         shares = self if owners.test is None else self.model_copy(update={"test_share": 0.0})
-        parts = [
-            split_records(mine, shares, seed, index)
-            for index, mine in enumerate(_positions(owners.train, count))
-        ]
+        units = tested = units_of(dataset, persons, seed)
+        held = tests = [units.at(index, own) for index, own in enumerate(_positions(owners.train, count))]
+        parts = [split_records(np.arange(len(own)), shares, seed, index) for index, own in enumerate(held)]
         if owners.test is not None:
-            tests = _positions(owners.test, count)
-            parts = [(train, apart, test) for (train, apart, _), test in zip(parts, tests, strict=True)]
-        test_pool = dataset.train if dataset.test is None else dataset.test
+            tested = units_of(dataset, persons, seed, test=True)
+            tests = [tested.at(index, own) for index, own in enumerate(_positions(owners.test, count))]
+            parts = [
+                (train, apart, np.arange(len(test)))
+                for (train, apart, _), test in zip(parts, tests, strict=True)
+            ]
         drawn = _drawn(dataset, self, parts, seed)
+        if persons is not None and isinstance(units, WholePersons) and isinstance(tested, WholePersons):
+            mine, others = ([every[index] for index in drawn] for every in (held, tests))
+            check_persons(persons, units, mine, tested, others)
         return Federation(
             tuple(
                 Client(
                     owners.names[index],
-                    train=dataset.train.take(parts[index][0]),
-                    validation=dataset.train.take(parts[index][1]),
-                    test=test_pool.take(parts[index][2]),
+                    train=units.take(held[index], parts[index][0]),
+                    validation=units.take(held[index], parts[index][1]),
+                    test=tested.take(tests[index], parts[index][2]),
                 )
                 for index in drawn
             ),

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from coterie.data.clients import Federation, check_records
-from coterie.data.records import Dataset, Owners, Records, Task
+from coterie.data.records import Array, Dataset, Owners, Records, Task
 from coterie.errors import CoterieError, DataError, InputError, one_line, where
 from coterie.plugins import DATA, FEDERATION, PluginKind
 from coterie.settings import Settings, explain, is_recorded
@@ -186,15 +186,23 @@ def check_dataset(dataset: Dataset) -> None:
         if not len(records):
             raise DataError(f"its {name} has no records")
         check_records(records, dataset.task, name)
+    counts = {name: len(records) for name, records in parts.items()}
     if dataset.owners is not None:
-        _check_owners(dataset.owners, {name: len(records) for name, records in parts.items()})
+        _check_owners(dataset.owners, counts)
+    if dataset.persons is not None:
+        for name, count in counts.items():
+            _check_numbers(getattr(dataset.persons, name), f"persons.{name}", count)
+
+
+def _check_numbers(own: Array | None, where: str, count: int) -> None:
+    if own is None or own.shape != (count,) or own.dtype.kind not in "iu":
+        raise DataError(f"{where}: allowed: an integer for each of {count} records")
 
 
 def _check_owners(owners: Owners, counts: Mapping[str, int]) -> None:
     for name, count in counts.items():
         own = getattr(owners, name)
-        if own is None or own.shape != (count,) or own.dtype.kind not in "iu":
-            raise DataError(f"owners.{name}: allowed: an integer for each of {count} records")
+        _check_numbers(own, f"owners.{name}", count)
         if count and not 0 <= own.min() <= own.max() < len(owners.names):
             raise DataError(f"owners.{name}: allowed: 0 to {len(owners.names) - 1}, places in owners.names")
     if owners.clusters is not None and len(owners.clusters) != len(owners.names):

@@ -36,6 +36,16 @@ class Records:
         """The records at these positions, in this order."""
         return Records(self.features[indices], self.targets[indices])
 
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All that they are made of, by name."""
+        return {"features": self.features, "targets": self.targets}
+
+    @property
+    def flat(self) -> "Records":
+        """One row per record, also where a row is a person."""
+        return self
+
     @classmethod
     def joined(cls, parts: Iterable["Records"]) -> "Records":
         """The records of all parts, one part after the other."""
@@ -84,6 +94,19 @@ class Owners:
 
 
 @dataclass(frozen=True)
+class Persons:
+    """Whose each record is: an integer, the same for all records of a person, at whichever client.
+
+    Args:
+        train: for every training record.
+        test: for the test records, where the dataset has its own.
+    """
+
+    train: Array
+    test: Array | None = None
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Records with their task, before anyone decides who holds which.
 
@@ -93,6 +116,7 @@ class Dataset:
         owners: the natural clients, where there are any.
         preprocessing: how raw values became these features; None where records come as a network sees them.
         caveats: what a guarantee for these records must add because of how they were declared.
+        persons: whose each record is, where the source says so.
     """
 
     name: str
@@ -103,6 +127,7 @@ class Dataset:
     owners: Owners | None = None
     preprocessing: "Preprocessing | None" = None
     caveats: tuple[str, ...] = ()
+    persons: Persons | None = None
 
     def __repr__(self) -> str:
         held_out = "none" if self.test is None else len(self.test)

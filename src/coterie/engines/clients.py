@@ -67,7 +67,7 @@ class TrainingFacts:
     """What clients need beside model and records.
 
     Args:
-        names, sizes: of the clients whose records stand one after the other in the table.
+        names, sizes: of the clients whose records, or persons, stand one after the other in the table.
         public_seed: of the random projection that sketches share.
         augmentation: views of each record whose gradients are averaged before the clip.
     """
@@ -108,18 +108,15 @@ class Clients:
     def __init__(self, facts: TrainingFacts, learner: Learner, table: Batch, workers: int | None = 1) -> None:
         """Args:
 
-        table: the records of all clients, one client after the other.
+        table: the records of all clients, one client after the other; or their persons.
         workers: processes that compute on a CPU, a client each; None for one per core if that pays, 1 for
             none.
         """
         self.facts, self.learner, self.table = facts, learner, table
         self.pool: WorkerPool | None = None
         self._workers = workers
-        features = torch.split(table.features, list(facts.sizes))
-        targets = torch.split(table.targets, list(facts.sizes))
-        self.records = {
-            name: Batch(*part) for name, *part in zip(facts.names, features, targets, strict=True)
-        }
+        parts = [torch.split(tensor, list(facts.sizes)) for tensor in table.tensors]
+        self.records = {name: Batch(*own) for name, *own in zip(facts.names, *parts, strict=True)}
 
     def run(self, calls: Mapping[str, Call], gradients: float) -> dict[str, Any]:
         """Answers to calls of `train`, `learn` or `score`, by client.
@@ -224,4 +221,4 @@ def behaviour(
     """What decides, beside the message and the data, what a client computes: noise is bound to all of it."""
     # The sizes of micro-batches too: they decide the last bits of a sum.
     versions = f"{__version__} {torch.__version__} {learner.device.type} {learner.shape!r}"
-    return f"{model!r} {lr!r} {augmentation!r} {plan.digest()} {learner.fingerprint()} {versions}"
+    return f"{model!r} {lr!r} {augmentation!r} {plan.computed()} {learner.fingerprint()} {versions}"

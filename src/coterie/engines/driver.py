@@ -11,7 +11,6 @@ import torch
 
 from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
 from coterie.engines.local import Begun, LocalEngine, share_trainer
-from coterie.privacy import Unit
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -162,7 +161,7 @@ def _share(engines: Sequence[Engine]) -> None:
     networks: defaultdict[str, list[LocalEngine]] = defaultdict(list)
     for engine in engines:
         # Where units are clients or workers, cohorts train in programs of their own.
-        if isinstance(engine, LocalEngine) and engine.stacks and engine.plan.unit is Unit.RECORD:
+        if isinstance(engine, LocalEngine) and engine.stacks and engine.plan.unit.within_client:
             networks[engine.network].append(engine)
     for alike in networks.values():
         share_trainer(alike)

@@ -55,7 +55,7 @@ class WorkerPool:
         self._processes: list[subprocess.Popen[bytes]] = []
         # Bound to the lists, not to self, so that it can run once nobody refers to the pool any more.
         self.close = weakref.finalize(self, _close, self._links, self._processes)
-        arrays = (table.features.numpy(), table.targets.numpy())
+        arrays = tuple(tensor.numpy() for tensor in table.tensors)
         with _shared_memory(arrays) as memory:
             for _ in range(count):
                 self._start(memory)

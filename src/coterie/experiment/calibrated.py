@@ -56,10 +56,10 @@ class Population:
     """Those who take part, as everybody may know them.
 
     Args:
-        records: how many each trains on.
+        records: how many each trains on; where the unit is a person, how many persons.
         structure: who is in which group, where they work in groups.
         truth: the true cluster of each, where it is known.
-        test_records: how many each holds out, where it is known.
+        test_records: how many of those each holds out, where it is known.
         reported: what each reports about the records that it holds out.
         caveats: what a guarantee must add because of how the records were declared.
         label_range: for regression, the declared values that targets 0 and 1 stand for, where it is known.
@@ -259,7 +259,7 @@ def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:
     refuse(
         {
             f"schedule.augmentation: with unit {unit} no record's gradient is clipped, so nothing is "
-            "averaged before a clip; allowed with unit record": unit is not Unit.RECORD,
+            "averaged before a clip; allowed with unit record or person": not unit.within_client,
             f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; views are "
             "made of images, [channels, height, width]; allowed here: null": (
                 task.vocabulary is not None or len(shape) != 3
@@ -284,10 +284,10 @@ def default_delta(units: int) -> float:
 def delta_caveat(experiment: Experiment, population: Population, budgets: Mapping[str, Budget]) -> str | None:
     """A delta of one over the number of units allows to publish one of them outright."""
     unit, records = experiment.privacy.unit, population.records
-    alike = records if unit is Unit.RECORD else dict.fromkeys(budgets, len(records))
+    alike = records if unit.within_client else dict.fromkeys(budgets, len(records))
     for name, count in alike.items():
         if budgets[name].delta >= 1 / count:
-            whose = f"record of {name}" if unit is Unit.RECORD else unit
+            whose = f"{unit} of {name}" if unit.within_client else unit
             return f"delta is not below 1/{count}, the share of one {whose}"
     return None
 
@@ -322,7 +322,7 @@ def _with_evaluation(
     Where no delta is given, it is small against how many there are like the protected one. Where clients are
     protected, all of them report, and as often.
     """
-    privacy, reported, by_record = experiment.privacy, population.reported, draft.unit is Unit.RECORD
+    privacy, reported, by_record = experiment.privacy, population.reported, draft.unit.within_client
     budgets = {}
     for subject in (unit.subject for unit in draft.units):
         delta = default_delta(population.records[subject] if by_record else len(population.records))
@@ -347,7 +347,7 @@ def _evaluation_epsilon(experiment: Experiment, budget: float) -> float:
     """What evaluations may cost where the whole budget is this."""
     asked = experiment.evaluation.epsilon
     if asked is None:
-        return min(MEMORABLE, budget if experiment.privacy.unit is Unit.RECORD else CLIENT_SHARE * budget)
+        return min(MEMORABLE, budget if experiment.privacy.unit.within_client else CLIENT_SHARE * budget)
     if asked > budget:
         raise InputError(
             f"evaluation.epsilon: {asked:g} is more than the budget of {budget:g}; allowed: at most that"

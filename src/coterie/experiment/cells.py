@@ -30,7 +30,6 @@ from coterie.experiment.schema import Experiment, refuse
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.files import beside, write_text
-from coterie.privacy import Unit
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 1.0
@@ -273,7 +272,7 @@ def shares(cells: Sequence[Cell], *, gpu: bool) -> list[list[Cell]]:
     """
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        together = gpu and cell.experiment.privacy.unit is Unit.RECORD
+        together = gpu and cell.experiment.privacy.unit.within_client
         alike.setdefault(fit_together(cell.experiment) if together else cell.name, []).append(cell)
     return [
         same[first : first + CELLS_AT_ONCE]

@@ -36,8 +36,8 @@ ALONE = (
 )
 FOLDERS = "Folders with different paths count as the same records, since they may hold them."
 
-_SIZES = (Unit.RECORD, Unit.WORKER, Unit.CLIENT)
-"""From the smallest: a record is one of a worker's or client's."""
+_SIZES = (Unit.RECORD, Unit.PERSON, Unit.WORKER, Unit.CLIENT)
+"""From the smallest: a record is one of a person's, whose records at a client are some of that client's."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Total:
         if np.isinf(self.epsilon):
             spent = "no privacy (eps=inf)"
         weak = "".join(f"; {label}" for label in self.weak)
-        return f"all {self.runs} runs together: {spent} for one {self.unit}, {self.adjacency}{weak}"
+        whom = "one person's records at one client" if self.unit is Unit.PERSON else f"one {self.unit}"
+        return f"all {self.runs} runs together: {spent} for {whom}, {self.adjacency}{weak}"
 
     @property
     def text(self) -> str:
@@ -96,7 +97,7 @@ def _dealt(run: RecordedRun) -> str:
         clients = read_json(run.files.federation).get("clients")
     if _reads_anything(run):
         return str(run.files.path)  # nobody knows whether a user's own code deals twice alike
-    return repr((chosen.data, chosen.federation, chosen.seeds.simulation, clients))
+    return repr((chosen.data, chosen.federation, chosen.seeds.simulation, clients, run.plan.persons))
 
 
 def _reads_anything(run: RecordedRun) -> bool:
@@ -142,7 +143,7 @@ def _largest(runs: Sequence[RecordedRun], adjacency: Adjacency) -> Floats:
     releases: dict[str, list[tuple[PlannedRelease, ...]]] = {}
     everyone: list[tuple[PlannedRelease, ...]] = []
     for run in runs:
-        if len(run.plan.units) == 1 and run.plan.unit is not Unit.RECORD:
+        if len(run.plan.units) == 1 and not run.plan.unit.within_client:
             everyone.append(run.plan.units[0].releases)  # a population: each of its clients
             continue
         for unit in run.plan.units:

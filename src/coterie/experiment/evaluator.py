@@ -132,7 +132,7 @@ class Evaluator:
         sizes = {name: own.units for name, own in reported.items() if state.round in due[-own.reports :]}
         if not sizes:
             return None
-        if experiment.privacy.unit is not Unit.RECORD:
+        if not experiment.privacy.unit.within_client:
             return self._of_clients(served, state.round)
         assert isinstance(served, Assignment)
         return self._of_records(served, sizes, state.round)
@@ -303,7 +303,7 @@ def _pooled(calibrated: CalibratedRun, federation: Federation, assignment: Assig
     tests = {client.name: Batch.of(client.test, learner.device) for client in federation.clients}
     models = torch.from_numpy(rows_of(assignment)).to(learner.device)
     said = client_outputs(learner, models, rows_in_use(assignment, tests), list(tests.values()))
-    true = [client.test.targets for client in federation.clients]
+    true = [client.test.flat.targets for client in federation.clients]
     outputs = dict(zip(tests, zip(said, true, strict=True), strict=True))
     return exact_scores(task, outputs, calibrated.population.label_range)
 
@@ -353,7 +353,7 @@ def train_references(
     scores = {}
     for cluster in sorted(set(cluster_of.values())):
         members = [client for client in federation.clients if cluster_of[client.name] == cluster]
-        pooled = join([Batch.of(client.train, learner.device) for client in members])
+        pooled = join([Batch.of(client.train.flat, learner.device) for client in members])
         best = _train_centrally(learner, start, pooled, seed, epochs)
         for client in members:
             scores[client.name] = evaluate(learner, best, Batch.of(client.test, learner.device))

@@ -59,9 +59,12 @@ def look_ahead(cells: Sequence[Cell], out: Path) -> Forecast:
                 continue
             try:
                 # Another seed deals other records, but as many, or nearly.
-                dealt = repr(chosen.federation)
+                persons = chosen.privacy.persons
+                dealt = repr((chosen.federation, persons))
                 if dealt not in federations:
-                    federations[dealt] = build_federation(dataset, chosen.federation, first.seeds.simulation)
+                    federations[dealt] = build_federation(
+                        dataset, chosen.federation, first.seeds.simulation, persons
+                    )
                 if model is None:
                     gpu = device_of(chosen).type != "cpu"
                     # A GPU is for the cells.

@@ -140,9 +140,10 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
 
 
 def load_federation(experiment: Experiment) -> Federation:
-    """The clients and their records, which data, federation and simulation seed alone decide."""
+    """The clients and their records, which data, federation, bounds of persons and simulation seed decide."""
     seed = experiment.seeds.simulation
-    return build_federation(load_dataset(experiment.data, seed), experiment.federation, seed)
+    dataset = load_dataset(experiment.data, seed)
+    return build_federation(dataset, experiment.federation, seed, experiment.privacy.persons)
 
 
 def truth_of(federation: Federation) -> dict[str, int] | None:
@@ -195,7 +196,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
             f"a record is a window of text, and a character is in up to {windows} of them": (
                 unit is Unit.RECORD and windows > 1
             ),
-            randomness_caveat(learner): unit is Unit.RECORD,
+            randomness_caveat(learner): unit.within_client,
         }
 
     return calibrate_run(experiment, population, device_of(experiment), caveats, Custody.ONE_PROCESS, known)
@@ -266,7 +267,8 @@ def run_together(
             if (result := finished(experiment, path, resume=True)) is not None:
                 done[path] = result
                 continue
-            records = f"{experiment.data!r} {experiment.federation!r} {experiment.seeds.simulation}"
+            dealt = f"{experiment.federation!r} {experiment.seeds.simulation} {experiment.privacy.persons!r}"
+            records = f"{experiment.data!r} {dealt}"
             if records not in federations:
                 federations[records] = load_federation(experiment)
             begun = work(calibrate(as_begun(experiment, path), federations[records]), RunFolder(path))

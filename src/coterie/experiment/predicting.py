@@ -163,9 +163,10 @@ def predict_held_out(run: TrainedRun, client: str | None = None) -> Prediction:
     for one, score in zip(federation.clients, scores.tolist(), strict=True):
         if client in (None, one.name):
             model = PreprocessedModel(run.network(assignment.model_of(one.name)), task, run.preprocessing)
-            outputs = model.answers(in_parts(model.network, one.test.features))
+            records = one.test.flat
+            outputs = model.answers(in_parts(model.network, records.features))
             said = answers(model, outputs, assignment.cluster_of[one.name])
-            found = metrics_of(run, said, one.test.targets) or {}
+            found = metrics_of(run, said, records.targets) or {}
             name = "accuracy" if task.kind == "classification" else "bounded_score"
             parts.append(Predicted(one.name, said, {**found, name: score / len(one.test)}))
     return Prediction(parts, run.preprocessing.label.names)

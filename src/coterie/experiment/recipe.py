@@ -22,7 +22,6 @@ from coterie.errors import InputError
 from coterie.experiment.calibrated import CalibratedRun, default_delta
 from coterie.experiment.schema import AUTO, Experiment
 from coterie.models.registry import parameters_of
-from coterie.privacy import Unit
 from coterie.privacy.plans import SUMS, TRAINING
 from coterie.privacy.ranges import STEP_SIZE
 
@@ -65,7 +64,7 @@ def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Exp
     """
     if not experiment.auto:
         return experiment
-    if experiment.privacy.unit is not Unit.RECORD:
+    if not experiment.privacy.unit.within_client:
         raise InputError(
             f"{experiment.auto[0]}: auto with privacy.unit {experiment.privacy.unit}, for which no recipe is "
             "known; allowed: a number"

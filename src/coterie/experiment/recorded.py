@@ -27,7 +27,7 @@ from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import METRICS, NAME, ChainedLines, Check, Seal, require
 from coterie.files import read_json
 from coterie.groups import Observer, Structure
-from coterie.privacy import Custody, Guarantee, LedgerView, PrivacyPlan, Unit
+from coterie.privacy import Custody, Guarantee, LedgerView, PrivacyPlan
 from coterie.privacy.units import number_from_json, round_up
 
 P = TypeVar("P", PrivacyPlan, Guarantee)
@@ -110,7 +110,7 @@ class RecordedRun:
     @cached_property
     def proven(self) -> ProvenPlan:
         """The plan, with all that its epsilon follows from."""
-        held_by = Custody.EACH_SITE if self.plan.unit is Unit.RECORD else Custody.TRUSTED_SERVER
+        held_by = Custody.EACH_SITE if self.plan.unit.within_client else Custody.TRUSTED_SERVER
         # Sites may have been simulated, which claims less than real ones do.
         if not self.files.sites.exists() or self.guarantee.held_by is Custody.ONE_PROCESS:
             held_by = Custody.ONE_PROCESS

@@ -83,7 +83,7 @@ class Sites(Plain):
 
 def trusts_server(experiment: Experiment) -> bool:
     """Whether the server is trusted with updates, because a unit is more than a record."""
-    return experiment.privacy.unit is not Unit.RECORD
+    return not experiment.privacy.unit.within_client
 
 
 def check_servable(experiment: Experiment) -> None:
@@ -96,7 +96,9 @@ def check_servable(experiment: Experiment) -> None:
         {
             f"algorithm.name: {experiment.algorithm.name} is your own code; with unit {privacy.unit} sites "
             "trust the server with their updates, and not with code that they have not seen; allowed there: "
-            "algorithms of coterie": experiment.own_algorithm and privacy.unit is not Unit.RECORD,
+            "algorithms of coterie": experiment.own_algorithm and not privacy.unit.within_client,
+            "privacy.unit: person; sites do not keep persons apart; allowed between sites: record, client, "
+            "worker": privacy.unit is Unit.PERSON,
             "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
             "noise; allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
             "evaluation.scores: a site answers with one number, its first score; allowed between sites: "

@@ -26,7 +26,7 @@ from coterie.privacy.record_sums import (
 )
 from coterie.privacy.released import Released
 from coterie.privacy.selections import AccuracySelection, LowestLoss, ModelSelection, PrivateSelection
-from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit
+from coterie.privacy.units import Adjacency, Budget, Custody, Mode, PersonBounds, ThreatModel, Unit
 
 __all__ = [
     "EVALUATION",
@@ -58,6 +58,7 @@ __all__ = [
     "Multiplier",
     "NoiseRule",
     "NoisyScores",
+    "PersonBounds",
     "PlanError",
     "PlannedRelease",
     "PoissonSample",

@@ -19,7 +19,7 @@ from coterie.privacy.mechanisms import NoisySum, mechanism
 from coterie.privacy.plain import Json, MalformedError, record
 from coterie.privacy.randomness import Floats
 from coterie.privacy.ranges import RATE, RATIO, RECORDS, Range
-from coterie.privacy.units import Adjacency
+from coterie.privacy.units import Adjacency, Unit
 
 COUNT_REACH = 0.5
 """How far one unit that joins moves the count of updates within the clip."""
@@ -183,8 +183,7 @@ class CohortSums(NoisySum):
         """The release of a round with this clip: sensitivity and noise change together."""
         return dataclasses.replace(self, clip=clip)
 
-    @property
-    def summary(self) -> str:
+    def summary(self, unit: Unit) -> str:
         followed = ", and how many are within the clip, which follows it" if self.tracking_ratio else ""
         return _PARTS[self.parts][2].format(self.sampling) + followed
 

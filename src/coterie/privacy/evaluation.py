@@ -2,7 +2,8 @@
 
 Where a unit is a record, the records that a client holds out are never trained on. Which they are is decided
 by their position, before anything is read. So the two parts of a client are units of their own, and a record
-pays for training or for scores, never for both. A client owns both its parts: there the score is one more
+pays for training or for scores, never for both. Persons are held out whole, and one scores by the mean of its
+records: at one client it, too, pays once. A client owns both its parts: there the score is one more
 release of the same unit, and composes with the training.
 """
 
@@ -25,7 +26,7 @@ class HeldOut:
     """What is reported about held-out units, all of it public.
 
     Args:
-        units: how many records are held out; where clients are protected, how many clients there are.
+        units: how many records, or persons, are held out; where clients are protected, how many there are.
         epsilon: what all reports together may cost.
         reports: how often a model is scored.
     """
@@ -69,7 +70,7 @@ def with_held_out_records(
     asked: Asked = ONE_SCORE,
 ) -> tuple[PrivacyPlan, dict[str, Budget]]:
     """The plan and its budgets, with a unit for the held-out records of every client that reports."""
-    if plan.unit is not Unit.RECORD:
+    if not plan.unit.within_client:
         raise PlanError(f"evaluation: a {plan.unit} owns the records it holds out, they are no units")
     units = [
         UnitPlan(held_out(client), (scores_release(own.units, own.reports, plan.adjacency, asked),))

@@ -10,16 +10,28 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Self, cast
 
+import numpy as np
 from dp_accounting import DpEvent
 
 from coterie.privacy import accounting, paper, wording
 from coterie.privacy.calibration import budget_of
+from coterie.privacy.divergences import ORDERS
 from coterie.privacy.errors import PlanError, PrivacyInputError
 from coterie.privacy.meaning import Meaning, from_bound, sharpest, weakest
 from coterie.privacy.plain import Json, Key, MalformedError, Plain, codec
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.pld import GridError
-from coterie.privacy.units import Adjacency, Budget, Custody, Mode, ThreatModel, Unit, round_up
+from coterie.privacy.rdp import RdpAccountant, epsilon_from_rdp
+from coterie.privacy.units import (
+    Adjacency,
+    Budget,
+    Custody,
+    Mode,
+    PersonBounds,
+    ThreatModel,
+    Unit,
+    round_up,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,8 @@ class Guarantee(Plain):
         releases: the table: one row for each kind of release of the unit that spends most.
         most_exposed: the unit that spends most, where they differ.
         published_epsilon: what the publication's arithmetic claims; only in paper mode, and not proven.
+        persons: how many records of a person count, and at how many clients it may be, where the unit is one.
+        epsilon_across_clients: what all clients together cost a person who is at as many as that allows.
     """
 
     called = "guarantee"
@@ -90,6 +104,8 @@ class Guarantee(Plain):
     most_exposed: str | None = None
     caveats: tuple[str, ...] = ()
     published_epsilon: float | None = None
+    persons: Annotated[PersonBounds | None, Key(optional=True)] = None
+    epsilon_across_clients: Annotated[float | None, Key(optional=True)] = None
 
     @property
     def protected(self) -> str:
@@ -128,7 +144,13 @@ class Guarantee(Plain):
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Every epsilon and delta by its name."""
-        for name in ("epsilon", "delta", "epsilon_replace_one", "published_epsilon"):
+        for name in (
+            "epsilon",
+            "delta",
+            "epsilon_replace_one",
+            "published_epsilon",
+            "epsilon_across_clients",
+        ):
             yield name, getattr(self, name)
         for release in self.releases:
             yield f"releases: {release.name}: epsilon_alone", release.epsilon
@@ -216,7 +238,7 @@ def guarantee(
         mode=mode,
         event=unit.event,
         meaning=weakest(*(cost.meaning for cost in costs)),
-        releases=_releases(owned[unit.owner], plan.adjacency),
+        releases=_releases(owned[unit.owner], plan),
         per_client=tuple(
             ClientCost(
                 owner,
@@ -229,18 +251,42 @@ def guarantee(
         most_exposed=unit.owner if len(kinds) > 1 else None,
         caveats=tuple(dict.fromkeys((*plan.caveats, *caveats))),
         published_epsilon=published,
+        persons=plan.persons,
+        epsilon_across_clients=_across_clients(plan, list(owned.values())),
     )
 
 
-def _releases(own: Sequence[tuple[UnitPlan, _Cost]], adjacency: Adjacency) -> tuple[ReleaseCost, ...]:
+def _across_clients(plan: PrivacyPlan, owned: Sequence[Sequence[tuple[UnitPlan, _Cost]]]) -> float | None:
+    """Epsilon of a person who is at as many clients as the plan allows; None where that is one.
+
+    At each client its records are in one part, trained on or held out, and what different clients release
+    about it composes. Nobody knows which clients those are: at every order the largest divergences count, so
+    many of them. Their sum bounds that of any choice of clients.
+    """
+    if plan.persons is None or plan.persons.clients == 1:
+        return None
+    curves = {
+        unit.releases: RdpAccountant(unit.event, plan.adjacency).divergences
+        for own in owned
+        for unit, _ in own
+    }
+    each = np.array([np.max([curves[unit.releases] for unit, _ in own], axis=0) for own in owned])
+    each = np.where(np.isnan(each), np.inf, each)  # what is no number proves nothing
+    largest = np.sort(each, axis=0)[-plan.persons.clients :]
+    delta = max(cost.delta for own in owned for _, cost in own)
+    alone = max(cost.epsilon for own in owned for _, cost in own)
+    return max(alone, epsilon_from_rdp(ORDERS, largest.sum(axis=0), delta))
+
+
+def _releases(own: Sequence[tuple[UnitPlan, _Cost]], plan: PrivacyPlan) -> tuple[ReleaseCost, ...]:
     """The rows of one client, each by RDP; what is composed never costs less than a part of it."""
     return tuple(
         ReleaseCost(
             release.name,
-            release.mechanism.summary,
+            release.mechanism.summary(plan.unit),
             release.times,
             release.mechanism.noise_summary,
-            min(accounting.epsilon_of(release.event, cost.delta, "rdp", adjacency), cost.epsilon),
+            min(accounting.epsilon_of(release.event, cost.delta, "rdp", plan.adjacency), cost.epsilon),
             unit.is_held_out,
         )
         for unit, cost in own

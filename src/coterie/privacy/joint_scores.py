@@ -12,9 +12,9 @@ What a unit adds is a vector of blocks, one for each statistic, and each block h
 - `labels`: of a label u in [-1/2, 1/2] the pair (u, 4 (u^2 - 1/8)) / sqrt(2), neither above 1/2 / sqrt(2).
 
 With m blocks the vector has a size of at most sqrt(m) / 2, which is the clip. The sum over units moves by no
-more when one unit is silenced, added or removed, and by at most twice that when one is replaced. A client
-adds the mean of its records' vectors, which is no longer than the longest of them. One Gaussian noise on all
-coordinates, of the multiplier times the clip, then covers all of them at once.
+more when one unit is silenced, added or removed, and by at most twice that when one is replaced. A client,
+or a person, adds the mean of its records' vectors, which is no longer than the longest of them. One Gaussian
+noise on all coordinates, of the multiplier times the clip, then covers all of them at once.
 """
 
 import math

@@ -23,7 +23,7 @@ from coterie.privacy import events
 from coterie.privacy.errors import PlanError
 from coterie.privacy.plain import Json, MalformedError, Plain, record
 from coterie.privacy.ranges import CLIP, NOISE, RECORDS, Range
-from coterie.privacy.units import Adjacency
+from coterie.privacy.units import Adjacency, Unit
 
 
 class NoiseRule(Enum):
@@ -48,7 +48,7 @@ class Mechanism(Plain, ABC):
     Numbers whose annotation names a range are checked against it. Of a class it is known
         tag: its name in plans on disk;
         kind: what it serves for, as a request that needs another kind of release says it;
-        words: what one use of it lets out;
+        words: what one use of it lets out, with {0} for itself and {1} for the unit;
         sampled: whether chance decides whose contribution is in it;
         at_sites: whether a site that trusts nobody releases it on its own.
     """
@@ -76,10 +76,9 @@ class Mechanism(Plain, ABC):
     def event(self) -> DpEvent:
         """What one use of the mechanism costs."""
 
-    @property
-    def summary(self) -> str:
-        """What one use of it lets out, in plain words."""
-        return self.words.format(self)
+    def summary(self, unit: Unit) -> str:
+        """What one use of it lets out of such units, in plain words."""
+        return self.words.format(self, unit)
 
     @property
     def noise_summary(self) -> str:

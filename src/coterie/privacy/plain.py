@@ -48,10 +48,12 @@ class Key:
     Args:
         name: the key, where it is not the field's name.
         by: of a tuple of facts: as an object whose keys are this field of each.
+        optional: whether the key stands there only where the field has another value than its default.
     """
 
     name: str = ""
     by: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,20 +147,30 @@ def record(kind: Any, keys: tuple[tuple[str, str], ...] = ()) -> Codec:
         keys: names of all fields and their keys, where the class itself cannot say.
     """
     hints = get_type_hints(kind, include_extras=True)
+    optional: dict[str, object] = {}
     if dataclasses.is_dataclass(kind):
         keys = tuple(
             (each.name, _note(hints[each.name]).name or each.name) for each in dataclasses.fields(kind)
         )
+        defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+        optional = {key: defaults[name] for name, key in keys if _note(hints[name]).optional}
     fields = [(name, key, codec(hints[name])) for name, key in keys]
 
     def read(data: object) -> object:
         found = _object(data)
-        odd = sorted(map(str, found.keys() ^ {key for _, key in keys}))
+        odd = sorted(map(str, (found.keys() ^ {key for _, key in keys}) - (optional.keys() - found.keys())))
         if odd:
             raise MalformedError(f"missing or unknown fields: {', '.join(odd)}")
-        return kind(**{name: _inside(key, each, found[key]) for name, key, each in fields})
+        there = [(name, key, each) for name, key, each in fields if key in found]
+        return kind(**{name: _inside(key, each, found[key]) for name, key, each in there})
 
-    return Codec(lambda value: {key: each.write(getattr(value, name)) for name, key, each in fields}, read)
+    def write(value: Any) -> Json:
+        held = ((key, each, getattr(value, name)) for name, key, each in fields)
+        return {
+            key: each.write(own) for key, each, own in held if key not in optional or own != optional[key]
+        }
+
+    return Codec(write, read)
 
 
 def _note(hint: object) -> Key:

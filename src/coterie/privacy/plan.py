@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self, TypeVar, cast
+from typing import Annotated, Self, TypeVar, cast
 
 from dp_accounting import DpEvent
 
@@ -13,9 +13,9 @@ from coterie.privacy import events
 from coterie.privacy.errors import PlanError
 from coterie.privacy.joint_scores import JointScores
 from coterie.privacy.mechanisms import Mechanism, NoisyScores
-from coterie.privacy.plain import Json, MalformedError, Plain, record
+from coterie.privacy.plain import Json, Key, MalformedError, Plain, record
 from coterie.privacy.ranges import ROUNDS
-from coterie.privacy.units import Adjacency, ThreatModel, Unit
+from coterie.privacy.units import Adjacency, PersonBounds, ThreatModel, Unit
 
 _M = TypeVar("_M", bound=Mechanism)
 
@@ -118,7 +118,11 @@ class UnitPlan:
 
 @dataclass(frozen=True)
 class PrivacyPlan(Plain):
-    """All mechanisms of an algorithm, for every unit, with what its guarantee will say."""
+    """All mechanisms of an algorithm, for every unit, with what its guarantee will say.
+
+    `persons` says how many records of a person count and at how many clients it may be, where that is the
+    unit. A subject is then a client, as it is for records, and what its mechanisms count are its persons.
+    """
 
     called = "plan"
     unit: Unit
@@ -126,8 +130,14 @@ class PrivacyPlan(Plain):
     threat: ThreatModel
     units: tuple[UnitPlan, ...]
     caveats: tuple[str, ...] = ()
+    persons: PersonBounds | None = None
 
     def __post_init__(self) -> None:
+        if (self.unit is Unit.PERSON) is (self.persons is None):
+            raise PlanError(
+                f"plan: unit {self.unit} with {self.persons or 'no bounds of a person'}; a plan for persons, "
+                "and no other, says how many records of one count"
+            )
         subjects = [unit.subject for unit in self.units]
         if len(set(subjects)) != len(subjects):
             raise PlanError("plan: two units have the same subject")
@@ -175,7 +185,9 @@ class PrivacyPlan(Plain):
             groups.setdefault(unit.releases, []).append(unit.subject)
         alike = tuple(_PlannedAlike(tuple(subjects), releases) for releases, subjects in groups.items())
         order = tuple(unit.subject for unit in self.units)
-        written = _WrittenPlan(self.unit, self.adjacency, self.threat, order, alike, self.caveats)
+        written = _WrittenPlan(
+            self.unit, self.adjacency, self.threat, order, alike, self.caveats, self.persons
+        )
         return cast(Json, record(_WrittenPlan).write(written))
 
     @classmethod
@@ -185,11 +197,20 @@ class PrivacyPlan(Plain):
         if not set(found.subjects) <= releases.keys():
             raise MalformedError("plans: a subject has none")
         units = tuple(UnitPlan(subject, releases[subject]) for subject in found.subjects)
-        return cls(found.unit, found.adjacency, found.threat, units, found.caveats)
+        return cls(found.unit, found.adjacency, found.threat, units, found.caveats, found.persons)
 
     def digest(self) -> str:
         """A fingerprint of the plan that every process computes alike."""
         return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+
+    def computed(self) -> str:
+        """A fingerprint of what is computed under the plan, to which noise and coins are bound.
+
+        A person of whom one record counts is a record in all but its name, and draws what a record would.
+        """
+        if self.persons is None or self.persons.records > 1:
+            return self.digest()
+        return replace(self, unit=Unit.RECORD, persons=None).digest()
 
 
 @dataclass(frozen=True)
@@ -210,6 +231,7 @@ class _WrittenPlan:
     subjects: tuple[str, ...]
     plans: tuple[_PlannedAlike, ...]
     caveats: tuple[str, ...]
+    persons: Annotated[PersonBounds | None, Key(optional=True)] = None
 
 
 def canonical_json(data: object) -> str:

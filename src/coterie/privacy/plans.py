@@ -22,7 +22,7 @@ from coterie.privacy.rdp import shares
 from coterie.privacy.record_sums import FullBatchSketch, FullBatchSteps, PoissonSteps, ShuffledSteps
 from coterie.privacy.selections import AccuracySelection, LowestLoss, PrivateSelection
 from coterie.privacy.threats import SERVER, THREATS
-from coterie.privacy.units import Adjacency, Budget, Mode, ThreatModel, Unit
+from coterie.privacy.units import Adjacency, Budget, Mode, PersonBounds, ThreatModel, Unit
 
 # How plans and ledgers call what is released: about records one of the first four, about clients sums.
 FIRST_ROUND, TRAINING, SELECTION, CHOICE, SUMS = "first round", "training", "selection", "choice", "sums"
@@ -45,10 +45,11 @@ def plan_of(
     releases: Mapping[str, Sequence[PlannedRelease]],
     caveats: Sequence[str] = (),
     threat: ThreatModel | None = None,
+    persons: PersonBounds | None = None,
 ) -> PrivacyPlan:
     """The plan in which each subject's data are released so, by default against whom such a unit fears."""
     units = tuple(UnitPlan(subject, tuple(own)) for subject, own in releases.items())
-    return PrivacyPlan(unit, adjacency, threat or THREATS[unit], units, tuple(caveats))
+    return PrivacyPlan(unit, adjacency, threat or THREATS[unit], units, tuple(caveats), persons)
 
 
 def client_plan(sums: Mechanism, rounds: int, caveats: Sequence[str] = ()) -> PrivacyPlan:

@@ -73,6 +73,8 @@ PULL = Range(1e-9, 1e6)
 """Weight of a pull towards an anchor or a start, where there is one."""
 RECORDS = Range(1, 10**9, whole=True)
 """Records of a client and of a batch, clients of a population."""
+RECORDS_PER_PERSON = Range(1, 10**4, whole=True)
+"""Of one person that count at a client: every person takes as many places."""
 EPOCHS = Range(1, 10**4, whole=True)
 """Passes over a client's records in one round."""
 STEPS = Range(1, 10**7, whole=True)

@@ -1,4 +1,8 @@
-"""Noisy sums over the records of one client: the steps of private training, and sketches of gradients."""
+"""Noisy sums over the records of one client: the steps of private training, and sketches of gradients.
+
+Where the unit is a person, read person for record throughout: what is sampled, clipped and counted is then
+one person, whose gradient is the sum of those of its records.
+"""
 
 import math
 from dataclasses import dataclass
@@ -111,7 +115,7 @@ class PoissonSteps(BatchedSteps):
     """Batches into which every record comes by a coin of its own."""
 
     sampled = True
-    words = "{0.taken} on Poisson batches, {0.batch:,} of {0.records:,} records in expectation"
+    words = "{0.taken} on Poisson batches, {0.batch:,} of {0.records:,} {1}s in expectation"
 
     @property
     def rate(self) -> float:
@@ -131,7 +135,7 @@ class ShuffledSteps(BatchedSteps):
     """
 
     kind, at_sites = "executed", False
-    words = "{0.taken} on shuffled batches, {0.batch:,} of {0.records:,} records"
+    words = "{0.taken} on shuffled batches, {0.batch:,} of {0.records:,} {1}s"
 
     @property
     def event(self) -> DpEvent:
@@ -145,7 +149,7 @@ class ShuffledSteps(BatchedSteps):
 class FullBatchSteps(RecordSums):
     """One step an epoch over all records, divided by their public number."""
 
-    words = "{0.taken} on all {0.records:,} records"
+    words = "{0.taken} on all {0.records:,} {1}s"
     epochs: Annotated[int, EPOCHS]
     adjacency: Adjacency
 
@@ -160,7 +164,7 @@ class FullBatchSketch(RecordSums):
     """One noisy sum of per-record gradients, each projected at random (publicly) and then clipped."""
 
     words = (
-        "the sum of the gradients of all {0.records:,} records, each projected to {0.dimensions} numbers "
+        "the sum of the gradients of all {0.records:,} {1}s, each projected to {0.dimensions} numbers "
         "and clipped"
     )
     dimensions: Annotated[int, DIMENSIONS]

@@ -53,9 +53,9 @@ class NoisySelection(ModelSelection):
         return events.selection(self.gumbel_scale, self.monotone)
 
     def choose(self, scores: Floats, losses: Floats, noise: RandomStream) -> int:
-        """By counts over the full set of records, each in it exactly once.
+        """By counts over the full set of records, each in it exactly once; a person counts by its mean.
 
-        So one record moves every score by at most one, and all in the same direction. The published mechanism
+        So one unit moves every score by at most one, and all in the same direction. The published mechanism
         chooses by accuracy: the same scores over a constant, with the noise that its own analysis asks for.
         """
         scale, reach = self.gumbel_scale, self.reach
@@ -72,7 +72,7 @@ class PrivateSelection(NoisySelection):
     """
 
     at_sites = True
-    words = "the model that fits best, by the exponential mechanism on counts of records it gets right"
+    words = "the model that fits best, by the exponential mechanism on counts of {1}s it gets right"
 
 
 @mechanism("accuracy-selection")

@@ -6,10 +6,12 @@ MASTERS = "the group masters"
 SERVER = ThreatModel(observers="the server", sees="all updates and selections")
 """Against whom a plan for one client speaks, when nothing is known about others."""
 
+_OTHERS = ThreatModel(
+    observers="the server and all other clients", sees="every release of every round", trusted="nobody"
+)
 THREATS: dict[Unit, ThreatModel] = {
-    Unit.RECORD: ThreatModel(
-        observers="the server and all other clients", sees="every release of every round", trusted="nobody"
-    ),
+    Unit.RECORD: _OTHERS,
+    Unit.PERSON: _OTHERS,
     Unit.CLIENT: ThreatModel(
         observers="whoever sees the models", sees="every model of every round", trusted="the server"
     ),

@@ -8,15 +8,25 @@ from typing import Annotated
 
 from coterie.privacy.errors import PrivacyInputError, RangeError
 from coterie.privacy.plain import Plain, codec, register
-from coterie.privacy.ranges import DELTA, EPSILON
+from coterie.privacy.ranges import CLIENTS, DELTA, EPSILON, RECORDS_PER_PERSON
 
 
 class Unit(StrEnum):
     """What one person contributes: the thing that is changed between two neighbouring datasets."""
 
     RECORD = "record"
+    PERSON = "person"
     CLIENT = "client"
     WORKER = "worker"
+
+    @property
+    def within_client(self) -> bool:
+        """Whether it is a part of one client's data, which that client hides by noise of its own.
+
+        A record is; so are a person's records at that client. What is clipped, sampled and counted is one
+        unit's contribution, and the same mechanisms serve both.
+        """
+        return self in (Unit.RECORD, Unit.PERSON)
 
 
 class Adjacency(StrEnum):
@@ -54,6 +64,24 @@ class Custody(StrEnum):
     """A deployment: each site keeps its records and its own noise key."""
     TRUSTED_SERVER = "trusted-server"
     """A deployment in which sites send clipped updates to one that adds the noise."""
+
+
+@dataclass(frozen=True)
+class PersonBounds(Plain):
+    """How much of the data may be one person's: public numbers, decided before any record is read.
+
+    Args:
+        records: of one person that count at a client; all others are dropped, whatever they say.
+        clients: at which one person may have records.
+    """
+
+    called = "bounds of a person"
+    records: int
+    clients: int = 1
+
+    def __post_init__(self) -> None:
+        RECORDS_PER_PERSON.check("records_per_person", self.records)
+        CLIENTS.check("clients_per_person", self.clients)
 
 
 @dataclass(frozen=True)

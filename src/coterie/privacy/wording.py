@@ -26,6 +26,7 @@ _NEIGHBOURS = {
 }
 _UNITS = {
     Unit.RECORD: "a record is one row of data, a visit say, and not a person, who may have several",
+    Unit.PERSON: "all records of one person at one client together",
     Unit.CLIENT: "all records of a client together",
     Unit.WORKER: "all records of a worker together",
 }
@@ -41,6 +42,9 @@ def line(promise: "Guarantee") -> str:
         parts[0] += f", {promise.adjacency}"
         if promise.adjacency is not Adjacency.REPLACE_ONE:
             parts[0] += f" (replace-one {round_up(promise.epsilon_replace_one)})"
+        if promise.epsilon_across_clients is not None and promise.persons is not None:
+            across = round_up(promise.epsilon_across_clients)
+            parts[0] += f", eps={across} for a person at up to {promise.persons.clients} clients"
         trusting = "" if promise.threat.trusted == "nobody" else f", trusting {promise.threat.trusted}"
         parts.append(f"against {promise.threat.watchers}{trusting}")
     parts += weaknesses(promise.caveats)
@@ -69,7 +73,7 @@ def _figures(promise: "Guarantee") -> str:
         figures = "no privacy (eps=inf)"
     if promise.published_epsilon is None:
         return figures
-    claimed = Adjacency.REPLACE_ONE if promise.unit is Unit.RECORD else Adjacency.ADD_REMOVE
+    claimed = Adjacency.REPLACE_ONE if promise.unit.within_client else Adjacency.ADD_REMOVE
     return f"paper: published eps={round_up(promise.published_epsilon)} ({claimed} claimed), sound: {figures}"
 
 
@@ -103,7 +107,7 @@ def _weak(promise: "Guarantee") -> list[str]:
 def _protected(promise: "Guarantee") -> str:
     if math.isinf(promise.epsilon):
         return f"There is no privacy: nothing bounds what is told about {promise.protected}."
-    whom = f"Protected is {promise.protected}: {_UNITS[promise.unit]}."
+    whom = f"Protected is {promise.protected}: {_UNITS[promise.unit]}{_person(promise)}."
     odds = (
         f"{_NEIGHBOURS[promise.adjacency]} changes the probability of whatever is released by a factor of at "
         f"most e^{round_up(promise.epsilon)}, apart from a probability of {short_number(promise.delta)} "
@@ -114,6 +118,22 @@ def _protected(promise: "Guarantee") -> str:
     return (
         f"{whom} {odds}; if any other may take its place, epsilon is {round_up(promise.epsilon_replace_one)}."
     )
+
+
+def _person(promise: "Guarantee") -> str:
+    """How much of the data may be one person's, and what that means for whoever is at several clients."""
+    if promise.persons is None:
+        return ""
+    bounds = promise.persons
+    counted = "1 counts" if bounds.records == 1 else f"{bounds.records:,} count"
+    if promise.epsilon_across_clients is None:
+        where = "a person is at one client, and whoever is at several pays at each of them, which adds up"
+    else:
+        where = (
+            f"for a person with records at up to {bounds.clients:,} clients, all of them together cost "
+            f"epsilon {round_up(promise.epsilon_across_clients)}"
+        )
+    return f", of which at most {counted}; {where}"
 
 
 def _custody(promise: "Guarantee") -> str:
@@ -145,6 +165,8 @@ def _gain(promise: "Guarantee") -> str:
     used, others, these = "took part", "that did not", "that did"
     if promise.unit is Unit.RECORD:
         used, others, these = "was used", "that were not", "that were"
+    elif promise.unit is Unit.PERSON:
+        others, these = "who did not", "who did"
     return (
         f"Someone who sees all of that and guesses at even odds whether a given {promise.unit} {used} is "
         f"right at most {percent_up(promise.meaning.guess)} of the time (blind guessing: 50 %); someone who "
@@ -179,4 +201,6 @@ def protected(unit: Unit, subject: str) -> str:
     """Who or what is protected, as a guarantee calls it."""
     if unit is Unit.WORKER and subject != POPULATION:
         return subject
+    if unit is Unit.PERSON:
+        return f"one person's records at {subject}"
     return f"one {unit} of {subject}"

@@ -39,7 +39,7 @@ def tells_choices(run: RunRecord) -> bool:
 
 def tells_times(unit: Unit) -> bool:
     """Whether how long a run took may be told to everybody."""
-    return unit is Unit.RECORD
+    return unit.within_client
 
 
 def all_tell_times(comparison: Comparison) -> bool:

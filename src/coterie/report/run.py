@@ -53,7 +53,7 @@ def run_report(run: RunRecord) -> str:
     """The whole page of what a run's folder holds."""
     clusters, accuracy, loss = Clusters(run), run.accuracy, run.loss
     where = f"between {count(len(run.clients), 'site')}" if run.served else f"on {run.experiment.data.name}"
-    noun = {Unit.RECORD: "client", Unit.CLIENT: "population", Unit.WORKER: "worker"}[run.plan.unit]
+    noun = {Unit.CLIENT: "population", Unit.WORKER: "worker"}.get(run.plan.unit, "client")
     outside, known = has_outside(run), any(client.true_cluster is not None for client in run.clients)
     must_not = MUST_NOT if run.has_privacy else MUST_NOT_UNBOUNDED
     scored = accuracy is not None and accuracy.per_client and (loss is not None or accuracy.is_private)

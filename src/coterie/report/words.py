@@ -23,8 +23,9 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield "Model", f"{experiment.model.name}, {count(run.parameters, 'parameter')}"
     yield "Algorithm", _algorithm(run)
     schedule = experiment.schedule
-    batches = f"batches of {schedule.batch} records"
-    if run.plan.unit is Unit.RECORD:
+    unit = run.plan.unit
+    batches = f"batches of {schedule.batch} {'persons' if unit is Unit.PERSON else 'records'}"
+    if unit.within_client:
         batches = f"Poisson {batches} in expectation"
     yield (
         "Schedule",
@@ -33,7 +34,7 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
     )
     seeds = experiment.seeds
     noise = "secret, from the operating system" if seeds.noise is None else f"seed {seeds.noise}"
-    if run.served and run.plan.unit is Unit.RECORD:
+    if run.served and unit.within_client:
         noise = "each site's own"
     yield "Seeds", f"simulation {seeds.simulation}; noise {noise}"
     engine = f"{experiment.engine.name}, device {experiment.engine.device}"

@@ -78,9 +78,16 @@ class DrawnViews:
     key: int
 
     def of(self, records: Batch, first: int) -> Batch:
-        """Views of some of the records, the first of which has this place in the batch."""
-        last = first + len(records)
-        return self.augmentation.views(records, self.places[first:last], self.step, self.key)
+        """Views of some of the records (of a person: all), the first of which has this place in the batch."""
+        places = record_places(self.places[first : first + len(records)], records.places)
+        return self.augmentation.views(records.flat, places, self.step, self.key)
+
+
+def record_places(rows: Tensor, places: int) -> Tensor:
+    """Places of single records, from those of rows that hold so many each."""
+    if places == 1:
+        return rows
+    return (rows[:, None] * places + torch.arange(places, device=rows.device)).flatten()
 
 
 def _after(bits: Tensor, skip: int) -> Tensor:

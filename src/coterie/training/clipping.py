@@ -1,10 +1,11 @@
-"""Sums of clipped per-record contributions: the only door from records to anything released.
+"""Sums of clipped contributions, of records or of persons: the only door from records to anything released.
 
 One record moves the sum by at most the clip, whatever its values. Norms and sums are float64, and the clip
 is shrunk by a margin that covers their rounding (`contributions.py` has the bound). A record that produces
 anything non-finite contributes zero (and noise is added all the same). Between neighbours a record's
 contribution becomes zero, or another's, in the same place of the same batch: the arithmetic of all others is
-untouched.
+untouched. The same holds of a person, whose contribution is the clipped sum of its records' gradients; it
+takes as many places of a batch as a person may have records, whether it needs them or not.
 """
 
 import math
@@ -60,8 +61,9 @@ def stacked_clipped_sum(
     clip: float | Tensor,
     present: Tensor | None = None,
     copies: int = 1,
+    persons: Tensor | None = None,
 ) -> Tensor:
-    """Sum over each client's records of the clipped gradient, in float64: (clients, parameters).
+    """Sum over each client's records, or persons, of the clipped gradient, in float64: (clients, parameters).
 
     Args:
         stacked: parameters by client, (clients, parameters).
@@ -70,11 +72,16 @@ def stacked_clipped_sum(
         present: bool (records,), false where a tile is padded; None when every record counts.
         copies: views of each record, which follow one another in the batch; a record's gradient is the
             mean of theirs.
+        persons: where what tiles hold are persons, whose places follow one another in the batch: which of
+            these are a record's, bool (persons, places). A person's gradient is the sum of its records'.
     """
-    views = tiles if copies == 1 else replace(tiles, size=copies * tiles.size)
+    several = copies * (1 if persons is None else persons.shape[1])
+    views = tiles if several == 1 else replace(tiles, size=several * tiles.size)
     found = book.contributions(stacked, batch.features, batch.targets, views)
     if copies > 1:
         found = {name: part.averaged(copies) for name, part in found.items()}
+    if persons is not None:
+        found = {name: part.summed(persons) for name, part in found.items()}
     parts = _joined(found) if tiles.single else {(name,): part for name, part in found.items()}
     scales, usable = _scales([part.squared_norms() for part in parts.values()], clip, present, tiles)
     sums: dict[str, Tensor] = {}
@@ -124,7 +131,8 @@ def clipped_sum(
 ) -> Tensor:
     """Sum over records of the clipped gradient (or of its clipped projection), in float64.
 
-    Micro-batches bound the memory; their boundaries depend on the number of records alone.
+    Of a batch of persons: over persons, of the clipped sum of a person's gradients (or of its projection).
+    Micro-batches bound the memory; their boundaries depend on the number of rows alone.
 
     Args:
         views: of each record, whose gradients are averaged before the clip.
@@ -132,18 +140,20 @@ def clipped_sum(
     total: Tensor | None = None
     copies = 1 if views is None else views.augmentation.copies
     book = learner.book if project is None else None
-    most = max(1, (learner.row_batch if book is None else learner.micro_batch) // copies)
+    affordable = learner.row_batch if book is None else learner.micro_batch
     first = 0
-    for records in batch.split(most):
-        part = records if views is None else views.of(records, first)
+    for records in batch.split(max(1, affordable // (copies * batch.places))):
+        part = records.flat if views is None else views.of(records, first)
         first += len(records)
         if book is not None:
             whole = (parameters[None], part, Tiles(1, len(records)), clip)
-            partial = stacked_clipped_sum(book, *whole, copies=copies)[0]
+            partial = stacked_clipped_sum(book, *whole, copies=copies, persons=records.present)[0]
         else:
             rows = learner.gradients(parameters, part)
             if copies > 1:
-                rows = rows.view(len(records), copies, -1).mean(dim=1)
+                rows = rows.view(len(rows) // copies, copies, -1).mean(dim=1)
+            if records.present is not None:
+                rows = Rows(rows).summed(records.present).rows()
             partial = clip_rows(rows if project is None else project(rows), clip).sum(dim=0)
         total = partial if total is None else total + partial
     if total is None:

@@ -1,5 +1,9 @@
 """What each record adds to a layer's gradient: its squared norm, and the scaled sum over records.
 
+Where the unit is a person, what is clipped is the sum of its records' gradients: norms of single records say
+nothing of it. `Rows` adds the rows up first; for `Products` and `Lookups` a person's records are positions of
+one record, as the steps of a sequence are, and all that follows holds of them.
+
 The sum that is released must not move by more than the clip when one record's contribution becomes zero, in
 the arithmetic of the machine. That is why norms and sums are float64 here, although activations and
 gradients are float32:
@@ -63,6 +67,10 @@ class Contribution(ABC):
     def averaged(self, copies: int) -> "Contribution":
         """The mean over each run of so many records, which are views of one."""
 
+    @abstractmethod
+    def summed(self, present: Tensor) -> "Contribution":
+        """The sum over each row of places, (persons, places), that are present: those of one person."""
+
     @property
     @abstractmethod
     def numbers(self) -> int:
@@ -77,7 +85,7 @@ class Contribution(ABC):
 def _masked(values: Tensor, usable: Tensor | None) -> Tensor:
     if usable is None:
         return values
-    return torch.where(usable.view(-1, *(1,) * (values.dim() - 1)), values, 0.0)
+    return torch.where(usable.view(-1, *(1,) * (values.dim() - 1)), values, values.new_zeros(()))
 
 
 def _ordered(values: Tensor, shape: Sequence[int], order: tuple[int, ...] | None) -> Tensor:
@@ -143,6 +151,10 @@ class Rows(Contribution):
     def averaged(self, copies: int) -> "Rows":
         return Rows(_by_record(self.gradients, copies).mean(dim=1), self.order)
 
+    def summed(self, present: Tensor) -> "Rows":
+        kept = _masked(self.gradients, present.flatten())
+        return Rows(_by_record(kept, present.shape[1]).sum(dim=1), self.order)
+
     @property
     def numbers(self) -> int:
         return self.gradients.numel()
@@ -174,6 +186,12 @@ class _Factored(Contribution):
         """Views are more positions of the one record, like the steps of a sequence."""
         left, right = (_by_record(part, copies).flatten(1, 2) for part in (self.left, self.right))
         return replace(self, left=left, right=right / copies)  # type: ignore[type-var]
+
+    def summed(self, present: Tensor) -> Self:
+        """A person's records are more positions, too; where there is none, both factors are zero."""
+        parts = (_masked(part, present.flatten()) for part in (self.left, self.right))
+        left, right = (_by_record(part, present.shape[1]).flatten(1, 2) for part in parts)
+        return replace(self, left=left, right=right)  # type: ignore[type-var]
 
     def _scaled(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
         """The right factor in float64, times the scale of each record."""

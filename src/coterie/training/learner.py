@@ -33,19 +33,56 @@ LARGEST_MICRO_BATCH = 512
 
 @dataclass(frozen=True)
 class Batch:
-    """Records on the device where they are used."""
+    """Records on the device where they are used; or persons, a row each, with all their records.
+
+    Args:
+        features, targets: by record, or (persons, places, ...).
+        present: where rows are persons, which places hold a record: bool (persons, places).
+    """
 
     features: Tensor
     targets: Tensor
+    present: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def tensors(self) -> "list[Tensor]":
+        """All that it is made of, in the order of its fields."""
+        return [part for part in (self.features, self.targets, self.present) if part is not None]
+
+    @property
+    def places(self) -> int:
+        """Places of a row: as many as a person may have records, or the one of a record."""
+        return 1 if self.present is None else self.present.shape[1]
+
+    @property
+    def flat(self) -> "Batch":
+        """All places as records, one row after the other; empty ones, too."""
+        if self.present is None:
+            return self
+        return Batch(self.features.flatten(0, 1), self.targets.flatten(0, 1))
+
+    @property
+    def only_present(self) -> "Batch":
+        """The records alone, one after the other: how many there are is as private as they are."""
+        return self if self.present is None else self.flat.take(self.present.flatten())
+
     def take(self, indices: Tensor | slice) -> "Batch":
         if isinstance(indices, slice) or indices.dtype == torch.bool:
-            return Batch(self.features[indices], self.targets[indices])
+            return Batch(*(part[indices] for part in self.tensors))
         # Whole records are copied: half the time of indexing on a CPU.
-        return Batch(self.features.index_select(0, indices), self.targets.index_select(0, indices))
+        return Batch(*(part.index_select(0, indices) for part in self.tensors))
+
+    def means(self, values: Tensor) -> Tensor:
+        """Of what was found for every place: of a record its own, of a person the mean of its records'."""
+        if self.present is None:
+            return values
+        own = values.view(*self.present.shape, *values.shape[1:])
+        counts = self.present.sum(dim=1).clamp(min=1).view(-1, *(1,) * (own.dim() - 2))
+        kept = self.present.view(*self.present.shape, *(1,) * (own.dim() - 2))
+        return torch.where(kept, own, 0.0).sum(dim=1) / counts
 
     def split(self, most: int) -> "Iterator[Batch]":
         """Parts of equal size (but for the last), of at most so many records; their number alone decides."""
@@ -55,7 +92,7 @@ class Batch:
 
     @classmethod
     def of(cls, records: Records, device: torch.device) -> "Batch":
-        return cls(on_device(records.features, device), on_device(records.targets, device))
+        return cls(*(on_device(array, device) for array in records.arrays.values()))
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -25,20 +25,27 @@ class Score:
     loss: float
 
 
+def at_once(learner: Learner, table: Batch) -> int:
+    """Rows of a table that go through a model together."""
+    return max(1, EVALUATION_BATCH[learner.device.type] // table.places)
+
+
 @torch.no_grad()
 def score_sums(
     learner: Learner, parameters: Tensor, table: Batch, sizes: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sums of scores and of losses under one model, for each of the sets of records that the table joins.
 
-    A score is 1 for a record that the model gets right (for a regression, a bounded score).
+    A score is 1 for a record that the model gets right (for a regression, a bounded score); of a person it is
+    the mean over its records, and so is the loss. No unit adds more than 1 to a sum of scores.
     """
     scores, losses = [], []
     parameters = parameters.clone()  # into aligned memory, as `on_device` explains
-    for part in table.split(EVALUATION_BATCH[learner.device.type]):
+    for rows in table.split(at_once(learner, table)):
+        part = rows.flat
         outputs = learner.predict(parameters, part.features)
-        scores.append(learner.scores(outputs, part.targets))
-        losses.append(learner.output_losses(outputs, part.targets).double())
+        scores.append(rows.means(learner.scores(outputs, part.targets)))
+        losses.append(rows.means(learner.output_losses(outputs, part.targets).double()))
     if not scores:
         return np.zeros(len(sizes)), np.zeros(len(sizes))
     by_record = torch.stack((torch.cat(scores), torch.cat(losses)))
@@ -116,7 +123,7 @@ def client_outputs(
         torch.cat(
             [
                 learner.predict(models[own].clone(), part.features)
-                for part in batch.split(EVALUATION_BATCH[learner.device.type])
+                for part in batch.only_present.split(EVALUATION_BATCH[learner.device.type])
             ]
         )
         .cpu()
@@ -129,6 +136,4 @@ def join(batches: Sequence[Batch]) -> Batch:
     """Several sets of records as one table."""
     if len(batches) == 1:
         return batches[0]
-    return Batch(
-        torch.cat([batch.features for batch in batches]), torch.cat([batch.targets for batch in batches])
-    )
+    return Batch(*(torch.cat(parts) for parts in zip(*(batch.tensors for batch in batches), strict=True)))

@@ -21,7 +21,7 @@ from torch import Tensor
 from coterie.privacy import RecordSums
 from coterie.privacy.ranges import CLIP, check_noise
 from coterie.training import kernels, philox
-from coterie.training.augmentation import Augmentation
+from coterie.training.augmentation import Augmentation, record_places
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import Tiles
@@ -152,14 +152,14 @@ class StackedTrainer:
         augmentation: Augmentation | None = None,
     ) -> None:
         """Args:
-        table: all records on the device, one set after the other.
-        sizes: number of records in each set.
+        table: all records on the device, one set after the other; or all persons.
+        sizes: number of records, or persons, in each set.
         tile: records per tile.
         own_kernels: whether to use the kernels of `kernels.py` where they work.
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
-        augmentation: views of each record whose gradients are averaged before the clip; they go through
-            torch's own kernels.
+        augmentation: views of each record whose gradients are averaged before the clip; they, and persons,
+            go through torch's own kernels.
         """
         if learner.book is None:
             raise ValueError("clients can only be stacked where every layer has a rule")
@@ -169,9 +169,10 @@ class StackedTrainer:
         self._bases = list(accumulate(sizes, initial=0))
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int], _Program] = {}
-        wanted = own_kernels and augmentation is None
+        wanted = own_kernels and augmentation is None and table.present is None
         self.own_kernels = wanted and kernels_agree(learner, tile, tf32=tf32)
-        self._bytes_per_record = learner.bytes_per_record * (augmentation.copies if augmentation else 1)
+        copies = augmentation.copies if augmentation else 1
+        self._bytes_per_record = learner.bytes_per_record * copies * table.places
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""
@@ -346,12 +347,17 @@ class _Program(Program):
             values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner)
         )
         tiles = _tiles(owner, trainer.tile, self.clients, trainer.own_kernels)
-        batch, copies = trainer.table.take(index), 1
+        rows, copies = trainer.table.take(index), 1
+        batch = rows.flat
         if augmentation is not None:
             copies, keys = augmentation.copies, tiles.by_record(self.view_keys)
-            batch = augmentation.views(batch, index - tiles.by_record(self.bases), self.step, keys)
+            places = record_places(index - tiles.by_record(self.bases), rows.places)
+            keys = keys.repeat_interleave(rows.places)
+            batch = augmentation.views(batch, places, self.step, keys)
         parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
-        self.sums += stacked_clipped_sum(trainer.book, parameters, batch, tiles, clip, present, copies)
+        self.sums += stacked_clipped_sum(
+            trainer.book, parameters, batch, tiles, clip, present, copies, rows.present
+        )
         self.row += 1
 
     def _finish_step(self) -> None:

@@ -24,11 +24,12 @@ AT_ONCE = 256
 def statistic_sums(
     learner: Learner, parameters: Tensor, records: Batch, statistics: Sequence[Statistic]
 ) -> NDArray[np.float64]:
-    """Sums over records of every statistic under one model."""
+    """Sums over records of every statistic under one model; over persons, of the means of theirs."""
     parameters, total = parameters.clone(), None
-    for part in records.split(AT_ONCE):
+    for rows in records.split(max(1, AT_ONCE // records.places)):
+        part = rows.flat
         outputs = learner.predict(parameters, part.features)
-        sums = statistic_rows(learner, outputs, part.targets, statistics).sum(dim=0)
+        sums = rows.means(statistic_rows(learner, outputs, part.targets, statistics)).sum(dim=0)
         total = sums if total is None else total + sums
     assert total is not None, "nobody holds out no record"
     found: NDArray[np.float64] = total.cpu().numpy()

@@ -1,4 +1,4 @@
-"""What algorithms share whose unit is one record: the plan of each client, and a round of training.
+"""What algorithms share whose unit is one record, or one person's records at a client: plans and training.
 
 Every client trains the model that it is assigned, and a model moves by the mean update of its clients. Where
 that is fixed before the first round, it is the whole algorithm (`global`, `local`, `oracle`); others say who
@@ -40,7 +40,8 @@ class RecordLevel(Algorithm[S]):
     def plan(self, facts: PublicFacts) -> PrivacyPlan:
         self.privacy.check_budgets(facts.clients)
         releases = {client: self.releases(facts, client) for client in facts.clients}
-        return plan_of(Unit.RECORD, self.privacy.adjacency, releases, self.caveats)
+        privacy = self.privacy
+        return plan_of(privacy.unit, privacy.adjacency, releases, self.caveats, persons=privacy.persons)
 
     def releases(self, facts: PublicFacts, client: str) -> list[PlannedRelease]:
         """All that a client releases in the whole run: by default what it learns in every round."""
@@ -56,7 +57,7 @@ class RecordLevel(Algorithm[S]):
         batch = self.schedule.batch
         if batch > records:
             raise InputError(
-                f"schedule.batch: {batch} is more than the {records} records of a client; "
+                f"schedule.batch: {batch} is more than the {records} {self.privacy.unit}s of a client; "
                 f"allowed: 1 to {records}"
             )
         return self.about(records).steps(TRAINING, rounds, batch)

@@ -44,10 +44,11 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
     Raises:
         RefusedError: it is not that.
     """
-    own, trusts = contract.own, contract.plan.unit is not Unit.RECORD
+    own, trusts = contract.own, not contract.plan.unit.within_client
     described = (contract.client, contract.records, contract.held_out, contract.task)
     known = (facts.name, facts.records, facts.held_out, facts.task)
     RefusedError.when(described != known, "other data")
+    RefusedError.when(contract.plan.unit is Unit.PERSON, "not planned")  # a site keeps no persons apart
     RefusedError.when(contract.model.own and contract.model.name not in limits.models, "model code")
     named = all(RELEASE.fullmatch(release.name) for unit in contract.units for release in unit.releases)
     RefusedError.when(not named or len(contract.plan.caveats) > MOST_CAVEATS, "words")
@@ -135,7 +136,7 @@ def _approve_scores(contract: Contract, limits: Limits) -> None:
     """Raise `RefusedError` unless held-out records answer as often, and at most at the price, as allowed."""
     unit, scored, allowed = contract.plan.unit, contract.scored, limits.reported
     among_own = [each for each in contract.own.releases if each.mechanism.kind == NoisyScores.kind]
-    unfit = (scored is not None and unit is not Unit.RECORD) or (among_own and unit is not Unit.CLIENT)
+    unfit = (scored is not None and not unit.within_client) or (among_own and unit is not Unit.CLIENT)
     RefusedError.when(bool(unfit), "not planned")  # scores of a unit that has none
     planned = among_own if scored is None else list(scored.releases)
     if scored is None and not planned:
