@@ -141,6 +141,11 @@ class _Clustered(BaseEstimator):  # type: ignore[misc]
         batch = max(1, min(_LARGEST_BATCH, smallest // 4)) if self.batch is None else self.batch
         state = self.random_state
         seed = None if state is None else state if isinstance(state, Integral) else _drawn_seed(state)
+        if self.unit == "person":
+            raise FitError(
+                "unit: person; an estimator is not told whose each record is; allowed: record, client (a run "
+                "on coterie.federation(..., person=COLUMN) protects persons)"
+            )
         algorithm = {"name": self.algorithm} if isinstance(self.algorithm, str) else dict(self.algorithm)
         if algorithm["name"] == "auto":
             algorithm["name"] = self._suitable(len(self.clients_))

@@ -35,10 +35,14 @@ def _clinics() -> Iterator[None]:
     FOLDER.mkdir()
     (FOLDER / "federation.yaml").write_text(
         "task: classification\nlabel: {column: ill, classes: 2}\nfeatures: [{column: age, range: [0, 90]}]\n"
+        "person: who\n"
     )
     for number, records in enumerate((60, 60, 60, 40)):
-        rows = (f"{index % 2},{(7 * index + number) % 90}" for index in range(records))
-        (FOLDER / f"clinic-{number}.csv").write_text("\n".join(["ill,age", *rows]) + "\n")
+        rows = (
+            f"{index % 2},{(7 * index + number) % 90},{number} {index if index % 3 else 0}"
+            for index in range(records)
+        )
+        (FOLDER / f"clinic-{number}.csv").write_text("\n".join(["ill,age,who", *rows]) + "\n")
     yield
     shutil.rmtree(FOLDER.parent)
 
@@ -63,6 +67,13 @@ SAME_FOR_ALL: dict[str, Any] = {
 }
 OF_UNIT: dict[Unit, dict[str, Any]] = {
     Unit.RECORD: {"algorithm": {"name": "global"}},
+    Unit.PERSON: {
+        "data": {"name": "folder", "path": str(FOLDER)},
+        "federation": {"kind": "natural"},
+        "privacy": {"unit": "person"},
+        "evaluation": {"kind": "none"},
+        "algorithm": {"name": "global"},
+    },
     Unit.CLIENT: {
         "federation": {"sizes": [5, 5], "records_per_client": 20, "test_per_client": 5},
         "privacy": {"unit": "client", "delta": 1e-2},
@@ -157,7 +168,8 @@ def bases() -> Iterator[tuple[str, dict[str, Any], str]]:
     for unit in Unit:
         for section in ("privacy", "schedule"):
             yield f"{unit} {section}", tree(unit), section
-        for name in algorithm_names(unit):
+        # Algorithms for records are those for persons.
+        for name in algorithm_names(unit) if unit is not Unit.PERSON else ():
             for own in ALGORITHMS.get((unit, name), [{}]):
                 mode = {"privacy": {"mode": "paper"}} if name == "rc-dpfl" else {}
                 content = tree(unit, {"algorithm": {"name": name, **own}, **mode})
@@ -220,7 +232,9 @@ DEALT: dict[str, Federation] = {}
 def planned(text: str) -> str:
     """Everything that is known of an experiment before its first round, or why there is none."""
     experiment = Experiment.model_validate(parse_yaml(text))
-    dealt = repr((experiment.data, experiment.federation, experiment.seeds.simulation))
+    dealt = repr(
+        (experiment.data, experiment.federation, experiment.seeds.simulation, experiment.privacy.persons)
+    )
     try:
         experiment.check_all_acts()
         if dealt not in DEALT:
@@ -334,6 +348,8 @@ IN_VAIN = {
     "schedule: {augmentation: {kinds: [flip], pixels: 1}}": r"schedule.augmentation.pixels: 1.*kinds shift",
     "schedule: {rounds: 1, averaging: 3}\nalgorithm: {name: global}": r"schedule.averaging: 3.0.*rounds 2 or",
     "engine: {device: cuda, workers: 2}": r"engine.workers: 2 has no effect here",
+    "privacy: {records_per_person: 2}": r"privacy.records_per_person: 2.*privacy.unit person",
+    "privacy: {clients_per_person: 2}": r"privacy.clients_per_person: 2.*privacy.unit person",
 }
 
 

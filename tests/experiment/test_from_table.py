@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import coterie as ct
 from coterie.cli.main import load
+from coterie.data.folder import read_declaration
 from coterie.errors import InputError, LedgerError
 from coterie.experiment import local
 from coterie.experiment.experiment_file import read_experiment
@@ -147,3 +148,42 @@ def test_a_declared_folder_gets_an_experiment(tmp_path: Path) -> None:
     done = invoke("--data", made.path)
     assert done.exit_code == 0
     assert made.experiment.read_text() == written
+
+
+def visits() -> dict[str, Any]:
+    """Each of three sites with 15 patients, who came twice."""
+    return {**rows(), "patient": np.repeat([f"p{place}" for place in range(45)], 2)}
+
+
+def test_a_column_of_persons_makes_an_experiment_that_protects_them(tmp_path: Path) -> None:
+    made = ct.federation(
+        visits(), client="site", label="y", bounds=PUBLIC, person="patient", out=tmp_path / "sites"
+    )
+    assert made.clients == {"a": 15, "b": 15, "c": 15}
+    assert (made.to_json()["persons"], "records" in made.to_json()) == (45, False)
+    chosen = read_experiment(made.experiment)
+    assert (chosen.privacy.unit, chosen.privacy.records_per_person) == ("person", 4)
+    assert local.calibrate(chosen).population.records == {"a": 12, "b": 12, "c": 12}
+    assert [column.column for column in read_declaration(made.declaration).features] == ["x"]  # type: ignore[union-attr]
+    made.experiment.unlink()
+    again = CliRunner().invoke(load("init"), ["--data", str(made.path), "--json"])
+    assert json.loads(again.stdout)["persons"] == 45
+    assert read_experiment(made.experiment) == chosen
+
+
+def test_init_takes_the_column_of_persons_and_nothing_else_about_it(tmp_path: Path) -> None:
+    path, content = tmp_path / "visits.csv", visits()
+    lines = zip(*content.values(), strict=True)
+    path.write_text("\n".join([",".join(content), *(",".join(map(str, line)) for line in lines)]) + "\n")
+    asked = ["--data", str(path), "--client", "site", "--label", "y", "--out", str(tmp_path / "out")]
+    bounds = ["--bound", "x=0 to 1", "--bound", "y=no, yes"]
+    told = CliRunner().invoke(load("init"), [*asked, *bounds, "--person", "patient"])
+    assert told.exit_code == 0, told.output
+    assert "3 clients, 45 persons" in told.stdout
+    assert "person: patient" in (tmp_path / "out" / "federation.yaml").read_text()
+    for column in ("y", "x"):
+        wrong = CliRunner().invoke(load("init"), [*asked, *bounds, "--person", column])
+        assert isinstance(wrong.exception, InputError)
+        assert "person: " in str(wrong.exception)
+    absent = CliRunner().invoke(load("init"), [*asked, *bounds, "--person", "nobody"])
+    assert "no column 'nobody'" in str(absent.exception)

@@ -45,7 +45,14 @@ def init(
         Literal["classification", "regression"] | None,
         typer.Option(help="What to predict, where the label does not tell."),
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="Budget of every record.")] = 8.0,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column that says whose a record is, where a person may have several: protect persons.",
+        ),
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget of every record, or person.")] = 8.0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to write; by default named like the file, or the folder itself."),
@@ -66,7 +73,7 @@ def init(
     if is_declared(data):
         given: dict[str, object] = {"--client": client, "--label": label, "--bound": bound}
         given |= {"--missing": missing, "--leave-out": leave_out, "--task": task, "--out": out}
-        given |= {"--confirm": confirm or None}
+        given |= {"--person": person, "--confirm": confirm or None}
         for option, value in given.items():
             if value is not None:
                 raise InputError(
@@ -77,7 +84,7 @@ def init(
         if label is None:
             raise InputError("--label: missing; name the column to predict")
         asked = dict(map(_parse_bound, bound or []))
-        drafting = Interview(data, client, label, missing or [], leave_out or [], task)
+        drafting = Interview(data, client, label, missing or [], leave_out or [], task, person)
         for column, text in asked.items():
             drafting.answer(column, text)
         if confirm:
@@ -141,8 +148,7 @@ def _ask(drafting: Interview) -> None:
 
 
 def _show(made: NewFederation, sized: Mapping[str, float], line: str | None) -> None:
-    records = sum(made.clients.values())
-    say(f"{made.path}: {len(made.clients)} clients, {records:,} records")
+    say(f"{made.path}: {len(made.clients)} clients, {sum(made.clients.values()):,} {made.rows}")
     if made.fill_in:
         say(f"to fill in, in {made.declaration}: {', '.join(made.fill_in)}")
         say("no run begins before that: ranges and categories are public, and must not come from the records")

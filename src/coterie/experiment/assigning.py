@@ -17,7 +17,7 @@ from coterie.experiment.calibrated import default_delta
 from coterie.experiment.usable import UsableModels
 from coterie.models import code_caveats
 from coterie.models.check import one_thread
-from coterie.privacy import Guarantee, SecretKey
+from coterie.privacy import Guarantee, SecretKey, Unit
 from coterie.privacy.choices import ChargedChoice, ChoiceLedger
 from coterie.privacy.randomness import Floats
 from coterie.privacy.ranges import EPSILON
@@ -96,6 +96,11 @@ def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None 
 
 def check_choosable(run: UsableModels) -> None:
     """Refuse a run whose models are no whole ones, or among which there is nothing to choose."""
+    if run.experiment.privacy.unit is Unit.PERSON:
+        raise InputError(
+            f"{run.files.path}: protects persons, and a newcomer's choice would protect single records; "
+            "allowed: a run of privacy.unit record"
+        )
     if run.personal_parts is not None:
         raise InputError(
             f"{run.path}: clients of {run.trained.algorithm} keep a part of the model for themselves; "

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from coterie.algorithms.settings import PrivacySettings
 from coterie.data.client_files import DECLARATION
 from coterie.data.drafting import Bound, Drafting, FederationDraft, TaskKind
-from coterie.data.folder import read_folder
+from coterie.data.folder import read_declaration, read_folder
 from coterie.data.frames import Tabular, deal, read_clients, read_whole
 from coterie.data.records import Task
 from coterie.data.tables import ClientTable
@@ -29,7 +30,7 @@ class NewFederation:
     """A folder that a run can begin with, or a draft of one.
 
     Args:
-        clients: how many records each has.
+        clients: how many records each has; where persons are named, how many persons.
         fill_in: columns of `federation.yaml` of which something must be declared before a run.
         from_data: whether ranges or categories were taken from the records.
     """
@@ -39,6 +40,12 @@ class NewFederation:
     task: Task | None
     fill_in: Sequence[str] = field(default=())
     from_data: bool = False
+    person: str | None = None
+
+    @property
+    def rows(self) -> str:
+        """What is counted of each client."""
+        return "records" if self.person is None else "persons"
 
     @property
     def experiment(self) -> Path:
@@ -55,7 +62,7 @@ class NewFederation:
             "folder": str(self.path),
             "experiment": str(self.experiment),
             "clients": dict(self.clients),
-            "records": sum(self.clients.values()),
+            self.rows: sum(self.clients.values()),
             "task": None if self.task is None else self.task.kind,
             "features": None if self.task is None else self.task.shape[0],
             "classes": None if self.task is None else self.task.classes,
@@ -64,10 +71,10 @@ class NewFederation:
         }
 
     def __repr__(self) -> str:
-        records = sum(self.clients.values())
+        rows = f"{sum(self.clients.values())} {self.rows}"
         state = f"to fill in: {', '.join(self.fill_in)}" if self.fill_in else "ready to run"
         taken = ", bounds from the data" if self.from_data else ""
-        return f"NewFederation({self.path}: {len(self.clients)} clients, {records} records{taken}; {state})"
+        return f"NewFederation({self.path}: {len(self.clients)} clients, {rows}{taken}; {state})"
 
 
 def federation(
@@ -79,6 +86,7 @@ def federation(
     missing: Sequence[str] = (),
     leave_out: Sequence[str] = (),
     task: TaskKind | None = None,
+    person: str | None = None,
     epsilon: float = 8.0,
     out: str | Path | None = None,
 ) -> NewFederation:
@@ -98,7 +106,9 @@ def federation(
         missing: columns in which values may be missing.
         leave_out: columns that are no features: identifiers, free text.
         task: classification or regression, where the label does not tell.
-        epsilon: the budget of every record.
+        person: the column that says whose a record is, where a person may have several: the experiment then
+            protects persons, each with all its records at a client.
+        epsilon: the budget of every record, or person.
         out: the folder to write; by default beside a file, under its name. One that is there already is left
             as it is: unless it is the same, that is an error.
 
@@ -110,7 +120,7 @@ def federation(
         NewFederation(wards: 2 clients, 4 records; ready to run)
     """
     tables = read_tables(data, client, leave_out)
-    draft = Drafting(tables, label, bounds, missing, task).draft()
+    draft = Drafting(tables, label, bounds, missing, task, person).draft()
     target = place_of(data, out)
     return write_federation(draft, target, epsilon, suffix=suffix_of(data))
 
@@ -124,14 +134,17 @@ def declared_federation(folder: Path, epsilon: float) -> NewFederation:
     """An experiment for a folder that has its declaration already."""
     dataset = read_folder(folder)
     assert dataset.owners is not None
-    counts = Counter(dataset.owners.train.tolist())
+    person = read_declaration(folder / DECLARATION).person
+    whose = range(len(dataset.train)) if dataset.persons is None else dataset.persons.train.tolist()
+    counts = Counter(owner for owner, _ in set(zip(dataset.owners.train.tolist(), whose, strict=True)))
     clients = {name: counts[place] for place, name in enumerate(dataset.owners.names)}
     target = folder / EXPERIMENT
     if target.exists():
         raise InputError(f"{target}: exists already; move it away to draft another")
     classification = dataset.task.kind == "classification"
-    write_text(target, experiment_text(epsilon, classification=classification, clients=clients))
-    return NewFederation(folder, clients, dataset.task, (), bool(dataset.caveats))
+    text = experiment_text(epsilon, classification=classification, clients=clients, person=person)
+    write_text(target, text)
+    return NewFederation(folder, clients, dataset.task, (), bool(dataset.caveats), person)
 
 
 def read_tables(data: Tabular, client: str | None, leave_out: Sequence[str] = ()) -> dict[str, ClientTable]:
@@ -174,11 +187,15 @@ def write_federation(draft: FederationDraft, target: Path, epsilon: float, *, su
     fill_in = draft.fill_in
     # Before anything is written: what is declared must be possible, and the records as declared.
     task = None if fill_in else draft.dataset(target).task
-    clients = {name: len(draft.tables[name]) for name in sorted(draft.tables)}
+    person = draft.declared.get("person")
+    clients = {
+        name: len(table if person is None else set(table.words(person)))
+        for name, table in sorted(draft.tables.items())
+    }
     classification = draft.declared["task"] == "classification"
     files = {
         DECLARATION: draft.text,
-        EXPERIMENT: experiment_text(epsilon, classification=classification, clients=clients),
+        EXPERIMENT: experiment_text(epsilon, classification=classification, clients=clients, person=person),
     }
     check_place(target, "--out")
     at_home = target.is_dir() and any(
@@ -193,7 +210,7 @@ def write_federation(draft: FederationDraft, target: Path, epsilon: float, *, su
     else:
         _write_whole(draft, target, files, suffix)
     from_data = "declared" in draft.declared
-    return NewFederation(target, clients, task, tuple(fill_in), from_data)
+    return NewFederation(target, clients, task, tuple(fill_in), from_data, person)
 
 
 def _write_whole(draft: FederationDraft, target: Path, files: Mapping[str, str], suffix: str) -> None:
@@ -213,14 +230,18 @@ def _write_whole(draft: FederationDraft, target: Path, files: Mapping[str, str],
         fill(draft_folder)
 
 
-def experiment_text(epsilon: float, *, classification: bool, clients: Mapping[str, int]) -> str:
-    """An experiment on the folder that it lies in."""
+def experiment_text(
+    epsilon: float, *, classification: bool, clients: Mapping[str, int], person: str | None = None
+) -> str:
+    """An experiment on the folder that it lies in; for persons, where a column names them."""
     few = any(count < ENOUGH for count in clients.values())
+    most = PrivacySettings().records_per_person
+    by_person = {"unit": "person", "records_per_person": most, "epsilon": epsilon, "clip": AUTO}
     content = {
         "data": {"name": "folder", "path": "."},
         "federation": {"kind": "natural", **({"clients": "enough"} if few else {})},
         "model": {"name": "softmax" if classification else "linear"},
-        "privacy": {"unit": "record", "epsilon": epsilon, "clip": AUTO},
+        "privacy": {"unit": "record", "epsilon": epsilon, "clip": AUTO} if person is None else by_person,
         "algorithm": {"name": "r-dpcfl" if len(clients) > 2 else "global"},
         "schedule": {"rounds": AUTO, "batch": AUTO, "lr": AUTO},
     }

@@ -46,8 +46,9 @@ class Interview:
         missing: Sequence[str] = (),
         leave_out: Sequence[str] = (),
         task: TaskKind | None = None,
+        person: str | None = None,
     ) -> None:
-        self._data, self._label, self._task = data, label, task
+        self._data, self._label, self._task, self._person = data, label, task, person
         self._tables = read_tables(data, client, leave_out)
         self._columns = next(iter(self._tables.values()))
         self._columns.column(label)
@@ -59,7 +60,12 @@ class Interview:
         names = [self._label, *(name for name in self._columns.columns if name != self._label)]
         for name in names:
             values = ColumnValues(self._tables, name)
-            if name in self._bounds or name in self.left_out or values.kind is ValueKind.TRUTH:
+            if (
+                name == self._person
+                or name in self._bounds
+                or name in self.left_out
+                or values.kind is ValueKind.TRUTH
+            ):
                 continue
             asked = bool(values.missing) and name not in self._missing and name != self._label
             yield Question(name, values.kind, asked)
@@ -69,6 +75,8 @@ class Interview:
         self._columns.column(column)
         text = text.strip()
         if text in ("leave out", "-"):
+            if column == self._person:
+                raise InputError(f"{column}: says whose a record is; allowed: nothing else about it")
             if column == self._label:
                 raise InputError(f"{column}: is what is predicted; allowed: classes, or a range")
             self.left_out.add(column)
@@ -93,7 +101,8 @@ class Interview:
         """Write the folder, with FILL-IN where nothing was answered."""
         kept = [name for name in self._columns.columns if name not in self.left_out]
         tables = {client: table.only(kept) for client, table in self._tables.items()}
-        draft = Drafting(tables, self._label, self._bounds, self._missing, self._task).draft()
+        rest = (self._label, self._bounds, self._missing, self._task, self._person)
+        draft = Drafting(tables, *rest).draft()
         return write_federation(draft, place_of(self._data, out), epsilon, suffix=suffix_of(self._data))
 
     def _check(self, column: str, bound: Bound) -> None:

@@ -124,6 +124,7 @@ def check_plan_is_ours(experiment: Experiment, plan: object) -> None:
         f"is for {plan.adjacency}; privacy.adjacency is {privacy.adjacency}": (
             plan.adjacency is not privacy.adjacency
         ),
+        f"counts {plan.persons}; privacy says {privacy.persons}": plan.persons != privacy.persons,
         "speaks of other observers than coterie.privacy does": plan.threat != THREATS[privacy.unit],
         f"has parts that are not of coterie.privacy: {', '.join(strange)}": bool(strange),
     }

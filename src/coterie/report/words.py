@@ -45,11 +45,13 @@ def _data(run: RunRecord) -> str:
     task = f"{run.classes} classes" if run.classes else "a regression"
     train = span([client.records for client in run.clients])
     held_out = [client.test_records for client in run.clients if client.test_records is not None]
+    rows = "persons to train on" if run.plan.unit is Unit.PERSON else "training records"
     if run.served or not held_out:
-        return f"the sites' own: {task}; {train} training records per site"
-    return (
-        f"{run.experiment.data.name}: {task}; {train} training and {span(held_out)} test records per client"
-    )
+        return f"the sites' own: {task}; {train} {rows} per site"
+    name = f"{run.experiment.data.name}: {task}"
+    if run.plan.unit is Unit.PERSON:
+        return f"{name}; {train} {rows} and {span(held_out)} to test on per client"
+    return f"{name}; {train} training and {span(held_out)} test records per client"
 
 
 def _federation(run: RunRecord) -> str:
