@@ -215,6 +215,10 @@ REFUSED = {
     "add-remove": ({"privacy": {"adjacency": "add-remove"}}, r"number of a client's persons secret"),
     "none": ({"privacy": {"records_per_person": 0}}, r"records_per_person"),
     "batch": ({"schedule": {"batch": 40}}, r"schedule.batch: 40 is more than the 36 persons of a client"),
+    "thinned": (
+        {"data": {"name": "star", "path": None, "per_client": 9}},
+        r"data.per_client: 9 with privacy.unit person",
+    ),
     "published": (
         {"algorithm": {"name": "rc-dpfl", "clusters": 2}},
         r"allowed with privacy.mode sound: r-dpcfl",

@@ -10,7 +10,7 @@ school's mean, say) are left out. A record without a label is no record of the f
 depends on itself alone.
 
 Several records of one person: `TABLES["star"].person` names the column of pupils, who are asked in up to four
-years. It is no feature; `read_raw("star")` has it beside the others, in the order of `read_table_of("star")`.
+years. It is no feature, and says whose each record is (`Dataset.persons`).
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ import numpy as np
 from coterie.data.columns import Column, finite_numbers, read_columns
 from coterie.data.dataset_files import data_root
 from coterie.data.preprocessing import Label, Preprocessing, TableInputs
-from coterie.data.records import Array, Dataset, Owners, Records, Task
+from coterie.data.records import Array, Dataset, Owners, Persons, Records, Task
 from coterie.data.tables import ClientTable, from_arrow, read_parquet
 from coterie.errors import DataError
 
@@ -212,7 +212,9 @@ def read_table_of(name: str, per_client: int | None = None) -> Dataset:
     if per_client is not None:
         table = table.take(_spaced(np.array(table.words(known.client)), per_client))
     names, owner = _owners(table, known)
-    targets = _targets(table, known)
+    targets, persons = _targets(table, known), None
+    if known.person is not None:
+        persons = Persons(np.unique(table.words(known.person), return_inverse=True)[1].reshape(-1))
     inputs = TableInputs(columns=known.columns)
     return Dataset(
         name=name,
@@ -222,6 +224,7 @@ def read_table_of(name: str, per_client: int | None = None) -> Dataset:
         note=f"{known.source} (R, {known.licence}): {known.what}; ranges of the codebook mapped to [-1, 1]",
         owners=Owners(names, owner, clusters=_clusters(table, known, owner)),
         preprocessing=Preprocessing(inputs=inputs, label=known.label),
+        persons=persons,
     )
 
 

@@ -96,9 +96,9 @@ def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None 
 
 def check_choosable(run: UsableModels) -> None:
     """Refuse a run whose models are no whole ones, or among which there is nothing to choose."""
-    if run.experiment.privacy.unit is Unit.PERSON:
+    if run.trained.promise.unit is Unit.PERSON:
         raise InputError(
-            f"{run.files.path}: protects persons, and a newcomer's choice would protect single records; "
+            f"{run.path}: protects persons, and a newcomer's choice would protect single records; "
             "allowed: a run of privacy.unit record"
         )
     if run.personal_parts is not None:

@@ -273,6 +273,20 @@ class Experiment(Settings):
         return self
 
     @model_validator(mode="after")
+    def _persons_are_whole(self) -> Self:
+        """Refuse to leave out single records by how many others there are: whose count depends on others."""
+        fewer = getattr(self.data, "per_client", None)
+        refuse(
+            {
+                f"data.per_client: {fewer} with privacy.unit person; it leaves out single records by how "
+                "many others a client has; allowed: null": (
+                    self.privacy.unit is Unit.PERSON and fewer is not None
+                )
+            }
+        )
+        return self
+
+    @model_validator(mode="after")
     def _something_is_held_out(self) -> Self:
         """Refuse to judge models on records that nobody holds out."""
         kind, share = self.evaluation_kind, getattr(self.federation, "test_share", None)
