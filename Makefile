@@ -2,7 +2,7 @@
 # make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
 # make fuzz   thousands of strange inputs to every command, and a table of what became of them; half an hour
-# make test-deployment   real servers and sites over Flower, killed, stopped and lied to; a Ray cluster; some minutes
+# make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; some minutes
 
 PYTHON ?= python3
 VENV   := .venv
@@ -23,7 +23,7 @@ fuzz: $(VENV)/installed-dev
 	$(BIN)/python tests/fuzz/everything.py --log "fuzz/$$(date +%Y%m%d-%H%M%S)"
 
 test-deployment: $(VENV)/installed-dev
-	$(BIN)/pytest -m deployment tests/engines/flower tests/experiment
+	$(BIN)/pytest -m deployment tests
 
 bench: $(VENV)/installed-dev
 	$(BIN)/coterie bench

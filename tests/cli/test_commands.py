@@ -316,6 +316,7 @@ def test_a_user_s_own_folder_runs_from_file_to_report(run: Run, tmp_path: Path) 
     assert len(content["clusters"]) == 4
 
 
+@pytest.mark.deployment
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ending_a_comparison_ends_its_runs(number: signal.Signals, tmp_path: Path) -> None:
     """As a scheduler or a person at the keyboard ends it: no run goes on behind its back, all can resume."""

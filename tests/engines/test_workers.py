@@ -250,6 +250,7 @@ def test_a_script_without_a_guard_starts_workers_and_runs_once(tmp_path: Path) -
     assert rest == ["once"]
 
 
+@pytest.mark.deployment
 def test_a_killed_engine_leaves_no_workers_behind(tmp_path: Path) -> None:
     script = PARENT.format(folder=str(Path(__file__).parent))
     parent = subprocess.Popen(

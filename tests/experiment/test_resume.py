@@ -123,7 +123,14 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "round"),
-    [("charged", 1), ("released", 1), ("charged", 4), ("logged", 3), ("half-saved", 5), ("saved", ROUNDS)],
+    [
+        ("charged", 1),
+        ("half-saved", 5),
+        *(
+            pytest.param(*moment, marks=pytest.mark.deployment)
+            for moment in (("released", 1), ("charged", 4), ("logged", 3), ("saved", ROUNDS))
+        ),
+    ],
 )
 def test_a_killed_run_resumes_to_the_same_result(
     stage: str, round: int, experiment: Path, uninterrupted: RunResult, tmp_path: Path
@@ -134,6 +141,7 @@ def test_a_killed_run_resumes_to_the_same_result(
     assert_same_run(uninterrupted.folder, tmp_path / "run")
 
 
+@pytest.mark.deployment
 def test_killed_again_and_again_from_the_command_line(
     experiment: Path, uninterrupted: RunResult, tmp_path: Path
 ) -> None:

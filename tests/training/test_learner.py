@@ -50,10 +50,11 @@ def test_a_whole_round_ends_where_torch_func_would_end(name: str, task: Task) ->
     settings = (
         ModelSettings(name=name, hidden=16) if name in ("mcmahan-cnn", "lstm") else ModelSettings(name=name)
     )
-    records = random_batch(task, 12)
-    common = {"clip": 0.5, "records": 12, "noise_multiplier": 0.3, "adjacency": Adjacency.ZERO_OUT}
+    count = 4 if name == "resnet18" else 12  # whose rows of torch.func are 11 million numbers each
+    records = random_batch(task, count)
+    common = {"clip": 0.5, "records": count, "noise_multiplier": 0.3, "adjacency": Adjacency.ZERO_OUT}
     plans = (
-        PoissonSteps(batch=6, epochs=1, **common),  # type: ignore[arg-type]
+        PoissonSteps(batch=count // 2, epochs=1, **common),  # type: ignore[arg-type]
         FullBatchSteps(epochs=1, **common),  # type: ignore[arg-type]
     )
     ends = []
