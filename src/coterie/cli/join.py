@@ -58,6 +58,13 @@ def join(
         RecordAdjacency | None,
         typer.Option("--adjacency", help="Neighbours for whom --epsilon must hold; by default the plan's."),
     ] = None,
+    records_per_person: Annotated[
+        int | None,
+        typer.Option(
+            "--records-per-person",
+            help="Protect persons (federation.yaml: person), of whom so many records count.",
+        ),
+    ] = None,
     noise_seed: Annotated[
         int | None, typer.Option("--noise-seed", help="For tests: repeatable noise, private against nobody.")
     ] = None,
@@ -86,6 +93,7 @@ def join(
         held_out=held_out,
         split=parse_split(split),
         noise_seed=noise_seed,
+        records_per_person=records_per_person,
         **_allowed(
             policy,
             {

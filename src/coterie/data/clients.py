@@ -35,6 +35,7 @@ class Federation:
         structure: who is in which group, where clients work in groups; it numbers them in their order.
         preprocessing: how raw values became features, before any shift between clusters.
         caveats: what a guarantee for these records must add.
+        records_per_person: where rows are persons, how many records of one count; else None.
     """
 
     clients: tuple[Client, ...]
@@ -43,10 +44,12 @@ class Federation:
     structure: Structure | None = None
     preprocessing: Preprocessing | None = None
     caveats: tuple[str, ...] = ()
+    records_per_person: int | None = None
 
     def __repr__(self) -> str:
         records = sum(len(client.train) for client in self.clients)
-        return f"Federation({len(self.clients)} clients, {records} training records, {self.task})"
+        rows = "training records" if self.records_per_person is None else "persons to train on"
+        return f"Federation({len(self.clients)} clients, {records} {rows}, {self.task})"
 
     def fingerprint(self) -> str:
         """SHA-256 over names, task, truth, groups and every array: equal only for equal federations."""

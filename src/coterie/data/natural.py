@@ -73,6 +73,7 @@ class NaturalFederation(Settings):
             ),
             dataset.task,
             None if owners.clusters is None else tuple(int(owners.clusters[index]) for index in drawn),
+            records_per_person=None if persons is None else persons.records,
         )
 
 

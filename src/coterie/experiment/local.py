@@ -162,6 +162,8 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
     if federation is None:
         federation = load_federation(experiment)
     known, unit, kind = federation, experiment.privacy.unit, experiment.evaluation_kind
+    most = experiment.privacy.persons.records if experiment.privacy.persons else None
+    assert known.records_per_person == most, "records that were dealt for another unit"
     records = {client.name: len(client.train) for client in known.clients}
     experiment = sized(experiment, known.task, records)
     tests = {client.name: len(client.test) for client in known.clients}

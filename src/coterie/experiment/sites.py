@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -35,9 +36,14 @@ from coterie.experiment.schema import Experiment, refuse
 from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
-from coterie.privacy.plain import Plain
+from coterie.privacy.plain import Key, Plain
 from coterie.settings import departures
 from coterie.training.learner import Learner
+
+NOT_COMPARED = (
+    "at how many sites a person has records is declared (privacy.clients_per_person), not checked: sites do "
+    "not compare persons"
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Sites(Plain):
     held_out: Mapping[str, int]
     reported: Mapping[str, HeldOut]
     simulation: bool
+    records_per_person: Annotated[int | None, Key(optional=True)] = None
 
     @classmethod
     def gather(cls, transport: Transport) -> "Sites":
@@ -60,10 +67,16 @@ class Sites(Plain):
         found = server.gather_facts(transport)
         for name, reason in found.missing.items():
             raise InputError(f"client {name}: no facts ({reason}); all are needed before the first round")
-        sites, task = found.by_client, found.by_client[names[0]].task
+        sites, first = found.by_client, found.by_client[names[0]]
+        task, most = first.task, first.records_per_person
         for name, site in sites.items():
             if site.task != task:
                 raise InputError(f"client {name}: its task is {site.task}, that of {names[0]} is {task}")
+            if site.records_per_person != most:
+                raise InputError(
+                    f"client {name}: {_counted(site.records_per_person)}, {names[0]} {_counted(most)}; "
+                    "allowed: the same --records-per-person at all sites, or none"
+                )
         return cls(
             secrets.token_hex(16),
             task,
@@ -71,6 +84,7 @@ class Sites(Plain):
             {name: site.held_out for name, site in sites.items()},
             {name: site.reported for name, site in sites.items() if site.reported is not None},
             any(site.simulation for site in sites.values()),
+            most,
         )
 
     @classmethod
@@ -79,6 +93,10 @@ class Sites(Plain):
             return cls.from_json(read_json(path))
         except CoterieError as mistake:
             raise InputError(f"{path}: not the sites of a run of this version ({mistake})") from None
+
+
+def _counted(most: int | None) -> str:
+    return "counts records" if most is None else f"counts persons, up to {most} records of each"
 
 
 def trusts_server(experiment: Experiment) -> bool:
@@ -97,8 +115,6 @@ def check_servable(experiment: Experiment) -> None:
             f"algorithm.name: {experiment.algorithm.name} is your own code; with unit {privacy.unit} sites "
             "trust the server with their updates, and not with code that they have not seen; allowed there: "
             "algorithms of coterie": experiment.own_algorithm and not privacy.unit.within_client,
-            "privacy.unit: person; sites do not keep persons apart; allowed between sites: record, client, "
-            "worker": privacy.unit is Unit.PERSON,
             "evaluation.kind: exact; a site's records are its own, and no score of them leaves it without "
             "noise; allowed between sites: auto, private, none": experiment.evaluation.kind == "exact",
             "evaluation.scores: a site answers with one number, its first score; allowed between sites: "
@@ -150,6 +166,14 @@ def structure_of(experiment: Experiment, names: tuple[str, ...]) -> Structure | 
 
 def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, int] | None) -> CalibratedRun:
     """The run that is proposed to the sites, proven from what they told."""
+    persons = experiment.privacy.persons
+    if (None if persons is None else persons.records) != sites.records_per_person:
+        key = "unit" if persons is None or sites.records_per_person is None else "records_per_person"
+        counted = _counted(sites.records_per_person)
+        raise InputError(
+            f"privacy.{key}: {getattr(experiment.privacy, key)}; every site {counted}; allowed: unit person "
+            "with that number where sites say --records-per-person, other units where they do not"
+        )
     experiment = sized(experiment, sites.task, sites.records)
     structure = structure_of(experiment, tuple(sites.records))
     names = sites.records if structure is None else structure.names
@@ -173,6 +197,7 @@ def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, in
             **dict.fromkeys(own_caveats(experiment, served=True), True),
             IN_THE_CLEAR: trusted,
             WHO_IS_ASKED: trusted,
+            NOT_COMPARED: persons is not None,
             SEEDED: experiment.seeds.noise is not None if trusted else sites.simulation,
         }
 

@@ -34,7 +34,7 @@ QUICK = Timeouts(answer=60.0, rejoin=0.0, poll=0.001)
 def one_client(name: str, federation: Federation) -> Federation:
     """A client of a federation, alone."""
     [client] = [client for client in federation.clients if client.name == name]
-    return Federation((client,), federation.task)
+    return Federation((client,), federation.task, records_per_person=federation.records_per_person)
 
 
 def experiment(**sections: Any) -> Experiment:

@@ -48,7 +48,11 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
     described = (contract.client, contract.records, contract.held_out, contract.task)
     known = (facts.name, facts.records, facts.held_out, facts.task)
     RefusedError.when(described != known, "other data")
-    RefusedError.when(contract.plan.unit is Unit.PERSON, "not planned")  # a site keeps no persons apart
+    # Its operator says whether rows are persons; what is for records, or for sites, would not protect them.
+    persons = contract.plan.persons
+    RefusedError.when(
+        (None if persons is None else persons.records) != facts.records_per_person, "other data"
+    )
     RefusedError.when(contract.model.own and contract.model.name not in limits.models, "model code")
     named = all(RELEASE.fullmatch(release.name) for unit in contract.units for release in unit.releases)
     RefusedError.when(not named or len(contract.plan.caveats) > MOST_CAVEATS, "words")

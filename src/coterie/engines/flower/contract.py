@@ -5,10 +5,10 @@ would spend of its own records, and signs nothing that spends more than its oper
 the contract is on its disk, and messages only name it: mechanism, clip, noise and number of releases are
 read from there, never from a message.
 
-Where a unit is a record the site trusts nobody. Where it is a client or a worker, a server (in place of the
-groups' masters, too) is trusted with clipped updates in the clear, flips the coins and adds the noise. A site
-can compute what that promises, not that it is kept; so it signs only if its operator said that the server is
-trusted.
+Where a unit is a record, or a person, the site trusts nobody. Where it is a client or a worker, a server (in
+place of the groups' masters, too) is trusted with clipped updates in the clear, flips the coins and adds the
+noise. A site can compute what that promises, not that it is kept; so it signs only if its operator said that
+the server is trusted.
 """
 
 import hashlib
@@ -292,5 +292,7 @@ def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     units = contract.units
     if trusted:  # one of all, where the plan is the same for all
         units = tuple(plan.for_subject(subject) for subject in plan.subjects_of((contract.client,)))
-    own = replace(plan, threat=THREATS[plan.unit], units=units, caveats=())
+    # What other sites cost a person who is there, too, is not this site's to say.
+    alone = None if plan.persons is None else replace(plan.persons, clients=1)
+    own = replace(plan, threat=THREATS[plan.unit], units=units, caveats=(), persons=alone)
     return guarantee(own, delta=delta, accountant=contract.accountant, caveats=said, held_by=held_by)

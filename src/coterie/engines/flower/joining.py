@@ -9,8 +9,10 @@ from typing import Any, Self
 import numpy as np
 
 from coterie.data import Client, Federation, NaturalFederation, check_federation
+from coterie.data.client_files import DECLARATION
 from coterie.data.folder import read_folder
 from coterie.data.natural import split_records
+from coterie.data.persons import WholePersons, units_of
 from coterie.data.records import Dataset
 from coterie.engines.flower.contract import NO_RULES, Limits, Rules
 from coterie.engines.flower.keys import check_site_name
@@ -19,8 +21,17 @@ from coterie.engines.flower.session import Finished
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
 from coterie.files import check_place
-from coterie.privacy import Adjacency, Budget, HeldOut
-from coterie.privacy.ranges import CLIENTS, DELTA, EPSILON, EVALUATION_EPSILON, ROUNDS, SEED, Range
+from coterie.privacy import Adjacency, Budget, HeldOut, PersonBounds
+from coterie.privacy.ranges import (
+    CLIENTS,
+    DELTA,
+    EPSILON,
+    EVALUATION_EPSILON,
+    RECORDS_PER_PERSON,
+    ROUNDS,
+    SEED,
+    Range,
+)
 from coterie.privacy.units import round_up
 
 MEANT_DELTA = replace(DELTA, most=0.999)
@@ -39,7 +50,7 @@ class Joining:
         name: under which the server's operator knows the site; by default, that of the file.
         state: the folder of its ledger, noise key and contract; by default inside the data folder.
         epsilon, delta: the most that may be spent of these records; delta defaults to a fifth of one over
-            their number.
+            their number, or over that of the persons.
         models: models of the form package.module:function whose code may run here.
         held_out: share of the records that is never trained on; None: all are.
         split: seed, and place, of the draw that decides which those are: by their position alone.
@@ -50,6 +61,7 @@ class Joining:
             client or a worker; delta must then be given, since units are sites.
         adjacency: between which neighbours epsilon holds, whatever a plan says; by default as it says.
         noise_seed: for tests: repeatable noise, no privacy against anybody who knows it.
+        records_per_person: protect persons, of whom so many records count; None: records, or the site.
         rules: what a policy says beside the budget.
     """
 
@@ -66,6 +78,7 @@ class Joining:
     noise_seed: int | None = None
     trust_server: bool = False
     adjacency: Adjacency | None = None
+    records_per_person: int | None = None
     rules: Rules = NO_RULES
 
     def __post_init__(self) -> None:
@@ -78,14 +91,17 @@ class Joining:
             "--evaluation-epsilon": (self.evaluation_epsilon, EVALUATION_EPSILON),
             "--evaluation-reports": (self.evaluation_reports, ROUNDS),
             "--noise-seed": (self.noise_seed, SEED),
+            "--records-per-person": (self.records_per_person, RECORDS_PER_PERSON),
         }
         for option, (value, allowed) in numbers.items():
             InputError.unless_within(allowed, option, value)
         scored = self.evaluation_epsilon is not None
         idle = {
             "--split: no records are held out; it acts with --held-out": (
-                self.held_out is None and self.split != (0, 0)
+                self.held_out is None and self.records_per_person is None and self.split != (0, 0)
             ),
+            "--trust-server: with it this site is protected, with --records-per-person a person; allowed: "
+            "one of them": self.trust_server and self.records_per_person is not None,
             "--evaluation-epsilon: no records are held out to score models; --held-out names a share": (
                 self.held_out is None and scored
             ),
@@ -140,6 +156,7 @@ _CONFIG: Mapping[str, Callable[[Any], Any]] = {
     "noise-seed": int,
     "trust-server": bool,
     "adjacency": _adjacency,
+    "records-per-person": int,
 }
 """Keys of a Flower node's configuration and how each is read."""
 
@@ -165,7 +182,9 @@ def open_site(joining: Joining, reviewer: Reviewer | None = None) -> Site:
     InputError.when(len(owners) != 1, f"--data: {joining.data} holds {held}; a site has one file")
     name = joining.name or owners[0]
     check_site_name(name)
-    delta = joining.delta if joining.delta is not None else 0.2 / len(dataset.train)
+    alone = _alone(name, dataset, joining)
+    units = len(alone.clients[0].train) + len(alone.clients[0].test)
+    delta = joining.delta if joining.delta is not None else 0.2 / units
     budget = Budget(joining.epsilon, delta)
     limits = Limits(
         budget,
@@ -175,7 +194,6 @@ def open_site(joining: Joining, reviewer: Reviewer | None = None) -> Site:
         joining.adjacency,
         joining.rules,
     )
-    alone = _alone(name, dataset, joining)
     return Site(alone, state, limits, noise_seed=joining.noise_seed, reviewer=reviewer)
 
 
@@ -204,12 +222,24 @@ def _alone(name: str, dataset: Dataset, joining: Joining) -> Federation:
 
     With the seed and the site's place of a simulation, they are divided as that simulation would.
     """
-    everything, take = np.arange(len(dataset.train)), dataset.train.take
-    train, test = everything, everything[:0]
+    most, (seed, place) = joining.records_per_person, joining.split
+    InputError.when(
+        most is not None and dataset.persons is None,
+        f"--records-per-person: {most}; {joining.data} does not say whose each record is; person: COLUMN in "
+        f"{DECLARATION} does",
+    )
+    units = units_of(dataset, None if most is None else PersonBounds(most), seed)
+    own = units.at(place, np.arange(len(dataset.train)))
+    train = everything = np.arange(len(own))
+    test = everything[:0]
     if joining.held_out is not None:
         shares = NaturalFederation(test_share=joining.held_out)
-        train, _, test = split_records(everything, shares, *joining.split)
-    client = Client(name, train=take(train), validation=take(everything[:0]), test=take(test))
-    alone = Federation((client,), dataset.task, preprocessing=dataset.preprocessing)
+        train, _, test = split_records(everything, shares, seed, place)
+    parts = (units.take(own, part) for part in (train, everything[:0], test))
+    alone = Federation(
+        (Client(name, *parts),), dataset.task, preprocessing=dataset.preprocessing, records_per_person=most
+    )
     check_federation(alone, held_out=False)
+    if isinstance(units, WholePersons):
+        units.tell()
     return alone

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeAlias, cast
+from typing import Annotated, Any, Self, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -33,9 +33,9 @@ from coterie.algorithms.protocol import Vector
 from coterie.data.records import Task
 from coterie.errors import CoterieError
 from coterie.privacy import HeldOut
-from coterie.privacy.plain import MalformedError, Plain, record, register
+from coterie.privacy.plain import Key, MalformedError, Plain, record, register
 from coterie.privacy.plan import canonical_json
-from coterie.privacy.ranges import CLUSTERS, PULL, SEED, Range
+from coterie.privacy.ranges import CLUSTERS, PULL, RECORDS_PER_PERSON, SEED, Range
 
 CLUSTER_NUMBERS = Range(0, CLUSTERS.most - 1, whole=True)
 FORMAT = 1
@@ -186,10 +186,11 @@ class SiteFacts(Told):
     """What a site makes public before anything else.
 
     Args:
-        records: how many it trains on.
+        records: how many, or how many persons, it trains on.
         held_out: how many it trains on nowhere, by its operator's choice.
         reported: how often those may score models, and what that may cost them; None: never.
         simulation: whether its noise comes from a seed.
+        records_per_person: where it counts persons, how many records of one; None: it counts records.
     """
 
     called = "facts"
@@ -199,6 +200,7 @@ class SiteFacts(Told):
     reported: HeldOut | None
     task: Task
     simulation: bool
+    records_per_person: Annotated[int | None, Key(optional=True)] = None
 
     @classmethod
     def read(cls, data: object) -> Self:
@@ -210,6 +212,7 @@ class SiteFacts(Told):
             and scored.units == facts.held_out >= (0 if facts.reported is None else 1)
             and scored.reports >= 1
             and 0 < scored.epsilon < math.inf
+            and (facts.records_per_person is None or facts.records_per_person in RECORDS_PER_PERSON)
             # JSON has numbers that no float holds.
             and max(facts.records, facts.held_out, scored.reports) in SEED
         )

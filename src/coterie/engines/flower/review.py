@@ -40,7 +40,7 @@ def in_words(contract: Contract, promise: Guarantee, parameters: int) -> list[tu
     scored = f"{held_out:,} held out, which score " + (f"models {reports} times" if reports else "no model")
     leaves = [
         f"{cost.name}: {cost.times} times, {cost.what}; noise {cost.noise}"
-        + (" (of records held out)" if cost.held_out else "")
+        + (f" (of {unit}s held out)" if cost.held_out else "")
         for cost in promise.releases
     ]
     trusts = (
@@ -57,7 +57,7 @@ def in_words(contract: Contract, promise: Guarantee, parameters: int) -> list[tu
         ("work", f"{contract.work:,} steps of training in all"),
         ("model", f"{model_source(contract)}, {parameters:,} parameters"),
         (
-            "records",
+            f"{unit if unit.within_client else 'record'}s",
             f"{contract.records:,} to train on; {scored if held_out else 'none held out'}",
         ),
         *(("leaves this site", line) for line in leaves),

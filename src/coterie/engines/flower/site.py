@@ -139,7 +139,8 @@ class Site:
         records, held_out, reported = len(client.train), len(client.test), self.limits.reported
         if reported is not None:
             reported = replace(reported, units=held_out)
-        return SiteFacts(client.name, records, held_out, reported, self.alone.task, self._seed is not None)
+        rest = (self.alone.task, self._seed is not None, self.alone.records_per_person)
+        return SiteFacts(client.name, records, held_out, reported, *rest)
 
     def _consider(self, contract: Contract) -> RecordDict:
         RefusedError.when(self.finished, "closed")
