@@ -339,6 +339,22 @@ def test_gmfsc_gives_small_clusters_the_update_of_all() -> None:
 # --- starts and second lives ------------------------------------------------------------------------------
 
 
+def test_the_oracle_divides_each_sum_by_what_its_told_cluster_expects() -> None:
+    kind, facts = find_algorithm(Unit.CLIENT, "oracle"), facts_of()
+    truth = {client: int(place >= 30) for place, client in enumerate(facts.clients)}
+    options = kind.settings_type.model_validate({"name": "oracle", "rate": RATE})
+    privacy = PrivacySettings.model_validate({"unit": "client", "epsilon": 4, "clip": 0.5})
+    algorithm = kind(options, SCHEDULE, privacy, truth=truth)
+    engine = ScriptedCohorts(ones(2))
+    begun = algorithm.start(facts, np.random.default_rng(0))
+    moved = drive(algorithm.round(begun), engine, 1)
+    np.testing.assert_allclose((moved.models - begun.models)[:, 0], [1 / 15, 1 / 5], rtol=1e-5)
+    assert engine.first.job.choice is Choice.TOLD
+    assert engine.first.job.start_of == truth
+    assert algorithm.models(moved).cluster_of == truth
+    assert any("true clusters were handed" in caveat for caveat in algorithm.plan(facts).caveats)
+
+
 def test_models_begin_near_each_other_by_default() -> None:
     near, apart = start(build("dp-ifca")).models, start(build("dp-ifca", start="random")).models
     spread = [np.linalg.norm(models - models.mean(axis=0)) for models in (near, apart)]

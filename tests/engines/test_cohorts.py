@@ -235,6 +235,22 @@ def test_histogram_and_sums_are_those_of_the_members_computed_one_by_one(tmp_pat
         assert sums.noise_std == CLIP * 1.5
 
 
+def test_who_is_told_a_cluster_adds_to_its_sum_alone(tmp_path: Path) -> None:
+    """Neighbours with the same coins: one member less moves the sum of its own cluster, within the clip."""
+    told = {name: int(name[-2:]) % 3 for name in TWELVE}
+    everyone = replace(SUM, sampling=PoissonSample(1.0))
+    sums = []
+    for number, population in enumerate((TWELVE, TWELVE[1:])):
+        (folder := tmp_path / str(number)).mkdir()
+        job = CohortJob(tuple(population), models_of(3), TRAINING, Choice.TOLD, start_of=told)
+        with Engine(folder, population_plan(everyone), population) as engine:
+            engine.cohorts.facts = same_streams(engine)
+            sums.append(engine.cohorts.add_up(Sum(engine.cohorts.open(Cohort("sums", job), 1))).rows.value)
+    moved = np.linalg.norm(sums[0] - sums[1], axis=1)
+    assert 0 < moved[told[TWELVE[0]]] <= CLIP
+    assert (np.delete(moved, told[TWELVE[0]]) == 0).all()
+
+
 def test_every_update_is_clipped_by_its_norm_in_double_and_never_longer_than_the_clip() -> None:
     rows = torch.tensor([[3.0, 4.0], [1e30, 1e30], [0.1, 0.0], [float("nan"), 1.0], [float("inf"), 0.0]])
     kept = clip_rows(rows, 1.0)

@@ -139,6 +139,7 @@ def test_a_minimum_of_zero_is_the_base_algorithm_bit_for_bit(tmp_path: Path) -> 
         {"name": "dp-fesem", "clusters": 2, "rebalance": {"minimum": "auto"}},
         {"name": "dp-fedcam", "clusters": 2, "rebalance": {"rule": "rebalance", "minimum": 2}},
         {"name": "gmfsc", "clusters": 2},
+        {"name": "oracle"},
     ],
     ids=lambda algorithm: algorithm["name"],
 )

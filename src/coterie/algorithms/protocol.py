@@ -116,11 +116,13 @@ class Choice(StrEnum):
     """How a sampled member finds the model it starts from, and the sum that its update is added to.
 
     GIVEN: it is told (`CohortJob.start_of`), and all updates are added to one sum.
+    TOLD: it is told likewise, and its update is added to the sum of the model that it was told.
     LOWEST_LOSS: the model with the lowest loss on its records; one sum for each model (IFCA).
     NEAREST: the model nearest to one that it trains itself from the mean of all; one sum for each (FeSEM).
     """
 
     GIVEN = "given"
+    TOLD = "told"
     LOWEST_LOSS = "lowest-loss"
     NEAREST = "nearest"
 
@@ -183,7 +185,8 @@ class CohortJob:
         models: one per row; a member who chooses is sent all of them, since a download would tell what it
             chose. A member who is told where to start is sent that row alone: the others may hold what its
             groups do not show it.
-        start_of: for `Choice.GIVEN`, the row from which each member starts; None means row 0 for everyone.
+        start_of: for `Choice.GIVEN` and `Choice.TOLD`, the row from which each member starts; None means row
+            0 for everyone.
             Groups that overlap send few distinct models to many workers.
         clip: for a release whose clip follows a count, that of this round: a function of released values.
     """
@@ -203,11 +206,16 @@ class CohortJob:
         if self.models.ndim != 2:
             raise ValueError(f"models: one per row is needed, not an array of shape {self.models.shape}")
         if self.start_of is not None:
-            if self.choice is not Choice.GIVEN:
+            if self.chooses:
                 raise ValueError(f"start_of: members who choose by {self.choice} cannot be told a start")
             rows = {self.start_of[member] for member in self.members}
             if not rows <= set(range(len(self.models))):
                 raise ValueError(f"start_of: row {max(rows)} of {len(self.models)} models")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether members find their models themselves."""
+        return self.choice not in (Choice.GIVEN, Choice.TOLD)
 
     @property
     def sums(self) -> int:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.algorithms.protocol import Cohort, CohortJob, Count, Histogram, Opened, Parts, Sum, Sums
+from coterie.algorithms.protocol import Choice, Cohort, CohortJob, Count, Histogram, Opened, Parts, Sum, Sums
 from coterie.engines.clients import TrainingFacts
 from coterie.engines.members import NO_ANSWER, Members, OpenCohort
 from coterie.errors import PlanError
@@ -177,7 +177,7 @@ class Cohorts:
             "plans no identifiers to fill clusters by": bool(request.minimum) and not rebalanced,
         }
         _refuse(cohort.release, problems)
-        if not cohort.chooses:
+        if cohort.job.choice is Choice.GIVEN:
             return np.zeros(len(cohort.sampled), dtype=np.int64), None
         if rebalanced:
             return self._rebalanced(cohort, request.minimum)

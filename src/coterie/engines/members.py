@@ -61,7 +61,7 @@ class OpenCohort:
 
     @property
     def chooses(self) -> bool:
-        return self.job.choice is not Choice.GIVEN
+        return self.job.chooses
 
     @property
     def wave(self) -> int:

@@ -5,6 +5,7 @@ update is clipped. The trusted server sums updates, adds noise, divides by a pub
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, TypeVar
 
@@ -96,6 +97,7 @@ class ClientLevel(Algorithm[C]):
     unit = Unit.CLIENT
     settings: ClientLevelSettings
     choice: ClassVar[Choice] = Choice.GIVEN
+    caveats: ClassVar[tuple[str, ...]] = ()
 
     def local_training(self) -> LocalTraining:
         own = self.schedule
@@ -107,8 +109,8 @@ class ClientLevel(Algorithm[C]):
                 f"privacy.budgets: {min(self.privacy.budgets)} has one of its own, but clients who are "
                 "sampled alike spend alike; allowed for unit client: privacy.epsilon and privacy.delta"
             )
-        caveats = (TUNING,) if self.settings.adaptive_clip is None else (TUNING, ADAPTIVE)
-        return client_plan(self.release(facts), self.schedule.rounds, caveats)
+        followed = () if self.settings.adaptive_clip is None else (ADAPTIVE,)
+        return client_plan(self.release(facts), self.schedule.rounds, (TUNING, *followed, *self.caveats))
 
     @property
     def about(self) -> CohortReleases:
@@ -129,10 +131,15 @@ class ClientLevel(Algorithm[C]):
         """Open the cohort of a round."""
         job = CohortJob(
             *(state.clients, state.models, self.local_training(), self.choice),
+            start_of=self.start_of(state),
             parts=state.parts,
             clip=state.clip,
         )
         return (yield from ask(Cohort(SUMS, job), Opened))
+
+    def start_of(self, state: C) -> Mapping[str, int] | None:
+        """The model from which each client starts, where clients are told one."""
+        return None
 
     def moved(self, state: C, sums: Sums, divisors: Floats | float) -> C:
         """The state after a step by noisy sums over public divisors, which broadcast over the models.
