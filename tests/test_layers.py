@@ -38,11 +38,13 @@ DOORS: dict[str, set[str]] = {
     "report": {"table", "files", "experiment", "groups", "algorithms", "data", "models", "privacy", "errors"},
     "bench": {"experiment", "engines", *BELOW_ENGINES} - {"groups", "settings"},
     "reproduce": {"report", "table", "experiment", "engines", "clustering", *BELOW_ENGINES},
+    "audit": {"report", "table", "experiment", "engines", *BELOW_ENGINES} - {"settings", "plugins"},
     "testing": {"algorithms", "engines", "experiment", "groups", "privacy", "errors"},
     "estimators": {"api", "experiment", "algorithms", "data", "models", "files", "errors"},
     "api": {"experiment", "report", "reproduce", "errors"},
     "cli": {
         "api",
+        "audit",
         "bench",
         "reproduce",
         "experiment",

@@ -15,6 +15,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from coterie import groups, privacy
     from coterie.api import compare, load, run
+    from coterie.audit.auditing import audit
     from coterie.estimators import ClusteredClassifier, ClusteredRegressor
     from coterie.experiment import trackers
     from coterie.experiment.callbacks import Callbacks
@@ -27,6 +28,7 @@ _HOMES = {
     "ClusteredRegressor": "coterie.estimators",
     "Callbacks": "coterie.experiment.callbacks",
     "Experiment": "coterie.experiment.schema",
+    "audit": "coterie.audit",
     "compare": "coterie.api",
     "federation": "coterie.experiment.from_table",
     "groups": "coterie.groups",
@@ -44,6 +46,7 @@ __all__ = [
     "ClusteredRegressor",
     "Experiment",
     "__version__",
+    "audit",
     "compare",
     "federation",
     "groups",

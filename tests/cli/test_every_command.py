@@ -82,6 +82,15 @@ CASES = {
     "plan client": Cases({"--clients": CLIENT[2:], "--epsilon": CLIENT}, [*CLIENT, "--noise", "2"]),
     "leakage": Cases({"--structure": RING[2:], "--threat-model": [*RING, "--threat-model", "3"]}, RING),
     "verify": Cases({"nowhere": ["nowhere"]}, ["out"], before=("run", *SMALL)),
+    "audit": Cases(
+        {
+            "nothing.yaml": ["nothing.yaml"],
+            "--seconds": ["--trials", "400", "--seconds", "5"],
+            "--contract": ["--data", "newcomer"],
+            "--release": [*SMALL[:-2], "--release", "sums"],
+        },
+        [*SMALL, "--trials", "400"],
+    ),
     "report": Cases({"nowhere": ["nowhere"]}),
     "predict": Cases(
         {"nowhere": ["nowhere", "--held-out"], "--data": ["out"]},

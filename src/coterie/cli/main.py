@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": "What an experiment will cost, release by release; budget to noise and noise to budget.",
     "leakage": "Who can learn how much about whom in overlapping groups, and what would make it less.",
     "verify": "Check that every file is as it was written and that epsilon follows from what was charged.",
+    "audit": "Attack every release of a plan through the engine that runs: is its epsilon contradicted?",
     "report": "Write the self-contained HTML report of a finished run, comparison or reproduction anew.",
     "predict": "What the models of a finished run say of new records, preprocessing included.",
     "export": "Write the models of a finished run for other programs, with a signature and a card.",

@@ -61,6 +61,8 @@ def train_privately(
             batch = records.take(places)
         views = DrawnViews(augmentation, places, step, view_key) if augmentation else None
         gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise, views=views)
+        if learner.listener is not None:
+            learner.listener(gradient)
         if anchor is not None:
             gradient += anchor_weight * (parameters - anchor.double())
         parameters = parameters.sub(gradient, alpha=lr)

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +131,10 @@ class LearnerShape:
 
 class Learner:
     """What the engine needs of a model: everything takes the parameters as a flat vector."""
+
+    listener: Callable[[Tensor], None] | None = None
+    """Is told every noisy step before it is taken: the accounting lets an attacker see all of them, and so do
+    audits."""
 
     def __init__(
         self,
