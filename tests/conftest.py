@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _register_of_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test enters what records have paid in anybody's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTERIE_REGISTER", str(tmp_path_factory.mktemp("registers") / "all"))
+        yield
+
+
+@pytest.fixture
+def register(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A register of what records have paid, for one test alone."""
+    folder = tmp_path_factory.mktemp("register") / "register"
+    monkeypatch.setenv("COTERIE_REGISTER", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -23,11 +23,13 @@ BELOW_ENGINES = {
     "settings",
     "files",
     "plugins",
+    "register",
 }
 # The rooms that each room may use. `errors`, `settings` and `files` are open to all but privacy.
 DOORS: dict[str, set[str]] = {
     "privacy": set(),
     "clustering": {"privacy"},
+    "register": {"privacy", "errors", "files"},
     "groups": {"privacy", "errors", "files"},
     "data": {"groups", "privacy", "errors", "settings", "files", "notices", "plugins"},
     "models": {"data", "errors", "settings", "plugins"},
@@ -41,7 +43,7 @@ DOORS: dict[str, set[str]] = {
     "audit": {"report", "table", "experiment", "engines", *BELOW_ENGINES} - {"settings", "plugins"},
     "testing": {"algorithms", "engines", "experiment", "groups", "privacy", "errors"},
     "estimators": {"api", "experiment", "algorithms", "data", "models", "files", "errors"},
-    "api": {"experiment", "report", "reproduce", "errors"},
+    "api": {"experiment", "report", "reproduce", "privacy", "errors"},
     "cli": {
         "api",
         "audit",
@@ -52,6 +54,7 @@ DOORS: dict[str, set[str]] = {
         "report",
         "groups",
         "privacy",
+        "register",
         "errors",
         "files",
         "notices",

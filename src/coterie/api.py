@@ -9,10 +9,12 @@ from coterie.experiment import cells, local
 from coterie.experiment.callbacks import Callbacks, together
 from coterie.experiment.cells import Progress
 from coterie.experiment.comparison import SweepResult
-from coterie.experiment.experiment_file import ExperimentSource
+from coterie.experiment.experiment_file import ExperimentSource, experiment_of
 from coterie.experiment.folder import RunFolder, default_folder
+from coterie.experiment.registered import prepare
 from coterie.experiment.result import RunResult
 from coterie.experiment.sweep import Sweep, SweepSource
+from coterie.privacy import Budget
 from coterie.report.comparison import write_comparison_report
 from coterie.report.run import write_run_report
 
@@ -25,6 +27,8 @@ def run(
     *,
     resume: bool = False,
     callbacks: Callbacks | Sequence[Callbacks] | None = None,
+    lifetime: Budget | None = None,
+    new_records: bool = False,
 ) -> RunResult:
     """Run an experiment, write its report, return what it found.
 
@@ -33,13 +37,18 @@ def run(
         out: the folder to write; by default a new one under `runs/`.
         resume: go on with the run that the folder holds, where it stopped.
         callbacks: what to call while it goes on: `Callbacks`, a tracker of `coterie.trackers`, or several.
+        lifetime: the most that a record of your own data may ever spend, in this run and all others on it;
+            once set it binds later runs.
+        new_records: records that are new in data which were used before have paid nothing yet.
 
     Example:
         >>> import coterie as ct
         >>> ct.run("experiment.yaml", out="runs/mine")  # doctest: +SKIP
         >>> ct.run({"privacy": {"epsilon": 3}, "schedule": {"rounds": 20}})  # doctest: +SKIP
     """
-    result = local.run(experiment, out, resume=resume, callbacks=together(callbacks))
+    chosen = experiment_of(experiment)
+    prepare([chosen], lifetime, new_records=new_records)
+    result = local.run(chosen, out, resume=resume, callbacks=together(callbacks))
     log.info("writing the report")
     write_run_report(result.folder)
     return result
@@ -67,6 +76,8 @@ def compare(
     workers: int | None = None,
     ray: str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    lifetime: Budget | None = None,
+    new_records: bool = False,
 ) -> SweepResult:
     """Run a grid of experiments, write the table and one report, return the rows.
 
@@ -77,6 +88,7 @@ def compare(
         workers: runs at a time; by default one for each core.
         ray: address of a Ray cluster whose machines run the cells; None: this one does.
         progress: is called now and then with how far every run is.
+        lifetime, new_records: as for one run, for the data of all of them.
 
     Example:
         >>> import coterie as ct
@@ -92,6 +104,7 @@ def compare(
 
     name = Path(sweep).stem if isinstance(sweep, str | Path) else "built-in" if sweep is None else "sweep"
     target = Path(out) if out is not None else default_folder(f"compare-{name}", resumable)
+    prepare([cell.experiment for cell in grid.checked()], lifetime, new_records=new_records)
     result = cells.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=progress)
     log.info("writing reports")
     for path in result.cells.values():

@@ -39,6 +39,11 @@ SWEEP = """
 base: {federation: {sizes: [2], records_per_client: 60}, schedule: {rounds: 1, batch: 20}}
 grid: {algorithm.name: [local]}
 """
+DECLARED = """
+task: classification
+label: {column: y, classes: ["no", "yes"]}
+features: [{column: x, range: [0, 9]}]
+"""
 SAMPLE = ["--records", "600", "--batch", "30", "--rounds", "3", "--delta", "1e-4"]
 CLIENT = ["--clients", "100", "--rate", "0.1", "--rounds", "3", "--delta", "1e-3"]
 RING = ["--structure", "ring", "--workers", "4", "--groups", "4", "--period", "2", "--epochs", "3"]
@@ -107,6 +112,17 @@ CASES = {
         ["out", "--data", "newcomer", "--epsilon", "1"],
         before=("run", *SMALL_CLUSTERS),
     ),
+    "budget show": Cases({"--data": ["--data", "nowhere"]}, ["--data", "mine"]),
+    "budget export": Cases(
+        {"--data": ["--data", "nowhere", "--out", "b.json"]}, ["--data", "mine", "--out", "b.json"]
+    ),
+    "budget set": Cases(
+        {
+            "--lifetime-delta": ["--data", "mine", "--lifetime-epsilon", "3", "--lifetime-delta", "2"],
+            "--lifetime-epsilon": ["--data", "mine", "--lifetime-epsilon", "0", "--lifetime-delta", "1e-5"],
+        },
+        ["--data", "mine", "--lifetime-epsilon", "3", "--lifetime-delta", "1e-5"],
+    ),
     "bench": Cases({"--slow": ["--slow"]}, ["--quick"]),
     "serve": Cases({"--keys": ["e.yaml"]}, "engines/flower/real_federation.py"),
     "join": Cases(
@@ -139,6 +155,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     Path("newcomer").mkdir()
     np.savez("newcomer/me.npz", x=np.zeros((5, 1, 8, 8)), y=np.arange(5))
     Path("rows.csv").write_text("who,x,y\na,1,no\na,2,yes\nb,3,no\nb,4,yes\n")
+    Path("mine").mkdir()
+    Path("mine/federation.yaml").write_text(DECLARED)
+    Path("mine/a.csv").write_text("x,y\n1,no\n2,yes\n")
     Path("e.yaml").write_text("algorithm: {name: global}\n")
     measured = BenchResult("a machine", "2.x", "cpu", (Timing("cnn", "ours", 4000.0, None),), ())
     monkeypatch.setattr("coterie.bench.records.run_bench", lambda quick, watch: measured)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.cli.console import complain, print_result, print_table, progress_of, say
-from coterie.cli.options import Json, Out, Resume, Workers
+from coterie.cli.options import Json, LifetimeDelta, LifetimeEpsilon, NewRecords, Out, Resume, Workers
 from coterie.files import finite
 
 if TYPE_CHECKING:
@@ -26,12 +26,25 @@ def compare(
         str | None,
         typer.Option("--ray", metavar="ADDRESS", help="Run them on this Ray cluster: HOST:PORT, or auto."),
     ] = None,
+    lifetime_epsilon: LifetimeEpsilon = None,
+    lifetime_delta: LifetimeDelta = None,
+    new_records: NewRecords = False,
     json: Json = False,
 ) -> None:
     with progress_of("comparing", quiet=json) as bar:
         from coterie import api  # takes seconds
+        from coterie.experiment.budgets import lifetime_of
 
-        result = api.compare(sweep, out, resume=resume, workers=workers, ray=ray, progress=bar.update_cells)
+        result = api.compare(
+            sweep,
+            out,
+            resume=resume,
+            workers=workers,
+            ray=ray,
+            progress=bar.update_cells,
+            lifetime=lifetime_of(lifetime_epsilon, lifetime_delta),
+            new_records=new_records,
+        )
     # Where some failed, those are what is said.
     for note in result.sweep.notes if not result.failed else ():
         complain(f"note: {note}", style="none")

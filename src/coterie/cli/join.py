@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from coterie.cli.console import complain, log_to_stderr, say
-from coterie.cli.options import RecordAdjacency
+from coterie.cli.options import LifetimeDelta, LifetimeEpsilon, NewRecords, RecordAdjacency
 from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 from coterie.privacy import Adjacency
@@ -75,6 +75,9 @@ def join(
         Path | None,
         typer.Option("--policy", help="YAML file: sign what it allows, refuse the rest with the rule named."),
     ] = None,
+    lifetime_epsilon: LifetimeEpsilon = None,
+    lifetime_delta: LifetimeDelta = None,
+    new_records: NewRecords = False,
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS and no key: for a trial, on loopback only.")
     ] = False,
@@ -94,6 +97,9 @@ def join(
         split=parse_split(split),
         noise_seed=noise_seed,
         records_per_person=records_per_person,
+        lifetime_epsilon=lifetime_epsilon,
+        lifetime_delta=lifetime_delta,
+        new_records=new_records,
         **_allowed(
             policy,
             {
@@ -109,7 +115,7 @@ def join(
     )
     reviewer = Reviewer(
         _decide if review else None,
-        lambda: [("who asks", server), ("spent before", spent_before(data, state))],
+        lambda: [("who asks", server), ("spent before", spent_before(data))],
     )
     connection = Connection(server, ca, key)
     site = open_site(joining, reviewer)

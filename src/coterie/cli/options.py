@@ -36,6 +36,19 @@ Client = Annotated[str | None, typer.Option("--client", help="Use the model of t
 Cluster = Annotated[
     int | None, typer.Option("--cluster", help="Use the model of this cluster, counted from 0.")
 ]
+LifetimeEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        "--lifetime-epsilon", help="The most that a record of these data may ever spend, in all experiments."
+    ),
+]
+LifetimeDelta = Annotated[
+    float | None, typer.Option("--lifetime-delta", help="At this delta; goes with --lifetime-epsilon.")
+]
+NewRecords = Annotated[
+    bool,
+    typer.Option("--new-records", help="Rows that are new in a known folder are new, and have paid nothing."),
+]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs at a time; by default one per core.")
 ]

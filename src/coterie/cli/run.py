@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.cli.console import complain, print_result, print_table, progress_of, say
-from coterie.cli.options import Json, Out, Overrides, Resume
+from coterie.cli.options import Json, LifetimeDelta, LifetimeEpsilon, NewRecords, Out, Overrides, Resume
 from coterie.errors import InputError
 from coterie.files import finite
 from coterie.privacy.units import round_up
@@ -28,10 +28,14 @@ def run(
     print_default: Annotated[
         bool, typer.Option("--print-default", help="Print the built-in experiment as a commented file.")
     ] = False,
+    lifetime_epsilon: LifetimeEpsilon = None,
+    lifetime_delta: LifetimeDelta = None,
+    new_records: NewRecords = False,
     json: Json = False,
 ) -> None:
     if print_default:
-        if experiment or overrides or resume or out or json:
+        options = (lifetime_epsilon, lifetime_delta)
+        if experiment or overrides or resume or out or json or new_records or any(options):
             raise InputError("--print-default: prints the built-in experiment as it is; allowed: alone")
         from coterie.experiment.experiment_file import commented_default
 
@@ -39,9 +43,11 @@ def run(
         return
     with progress_of("run", quiet=json) as progress:
         from coterie import api  # takes seconds
+        from coterie.experiment.budgets import lifetime_of
         from coterie.experiment.callbacks import Callbacks
         from coterie.experiment.experiment_file import read_experiment
         from coterie.experiment.folder import RunFolder
+        from coterie.experiment.registered import history_of
 
         if experiment is None and not overrides and resume and out is not None:
             experiment = RunFolder(out).experiment
@@ -55,8 +61,23 @@ def run(
             status = f"{accuracy}epsilon spent {round_up(report.epsilon)}"
             progress.update(report.round, status)
 
-        result = api.run(chosen, out, resume=resume, callbacks=Callbacks(on_round=show_round))
-    print_result(finite(result.to_json()), json, lambda: show(result))
+        result = api.run(
+            chosen,
+            out,
+            resume=resume,
+            callbacks=Callbacks(on_round=show_round),
+            lifetime=lifetime_of(lifetime_epsilon, lifetime_delta),
+            new_records=new_records,
+        )
+        history = history_of(RunFolder(result.folder))
+    content = result.to_json() if history is None else {**result.to_json(), "history": history.to_json()}
+
+    def tell() -> None:
+        show(result)
+        if history is not None:
+            say(f"history: {history.line}")
+
+    print_result(finite(content), json, tell)
 
 
 def private_figures(result: RunResult) -> list[tuple[str, str]]:

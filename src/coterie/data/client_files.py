@@ -5,12 +5,13 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coterie.data import identity
 from coterie.data.columns import count_clipped, finite_numbers, label_index, outside, read_columns
 from coterie.data.dataset_files import reading, refuse_rows
 from coterie.data.preprocessing import ArrayInputs, Label, Preprocessing, TableInputs, TokenInputs
@@ -28,17 +29,26 @@ _DEFLATED = 1032
 
 
 @dataclass(frozen=True)
+class KnownBy:
+    """By what a record is known again: a column that identifies it, or its whole row."""
+
+    column: str | None = None
+
+
+@dataclass(frozen=True)
 class RawRecords:
     """Records before anything was scaled.
 
     Args:
         targets: class indices, or targets of a regression as a model learns them; None without labels.
         persons: whose each record is, as the file says it; none where nobody asked.
+        identity: a digest of each record, where they are to be known again.
     """
 
     raw: Array
     targets: Array | None
     persons: Sequence[str] = ()
+    identity: Array | None = None
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -108,6 +118,7 @@ def read_client(
     person: str | None = None,
     *,
     labelled: bool = True,
+    known_by: KnownBy | None = None,
 ) -> RawRecords:
     """The records in one file.
 
@@ -115,11 +126,23 @@ def read_client(
         clipped: counts the values that lie outside their range.
         person: the column, or array, that says whose each record is.
         labelled: whether every record must have a label.
+        known_by: how they are to be known again; None: nobody asks.
     """
     inputs, label = preprocessing.inputs, preprocessing.label
     if not isinstance(inputs, TableInputs):
-        return _read_arrays(path, preprocessing, clipped, person, labelled=labelled)
-    return read_client_table(read_table(path), inputs, label, clipped, person, labelled=labelled)
+        found = _read_arrays(path, preprocessing, clipped, person, labelled=labelled)
+        if known_by is None or found.targets is None:
+            return found
+        if found.persons:
+            return replace(found, identity=identity.of_persons(found.persons))
+        return replace(found, identity=identity.of_arrays(found.raw, found.targets))
+    table = read_table(path)
+    found = read_client_table(table, inputs, label, clipped, person, labelled=labelled)
+    if known_by is None:
+        return found
+    if found.persons:
+        return replace(found, identity=identity.of_persons(found.persons))
+    return replace(found, identity=identity.of_table(table, known_by.column))
 
 
 def read_client_table(

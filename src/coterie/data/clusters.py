@@ -1,5 +1,6 @@
 """Clusters of clients, each with its own shift of the whole dataset."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -145,7 +146,7 @@ def _check_shift(task: Task, settings: ClustersFederation) -> None:
 def _shifted(records: Records, cluster: int, shift: str, task: Task) -> Records:
     if shift == "rotation":
         turned = np.rot90(records.features, cluster, axes=(2, 3))
-        return Records(np.ascontiguousarray(turned), records.targets)
+        return replace(records, features=np.ascontiguousarray(turned))
     if shift == "label":
-        return Records(records.features, (records.targets + cluster) % task.classes)
+        return replace(records, targets=(records.targets + cluster) % task.classes)
     return records

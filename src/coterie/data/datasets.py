@@ -16,6 +16,7 @@ from coterie.data.digits import read_digits
 from coterie.data.folder import read_folder
 from coterie.data.glyphs import draw_glyphs
 from coterie.data.heart_disease import read_heart_disease
+from coterie.data.identity import identified
 from coterie.data.idx import EmnistSplit, read_emnist, read_fashion_mnist, read_mnist
 from coterie.data.images import PixelScale
 from coterie.data.lines import Scenario, draw_lines
@@ -131,7 +132,8 @@ def load_dataset(settings: DataSettings | OwnDataSettings, seed: int) -> Dataset
     """Read, or draw under the seed, the dataset that the settings name."""
     log.info("reading %s", settings.name)
     if isinstance(settings, OwnDataSettings):
-        return settings.load(seed)
+        found = settings.load(seed)
+        return identified(found) if settings.own_records else found
     options = settings.given()
     if settings.takes(settings.name, "seed"):
         options["seed"] = seed

@@ -25,6 +25,10 @@ Where a person may have several records, `person: patient` names the column (for
 says whose each record is. It is no feature: it keeps a person's records together, for `privacy.unit: person`.
 The same text is the same person in the files of all clients.
 
+`identifier: patient` names the column by which a record is known again when its values change or its row
+stands in another folder; without one it is known by its person, or else by its whole row. The register of
+what records have paid uses it, and no model sees it unless it is a feature, too.
+
 Ranges and categories must be known without looking at the records; where they were taken from them after all,
 `declared: from-data` says so, and every guarantee repeats it. A draft has FILL-IN where something is still to
 be declared, and is refused. Values outside a range are clipped to it;
@@ -44,6 +48,7 @@ from pydantic import Discriminator, Field, PositiveInt, Tag, ValidationError, mo
 from coterie.data.client_files import (
     DECLARATION,
     Clipped,
+    KnownBy,
     RawRecords,
     client_files,
     formats,
@@ -85,6 +90,7 @@ class Declaration(PublicSettings):
     ]
     error_cap: Annotated[float, Field(ge=1e-9, le=1e6)] | None = None
     person: Annotated[str, Field(min_length=1)] | None = None
+    identifier: str | None = None
     declared: Literal["in-advance", "from-data"] = "in-advance"
 
     @model_validator(mode="before")
@@ -113,6 +119,10 @@ class Declaration(PublicSettings):
                 raise ValueError("label: beside arrays it has no column, and classes is a number")
             if self.person in ("x", "y"):
                 raise ValueError(f"person: {self.person} holds features or labels; allowed: another array")
+            if self.identifier is not None:
+                raise ValueError(
+                    "identifier: arrays have no columns; their records are known by their values"
+                )
             return self
         names = [column.column for column in self.features]
         if not names or label.column is None:
@@ -124,6 +134,10 @@ class Declaration(PublicSettings):
             raise ValueError(
                 f"person: {self.person} is {what}, too; who a person is must not be learnt or predicted"
             )
+        if self.identifier is not None and self.person is not None:
+            raise ValueError("identifier: records are known by their person already; allowed: one of both")
+        if self.identifier == label.column:
+            raise ValueError(f"identifier: {label.column} is the label, which identifies nobody")
         if len(set(names)) < len(names):
             raise ValueError(f"features: {max(names, key=names.count)} is declared twice")
         return self
@@ -176,7 +190,11 @@ def read_folder(path: Path) -> Dataset:
     declaration = read_declaration(path / DECLARATION)
     preprocessing, clipped = declaration.preprocessing(), Clipped()
     files = client_files(path, formats(preprocessing))
-    raw = {file.stem: read_client(file, preprocessing, clipped, declaration.person) for file in files}
+    known_by = KnownBy(declaration.identifier)
+    raw = {
+        file.stem: read_client(file, preprocessing, clipped, declaration.person, known_by=known_by)
+        for file in files
+    }
     clipped.tell(path)
     return as_dataset(path, declaration, raw)
 
@@ -186,7 +204,8 @@ def as_dataset(path: Path, declaration: Declaration, raw: Mapping[str, RawRecord
     preprocessing, records, whose = declaration.preprocessing(), {}, list[str]()
     for client, own in raw.items():
         assert own.targets is not None
-        records[client] = Records(preprocessing.inputs.features(own.raw), own.targets)
+        features = preprocessing.inputs.features(own.raw)
+        records[client] = Records(features, own.targets, identity=own.identity)
         whose += own.persons
     dataset = Dataset.of_owners(
         path.resolve().name,

@@ -38,7 +38,9 @@ class PersonRecords(Records):
 
     def take(self, indices: Array | slice) -> "PersonRecords":
         """The persons at these positions, in this order."""
-        return PersonRecords(self.features[indices], self.targets[indices], self.present[indices])
+        known = None if self.identity is None else self.identity[indices]
+        arrays = (self.features[indices], self.targets[indices], self.present[indices])
+        return PersonRecords(*arrays, identity=known)
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -126,7 +128,10 @@ class WholePersons(Units):
         filled = [np.zeros((*present.shape, *values.shape[1:]), dtype=values.dtype) for values in arrays]
         for place, values in zip(filled, arrays, strict=True):
             place[present] = values[positions]
-        return PersonRecords(filled[0], filled[1], present)
+        known = self.records.identity
+        if known is not None:  # that of a person is the same for all of its records
+            known = known[np.array([each[0] for each in people], dtype=np.int64)]
+        return PersonRecords(filled[0], filled[1], present, identity=known)
 
     def named(self, own: Own) -> set[int]:
         """Who they are."""

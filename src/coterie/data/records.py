@@ -1,7 +1,7 @@
 """What a federation is made of: records, the task they pose, and the dataset they come in."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,10 +21,14 @@ class Records:
 
     Features are float32 of shape (n, *shape), or int64 tokens of shape (n, length);
     targets are int64 class indices, or float32 for regression.
+
+    Args:
+        identity: a digest of each raw record, by which it is known again (`identity`), where somebody asks.
     """
 
     features: Array
     targets: Array
+    identity: Array | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -34,7 +38,12 @@ class Records:
 
     def take(self, indices: Array | slice) -> "Records":
         """The records at these positions, in this order."""
-        return Records(self.features[indices], self.targets[indices])
+        identity = None if self.identity is None else self.identity[indices]
+        return Records(self.features[indices], self.targets[indices], identity=identity)
+
+    def identified(self, identity: Array) -> "Records":
+        """The same records, known again by these digests."""
+        return replace(self, identity=identity)
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -49,8 +58,13 @@ class Records:
     @classmethod
     def joined(cls, parts: Iterable["Records"]) -> "Records":
         """The records of all parts, one part after the other."""
-        features, targets = zip(*((part.features, part.targets) for part in parts), strict=True)
-        return cls(np.concatenate(features), np.concatenate(targets))
+        several = list(parts)
+        known = [part.identity for part in several if part.identity is not None]
+        return cls(
+            np.concatenate([part.features for part in several]),
+            np.concatenate([part.targets for part in several]),
+            identity=np.concatenate(known) if len(known) == len(several) else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,10 @@ class Dataset:
         held_out = "none" if self.test is None else len(self.test)
         clients = "none" if self.owners is None else len(self.owners.names)
         return f"Dataset({self.name}: train {len(self.train)}, test {held_out}, natural clients {clients})"
+
+    def with_parts(self, train: Records, test: Records | None = None) -> "Dataset":
+        """The same, of these records."""
+        return replace(self, train=train, test=test)
 
     @classmethod
     def of_owners(

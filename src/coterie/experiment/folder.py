@@ -44,6 +44,7 @@ class RunFolder:
     findings = _Named("findings.json")
     checkpoint = _Named("checkpoint")
     result = _Named("result.json")
+    register = _Named("register.json")  # where the records of the run are entered, if they are the user's
     report = _Named("report.html")
     public = _Named("public.html")  # the report without any figure outside the guarantee
     secret = _Named("noise.key")

@@ -51,6 +51,7 @@ from coterie.experiment.loop import Run, open_folder
 from coterie.experiment.own_code import in_own_code, own_caveats
 from coterie.experiment.recipe import sized
 from coterie.experiment.recorded import check_folder
+from coterie.experiment.registered import Booking
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
@@ -111,7 +112,11 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
     experiment, federation = calibrated.experiment, calibrated.federation
     told = callbacks or Callbacks()
     assert federation is not None
-    with told.ending() as end, open_folder(files, calibrated, federation.fingerprint()) as opened:
+    booking = Booking.of(calibrated, files)
+    with (
+        told.ending() as end,
+        open_folder(files, calibrated, federation.fingerprint(), booking=booking) as opened,
+    ):
         engine = LocalEngine(
             federation,
             calibrated.learner,
@@ -131,6 +136,8 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
         exact = scores.exact if experiment.evaluation_kind is EvaluationKind.EXACT else None
         run = Run(calibrated, opened, engine, Evaluator(calibrated, scores, exact, opened.metrics.bodies))
         result = run.result((yield from run.rounds(told)))
+        if booking is not None:
+            booking.settle(opened.ledger)
         opened.finish(result.to_json(), task_facts(federation))
         end(result)
     return result

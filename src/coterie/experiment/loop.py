@@ -24,6 +24,7 @@ from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.own_code import check_code, code_of
 from coterie.experiment.recorded import check_folder
+from coterie.experiment.registered import Booking
 from coterie.experiment.result import (
     RunResult,
     clustering_accuracy,
@@ -101,19 +102,28 @@ def drop_models(files: RunFolder) -> None:
 
 @contextmanager
 def open_folder(
-    files: RunFolder, calibrated: CalibratedRun, data: str | None, sites: Json | None = None
+    files: RunFolder,
+    calibrated: CalibratedRun,
+    data: str | None,
+    sites: Json | None = None,
+    booking: Booking | None = None,
 ) -> Iterator[OpenRunFolder]:
     """Write down what will be run, or check that it is what was being run, and open the ledger.
 
     Args:
         data: what the noise key of this run is for; None where noise keys are those of sites.
         sites: public facts of the sites, where clients are sites.
+        booking: of records that the register counts.
     """
     if files.timing.exists():
         folder.check_times(files.timing)
-    secret = (
-        _check(files, calibrated, data) if files.exists else create_folder(files, calibrated, data, sites)
-    )
+    if files.exists:
+        secret = _check(files, calibrated, data)
+    else:
+        if booking is not None:
+            booking.check()
+        entered = booking.facts() if booking is not None else None
+        secret = create_folder(files, calibrated, data, sites, entered)
     start = calibrated.start()
     saved = checkpoint.load(files.checkpoint, calibrated.algorithm.state_type, start)
     state = saved.state if saved else start
@@ -129,6 +139,8 @@ def open_folder(
         seal.settle()
         if seal.ledger() is None:  # from now on, a ledger without this line is not this folder's
             seal.lines.append({"ledger": ledger.head.to_json()})
+        if booking is not None:
+            booking.begin(files, seal)
         said, metrics = _keep_caveats(files, seal, calibrated.guarantee), _metrics_of(files, state.round)
         folder.keep_rounds(files.timing, state.round)
         checkpoint.sweep(files.checkpoint)
@@ -137,7 +149,11 @@ def open_folder(
 
 
 def create_folder(
-    files: RunFolder, calibrated: CalibratedRun, data: str | None, sites: Json | None
+    files: RunFolder,
+    calibrated: CalibratedRun,
+    data: str | None,
+    sites: Json | None,
+    entered: Json | None = None,
 ) -> RunSecret | None:
     """Write down what will be run, before anything is charged."""
     secret, seed = None, calibrated.experiment.seeds.noise
@@ -150,6 +166,7 @@ def create_folder(
             secret.save(new.secret)
         contents = {
             new.sites: sites,
+            new.register: entered,
             new.federation: calibrated.population.facts(calibrated.facts.parameters),
             new.code: code_of(calibrated.experiment, served=sites is not None),
             new.plan: calibrated.plan.to_json(),

@@ -24,7 +24,16 @@ NAME = "seal.jsonl"
 METRICS = "file of metrics"
 SEALED = {
     *("experiment.yaml", "federation.json", "sites.json", "plan.json", "guarantee.json", "leakage.json"),
-    *("code.json", "findings.json", "task.json", "result.json", "sweep.yaml", "table.csv", "table.md"),
+    *(
+        "code.json",
+        "findings.json",
+        "task.json",
+        "result.json",
+        "register.json",
+        "sweep.yaml",
+        "table.csv",
+        "table.md",
+    ),
 }
 """Files on which claims rest. Chains hold together by themselves; wall-clock times are no claim."""
 FORMAT = 1

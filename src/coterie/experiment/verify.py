@@ -24,12 +24,14 @@ from coterie.experiment.composition import total_of
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.proven import ProvenPlan
 from coterie.experiment.recorded import RecordedRun, close_to
+from coterie.experiment.registered import check_entered
 from coterie.experiment.seal import Check, Seal, require
 from coterie.experiment.sweep import Sweep
-from coterie.files import digest_bytes, regular
+from coterie.files import digest_bytes, read_json, regular
 from coterie.privacy import ChainHead
 from coterie.privacy.plain import Plain
 from coterie.privacy.units import number_to_json
+from coterie.register import RegisterView
 
 T = TypeVar("T")
 HOLDS, BROKEN = "holds", "broken"
@@ -105,6 +107,7 @@ def _verify_run(path: Path) -> Verification:
     begun = _found(lambda: run.begun)
     if begun is not False:
         problems += _problems(run.recount_checks(), known=bool(problems))
+    problems += _problems([partial(_check_register, run)], known=bool(problems))
     problems += _problems_of_pages(path, run)
     return Verification(
         finished=run.files.finished,
@@ -114,6 +117,15 @@ def _verify_run(path: Path) -> Verification:
         problems=tuple(dict.fromkeys(problems)),
         models_dropped=int(_found(lambda: run.checkpoint is None and run.seal.models_dropped) or False),
     )
+
+
+def _check_register(run: RecordedRun) -> None:
+    """Whether the register in which the run is entered still has it, where that register is here."""
+    if not run.files.register.exists():
+        return
+    register = RegisterView.read()
+    if register is not None and read_json(run.files.register).get("register") == register.id:
+        check_entered(register, run.files, run.seal)
 
 
 # --- a comparison -----------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ ORDERS: Floats = 1.0 + np.geomspace(0.01, 1999.0, 420)
 ORDERS.flags.writeable = False
 """Orders of every account, 3 % apart in (order - 1): the best of them is within 0.02 % of the best of all."""
 
+_INTEGERS = [*range(2, 65), *(72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 1999)]
+INTEGER_ORDERS: Floats = np.array(_INTEGERS, dtype=np.float64)
+INTEGER_ORDERS.flags.writeable = False
+"""Orders of accounts that go on from one experiment to the next (`filters`), fixed once for all of them."""
+
 # Twelve standard deviations: what lies beyond is below 1e-32 of the integral.
 _TAIL = 12.0
 _MOST_POINTS = 30_000

@@ -10,6 +10,7 @@ from dp_accounting import DpEvent
 
 from coterie.privacy.accounting import Accountant
 from coterie.privacy.divergences import (
+    INTEGER_ORDERS,
     ORDERS,
     Floats,
     gaussian_rdp,
@@ -18,7 +19,7 @@ from coterie.privacy.divergences import (
     replace_one_poisson_rdp,
     selection_rdp,
 )
-from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent
+from coterie.privacy.events import BridgedSumDpEvent, SelectionDpEvent, atoms
 from coterie.privacy.meaning import Meaning, from_divergences, from_profile, sharpest
 from coterie.privacy.shifts import shift_rdp
 from coterie.privacy.units import Adjacency, check_delta
@@ -54,6 +55,14 @@ class RdpAccountant(Accountant):
         return np.exp(np.minimum(logs, 0.0))
 
 
+def divergences_of(event: DpEvent, adjacency: Adjacency) -> Floats:
+    """Divergences of an event tree at `INTEGER_ORDERS`, which accounts that never end are kept at."""
+    total = np.zeros_like(INTEGER_ORDERS)
+    for atom, times in atoms(event).items():
+        total += times * _atom_rdp(atom, adjacency, integers=True)
+    return total
+
+
 def shares(events: Sequence[DpEvent], *, delta: float, adjacency: Adjacency) -> list[float]:
     """Each part's share of the divergence of all, at the order that decides epsilon."""
     parts = [RdpAccountant(event, adjacency).divergences for event in events]
@@ -80,28 +89,30 @@ def _candidates(orders: Floats, divergences: Floats, delta: float) -> Floats:
 
 
 @lru_cache(maxsize=4096)
-def _atom_rdp(atom: DpEvent, adjacency: Adjacency) -> Floats:
-    result = _bound_atom(atom, adjacency)
+def _atom_rdp(atom: DpEvent, adjacency: Adjacency, *, integers: bool = False) -> Floats:
+    result = _bound_atom(atom, adjacency, INTEGER_ORDERS if integers else ORDERS)
     result.flags.writeable = False
     return result
 
 
-def _bound_atom(atom: DpEvent, adjacency: Adjacency) -> Floats:
+def _bound_atom(atom: DpEvent, adjacency: Adjacency, orders: Floats) -> Floats:
     replace_one = adjacency is Adjacency.REPLACE_ONE
     match atom:
         case dp.GaussianDpEvent(noise_multiplier=noise):
-            return gaussian_rdp(noise / adjacency.reach, ORDERS)
+            return gaussian_rdp(noise / adjacency.reach, orders)
         case SelectionDpEvent():
-            return selection_rdp(atom.bounded_range(replace_one), ORDERS)
+            return selection_rdp(atom.bounded_range(replace_one), orders)
         case BridgedSumDpEvent():
-            return shift_rdp(atom.rate, atom.noise_multiplier, *atom.moved(replace_one))
+            found = shift_rdp(atom.rate, atom.noise_multiplier, *atom.moved(replace_one))
+            # Divergences grow with the order: that of the next one above is never less.
+            return found[np.searchsorted(ORDERS, orders)]
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
             bound = replace_one_poisson_rdp if replace_one else poisson_rdp
-            return bound(rate, inner.noise_multiplier, ORDERS)
+            return bound(rate, inner.noise_multiplier, orders)
         case dp.SampledWithoutReplacementDpEvent(sample_size=size, source_dataset_size=source, event=inner):
             # Cohorts of fixed size never gain or lose a member, they swap one: the inner shift is doubled. A
             # unit that stays in the population with a zero contribution still takes its slot, as a replaced
             # one does.
             bound = poisson_rdp if adjacency is Adjacency.ADD_REMOVE else replace_one_fixed_size_rdp
-            return bound(size / source, inner.noise_multiplier / 2, ORDERS)
-    return np.full_like(ORDERS, math.inf)  # not private
+            return bound(size / source, inner.noise_multiplier / 2, orders)
+    return np.full_like(orders, math.inf)  # not private

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from trusting import sites_of, trusting
 
 from coterie.cli.join import _allowed
 from coterie.engines.flower import messages
+from coterie.engines.flower.booking import SiteBooking
 from coterie.engines.flower.contract import MOST_WORK, Contract, Rules, promised
 from coterie.engines.flower.joining import spent_before
 from coterie.engines.flower.messages import quoted
@@ -29,6 +31,7 @@ from coterie.experiment import serving
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.serving import ServedRun
 from coterie.privacy import Adjacency
+from coterie.register import DataSet
 
 Facts = Sequence[tuple[str, str]]
 
@@ -137,15 +140,11 @@ def test_a_servers_text_stands_in_quotes_that_it_cannot_close() -> None:
     assert quoted("two\nlines\x1b[2J") == '"two?lines?[2J"'
 
 
-def test_what_was_spent_before_is_told(tmp_path: Path) -> None:
-    assert spent_before(tmp_path, None).startswith("nothing that folders in")
-    made = MemoryFederation(experiment(algorithm={"name": "global"}), tmp_path / "sites")
-    made.serve(tmp_path / "run")
-    [first, *_] = made.sites.values()
-    told = spent_before(first.files.path.parent, tmp_path / "another")
-    spent = json.loads(first.files.finished.read_text())["epsilon"]
-    assert f"epsilon {spent:.2f}"[:9] in told
-    assert "adds up" in told
+def test_what_was_spent_before_is_told(register: Path, tmp_path: Path) -> None:
+    assert spent_before(tmp_path).startswith("nothing that the register of this user knows of")
+    made = site(tmp_path / "state", booking=SiteBooking(DataSet.of_folder(tmp_path), records()))
+    assert messages.is_refusal(deliver(made, messages.OFFER, contract().to_content())) is None
+    assert re.match(r"epsilon [0-9.]+ at delta 1e-3 for one record in 1 experiments", spent_before(tmp_path))
 
 
 def test_the_server_waits_while_an_operator_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

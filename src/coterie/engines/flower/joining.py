@@ -14,14 +14,14 @@ from coterie.data.folder import read_folder
 from coterie.data.natural import split_records
 from coterie.data.persons import WholePersons, units_of
 from coterie.data.records import Dataset
+from coterie.engines.flower.booking import SiteBooking, basis_of
 from coterie.engines.flower.contract import NO_RULES, Limits, Rules
 from coterie.engines.flower.keys import check_site_name
 from coterie.engines.flower.review import Reviewer
-from coterie.engines.flower.session import Finished
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
 from coterie.files import check_place
-from coterie.privacy import Adjacency, Budget, HeldOut, PersonBounds
+from coterie.privacy import Adjacency, Budget, HeldOut, PersonBounds, Unit
 from coterie.privacy.ranges import (
     CLIENTS,
     DELTA,
@@ -32,7 +32,8 @@ from coterie.privacy.ranges import (
     SEED,
     Range,
 )
-from coterie.privacy.units import round_up
+from coterie.privacy.units import round_up, short_number
+from coterie.register import DataSet, RegisterView
 
 MEANT_DELTA = replace(DELTA, most=0.999)
 SHARE = Range(1e-6, 0.999999)
@@ -63,6 +64,9 @@ class Joining:
         noise_seed: for tests: repeatable noise, no privacy against anybody who knows it.
         records_per_person: protect persons, of whom so many records count; None: records, or the site.
         rules: what a policy says beside the budget.
+        lifetime_epsilon, lifetime_delta: the most that a record may ever spend, in all experiments together;
+            once set it binds later ones.
+        new_records: rows that are new in this folder have paid nothing yet.
     """
 
     data: Path
@@ -80,6 +84,9 @@ class Joining:
     adjacency: Adjacency | None = None
     records_per_person: int | None = None
     rules: Rules = NO_RULES
+    lifetime_epsilon: float | None = None
+    lifetime_delta: float | None = None
+    new_records: bool = False
 
     def __post_init__(self) -> None:
         numbers: Mapping[str, tuple[float | None, Range]] = {
@@ -92,6 +99,8 @@ class Joining:
             "--evaluation-reports": (self.evaluation_reports, ROUNDS),
             "--noise-seed": (self.noise_seed, SEED),
             "--records-per-person": (self.records_per_person, RECORDS_PER_PERSON),
+            "--lifetime-epsilon": (self.lifetime_epsilon, EVALUATION_EPSILON),
+            "--lifetime-delta": (self.lifetime_delta, MEANT_DELTA),
         }
         for option, (value, allowed) in numbers.items():
             InputError.unless_within(allowed, option, value)
@@ -108,6 +117,9 @@ class Joining:
             "--evaluation-reports: no model is scored; it acts with --evaluation-epsilon": (
                 self.evaluation_reports != 1 and not scored
             ),
+            "--lifetime-epsilon and --lifetime-delta: needed together, or neither": (
+                (self.lifetime_epsilon is None) != (self.lifetime_delta is None)
+            ),
         }
         for line, holds in idle.items():
             InputError.when(holds, line)
@@ -118,7 +130,7 @@ class Joining:
         InputError.when(not {"data", "epsilon"} <= set(config), "node config: data and epsilon are needed")
         for key in (key for key in config if _CONFIG.get(key) in (float, int, bool)):
             # The text "false" would be true, and true a number.
-            value, switch = config[key], key == "trust-server"
+            value, switch = config[key], _CONFIG[key] is bool
             wanted = "true or false" if switch else "a number"
             odd = isinstance(value, bool) != switch
             InputError.when(odd, f"node config: {key}: {value} is not allowed, {wanted} is")
@@ -157,6 +169,9 @@ _CONFIG: Mapping[str, Callable[[Any], Any]] = {
     "trust-server": bool,
     "adjacency": _adjacency,
     "records-per-person": int,
+    "lifetime-epsilon": float,
+    "lifetime-delta": float,
+    "new-records": bool,
 }
 """Keys of a Flower node's configuration and how each is read."""
 
@@ -194,19 +209,27 @@ def open_site(joining: Joining, reviewer: Reviewer | None = None) -> Site:
         joining.adjacency,
         joining.rules,
     )
-    return Site(alone, state, limits, noise_seed=joining.noise_seed, reviewer=reviewer)
+    booking = SiteBooking(DataSet.of_folder(joining.data), alone)
+    lifetime = None
+    if joining.lifetime_epsilon is not None and joining.lifetime_delta is not None:
+        lifetime = Budget(joining.lifetime_epsilon, joining.lifetime_delta)
+    unit = Unit.CLIENT if joining.trust_server else Unit.RECORD
+    if joining.records_per_person is not None:
+        unit = Unit.PERSON
+    basis = basis_of(unit, joining.adjacency)
+    booking.prepare(lifetime, basis, new_records=joining.new_records)
+    return Site(alone, state, limits, noise_seed=joining.noise_seed, reviewer=reviewer, booking=booking)
 
 
-def spent_before(data: Path, state: Path | None) -> str:
-    """What folders beside the records say was spent of them before; of others nobody knows here."""
-    own, found = state or data / STATE, []
-    for path in sorted(data.glob("*/contract.json")):
-        if path.parent.resolve() != own.resolve():
-            end = path.with_name("finished.json")
-            spent = f"epsilon {round_up(Finished.load(end).epsilon)}" if end.exists() else "not finished"
-            found.append(f"{path.parent.name}: {spent}")
-    known = "; ".join(found) or f"nothing that folders in {data} tell of"
-    return f"{known} (what was spent under other folders is not known here, and adds up)"
+def spent_before(data: Path) -> str:
+    """What the register says that the records of a folder have paid before."""
+    register = RegisterView.read()
+    spent = None if register is None else register.spent(DataSet.of_folder(data))
+    if spent is None:
+        return "nothing that the register of this user knows of"
+    total = f"epsilon {round_up(spent.epsilon)} at delta {short_number(spent.delta)}"
+    allowed = "" if spent.lifetime is None else f", of a lifetime budget of {spent.lifetime.epsilon:g}"
+    return f"{total} for one {spent.basis.unit} in {len(spent.experiments)} experiments, composed{allowed}"
 
 
 def _reported(joining: Joining) -> HeldOut | None:

@@ -15,6 +15,7 @@ from flwr.app import Message, RecordDict
 from coterie.data import Federation
 from coterie.engines.flower import messages
 from coterie.engines.flower.approval import approve, learner_of
+from coterie.engines.flower.booking import SiteBooking
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores, promised
 from coterie.engines.flower.messages import (
     FinalModels,
@@ -62,6 +63,7 @@ class Site:
         *,
         noise_seed: int | None = None,
         reviewer: Reviewer | None = None,
+        booking: SiteBooking | None = None,
     ) -> None:
         """Args:
         alone: a federation of the site as its only client: its name, by which its operator is known to the
@@ -70,11 +72,12 @@ class Site:
         limits: what its operator allows.
         noise_seed: makes the noise repeatable and the whole a simulation; the server is told.
         reviewer: has the operator decide about a contract that the limits allow; by default it is signed.
+        booking: enters contracts in the register of what these records have paid; None: nobody counts.
         """
         self.reviewer = reviewer or Reviewer()
         self.alone, self.limits = alone, limits
         self.files = SiteFolder(folder)
-        self._seed = noise_seed
+        self._seed, self._booking = noise_seed, booking
         self.session: SiteSession | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if self.finished:
@@ -179,6 +182,7 @@ class Site:
             # What a later process will read, to the letter.
             session = self._open(signed.as_read(), secret, learner)
             undone.callback(session.close)
+            self._enter(contract)
             note_consent(self.files.consent, contract, self.reviewer.by, self.limits)
             signed.save(self.files.contract)
             undone.pop_all()
@@ -188,6 +192,11 @@ class Site:
             log.info("the server is trusted: %s", session.consent)
         return session
 
+    def _enter(self, contract: Contract) -> None:
+        """Have the register count the whole contract, beside all else that these records have paid."""
+        if self._booking is not None:
+            self._booking.reserve(contract, self.files.path, seeded=self._seed is not None)
+
     def _unsign(self) -> None:
         for path in (self.files.contract, self.files.secret, self.files.ledger, self.files.consent):
             path.unlink(missing_ok=True)
@@ -195,6 +204,7 @@ class Site:
     def _reopen(self) -> SiteSession:
         """The session as it is on disk."""
         signed = Signed.load(self.files.contract)
+        self._enter(signed.contract)
         return self._open(signed, RunSecret.load(self.files.secret, signed.key))
 
     def _open(self, signed: Signed, secret: RunSecret, learner: Learner | None = None) -> SiteSession:
@@ -248,6 +258,8 @@ class Site:
         RefusedError.when(contract != session.contract.digest, "other contract")
         session.take_home(final)
         end = Finished(contract, session.spent, session.ledger.head)
+        if self._booking is not None:
+            self._booking.settle(session.contract, self.files.path, session.ledger)
         self.close()
         end.save(self.files.finished)
         self.files.secret.unlink(missing_ok=True)
