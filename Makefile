@@ -2,13 +2,15 @@
 # make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
 # make fuzz   thousands of strange inputs to every command, and a table of what became of them; half an hour
+# make docs   execute the notebooks, build the documentation site into build/site; some minutes
+# make test-wheel   build the wheel, install it alone, run the README's walks and the examples with it; some minutes
 # make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; some minutes
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test fuzz test-deployment bench lint clean
+.PHONY: demo test docs fuzz test-wheel test-deployment bench lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/coterie compare --out runs/demo --resume
@@ -24,6 +26,20 @@ fuzz: $(VENV)/installed-dev
 
 test-deployment: $(VENV)/installed-dev
 	$(BIN)/pytest -m deployment tests
+
+test-wheel: $(VENV)/installed-dev
+	$(BIN)/pytest -m wheel tests/wheel
+
+# A notebook is executed again when it, the package or the way of executing changed.
+NOTEBOOKS := $(patsubst docs/notebooks/%.ipynb,build/notebooks/%.md,$(wildcard docs/notebooks/*.ipynb))
+PACKAGE   := $(shell find src -name '*.py')
+
+docs: $(NOTEBOOKS) $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server --directory build/site"
+
+build/notebooks/%.md: docs/notebooks/%.ipynb docs/site/execute.py $(PACKAGE) | $(VENV)/installed-docs
+	$(BIN)/python docs/site/execute.py build/notebooks $<
 
 bench: $(VENV)/installed-dev
 	$(BIN)/coterie bench
@@ -46,5 +62,9 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/installed
 
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

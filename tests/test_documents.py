@@ -1,5 +1,6 @@
 """Every path, module, class, command and anchor that a document names exists; its examples run as written."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coterie.cli.main import COMMANDS
 
@@ -18,12 +20,17 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     *ROOT.glob("docs/*.md"),
+    *ROOT.glob("docs/reference/*.md"),
     ROOT / "benchmarks/README.md",
+    ROOT / "examples/README.md",
     *ROOT.glob("examples/*/README.md"),
 ]
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
 TEST_FILES = {path.name for path in (ROOT / "tests").rglob("*.py")}
 ROOMS = "|".join(sorted(path.name for path in PACKAGE.iterdir() if path.is_dir()))
+
+
+NOTEBOOKS = sorted(ROOT.glob("docs/notebooks/*.ipynb"))
 
 
 def slug(heading: str) -> str:
@@ -94,6 +101,33 @@ def test_what_a_document_names_exists(document: Path) -> None:
     dead = [*dead_links(document, text), *dead_paths(text), *dead_functions(text), *dead_modules(text)]
     dead += [*dead_classes(text), *dead_commands(text)]
     assert not dead, f"{document.name} names what does not exist: {', '.join(sorted(dead))}"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_is_kept_without_outputs_and_names_what_exists(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    for cell in code:
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+    text = "\n\n".join("".join(cell["source"]) for cell in cells)
+    assert text.startswith("# ")
+    dead = [*dead_links(notebook, text), *dead_paths(text), *dead_modules(text), *dead_commands(text)]
+    assert not dead, f"{notebook.name} names what does not exist: {', '.join(sorted(dead))}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    # The site's own file has tags of its plug-ins only where it configures them; the navigation has none.
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    named = set(re.findall(r"[\w/.-]+\.md", json.dumps(nav)))
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/reference/*.md"), *ROOT.glob("examples/*/README.md")]
+    there = {path.relative_to(ROOT).as_posix() for path in pages}
+    there |= {f"docs/notebooks/{notebook.stem}.md" for notebook in NOTEBOOKS}
+    missing = sorted(there - named)
+    assert not missing, (
+        f"mkdocs.yml: nav: add a line for {', '.join(missing)} to the section where it belongs"
+    )
 
 
 def test_contributing_lists_every_room() -> None:

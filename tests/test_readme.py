@@ -14,7 +14,8 @@ from coterie.experiment.schema import Experiment
 from coterie.models import ModelSettings
 from coterie.privacy import Unit
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_guarantee_beside_the_demo_is_recomputed() -> None:
@@ -55,3 +56,14 @@ def test_the_overrides_of_the_readme_are_valid() -> None:
         if not override.startswith("data.path"):
             tree = [override] if not override.startswith("data.name=folder") else [override, "data.path=x"]
             read_experiment(None, tree)
+
+
+def test_the_two_walks_are_the_files_of_the_example() -> None:
+    example = ROOT / "examples" / "breast-cancer"
+    ten = (example / "ten_lines.py").read_text(encoding="utf-8")
+    five = (example / "five_commands.sh").read_text(encoding="utf-8")
+    assert f"```python\n{ten}```" in README
+    assert f"```\n{five}```" in README
+    assert len([line for line in ten.splitlines() if line]) == 10
+    commands = re.findall(r"^(?:python|coterie) ", five, re.MULTILINE)
+    assert len(commands) == 5
