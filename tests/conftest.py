@@ -25,6 +25,14 @@ def register(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _features_of_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that tests compute stays in anybody's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTERIE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the real datasets; tests that need it are skipped where it is absent."""

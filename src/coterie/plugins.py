@@ -91,6 +91,7 @@ ALGORITHM = PluginKind("algorithm.name", "coterie.algorithms", "package.module:C
 DATA = PluginKind("data.name", "coterie.data")
 FEDERATION = PluginKind("federation.kind", "coterie.federations")
 MODEL = PluginKind("model.name", "coterie.models")
+FEATURES = PluginKind("model.features", "coterie.features")
 
 
 @contextmanager

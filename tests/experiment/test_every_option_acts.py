@@ -124,6 +124,7 @@ OTHERS: dict[str, Any] = {
     "federation.records_per_client": 30,
     "model.name": "cnn",
     "model.hidden": 64,
+    "model.features": "scattering",
     "algorithm.adaptive_clip": {"count_ratio": 4.0},
     "algorithm.candidates": [2],
     "algorithm.first_round_batch": 5,
@@ -179,6 +180,7 @@ def bases() -> Iterator[tuple[str, dict[str, Any], str]]:
     for section in ("data", "model", "seeds", "evaluation", "engine"):
         yield f"record {section}", tree(Unit.RECORD), section
     yield "private scores", tree(Unit.RECORD, {"evaluation": {"kind": "private"}}), "evaluation"
+    yield "images", tree(Unit.RECORD, {"data": {"name": "glyphs", "size": 600}}), "model"
     yield "glyphs", tree(Unit.RECORD, {"data": {"name": "glyphs", "size": 600}}), "data"
     lines = {"data": {"name": "lines"}, "model": {"name": "linear"}}
     yield "lines", tree(Unit.RECORD, {**lines, "federation": {"kind": "natural"}}), "data"

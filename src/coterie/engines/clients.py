@@ -18,7 +18,7 @@ from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.data import Task
 from coterie.engines.memory import keep_freed_memory
 from coterie.engines.workers import Call, WorkerPool
-from coterie.models import ModelSettings, build_model
+from coterie.models import ModelSettings, build_model, network_task
 from coterie.models.check import one_thread
 from coterie.privacy import Charge, PrivacyPlan, RandomStream, RecordSums, SecretKey
 from coterie.training.augmentation import Augmentation
@@ -48,7 +48,7 @@ def build_learner(
     max_memory: int | None = None,
 ) -> Learner:
     """The experiment's model, checked, with the fastest gradients that can be trusted for it."""
-    model = build_model(settings, task, seed, additive=additive)
+    model, task = build_model(settings, task, seed, additive=additive), network_task(settings.features, task)
     known = True
     # A user's own code may mix the records of a batch in ways that no probe finds. Layer rules, and any other
     # pass of a whole batch, would then break the sensitivity.
@@ -216,9 +216,19 @@ def _in_worker(
 
 
 def behaviour(
-    model: ModelSettings, lr: float, augmentation: Augmentation | None, plan: PrivacyPlan, learner: Learner
+    model: ModelSettings,
+    lr: float,
+    augmentation: Augmentation | None,
+    plan: PrivacyPlan,
+    learner: Learner,
+    features: str = "",
 ) -> str:
-    """What decides, beside the message and the data, what a client computes: noise is bound to all of it."""
+    """What decides, beside the message and the data, what a client computes: noise is bound to all of it.
+
+    Args:
+        features: digest of what a transform made of the records, where there is one.
+    """
     # The sizes of micro-batches too: they decide the last bits of a sum.
     versions = f"{__version__} {torch.__version__} {learner.device.type} {learner.shape!r}"
-    return f"{model!r} {lr!r} {augmentation!r} {plan.computed()} {learner.fingerprint()} {versions}"
+    made = f" {features}" if features else ""
+    return f"{model!r} {lr!r} {augmentation!r} {plan.computed()} {learner.fingerprint()} {versions}{made}"

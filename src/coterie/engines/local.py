@@ -74,6 +74,7 @@ class LocalEngine:
         workers: int | None = None,
         max_memory: int | None = None,
         augmentation: Augmentation | None = None,
+        table: Batch | None = None,
     ) -> None:
         """Args:
 
@@ -84,6 +85,7 @@ class LocalEngine:
         max_memory: bytes that training may take on a GPU; by default, most of what is free. (On a CPU the
             learner's micro-batches bound it.)
         augmentation: views of each record whose gradients are averaged before the clip.
+        table: what all clients train on, one client after the other, where that lies in a file.
         """
         self.learner, self.plan, self.ledger, self.context = learner, plan, ledger, context
         self.facts = TrainingFacts(
@@ -95,7 +97,8 @@ class LocalEngine:
             public_seed=public_seed,
             augmentation=augmentation,
         )
-        table = join([Batch.of(client.train, learner.device) for client in federation.clients])
+        if table is None:
+            table = join([Batch.of(client.train, learner.device) for client in federation.clients])
         self.stacks = stacks(learner)
         """Whether clients train as one program here."""
         self.clients = Clients(self.facts, learner, table, 1 if self.stacks else workers)

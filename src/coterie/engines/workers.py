@@ -24,6 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection, current_process
+from pathlib import Path
 from queue import SimpleQueue
 from socket import socketpair
 from typing import Any, TypeAlias
@@ -56,9 +57,10 @@ class WorkerPool:
         # Bound to the lists, not to self, so that it can run once nobody refers to the pool any more.
         self.close = weakref.finalize(self, _close, self._links, self._processes)
         arrays = tuple(tensor.numpy() for tensor in table.tensors)
-        with _shared_memory(arrays) as memory:
+        # What lies in a file is mapped from there.
+        with _shared_memory(arrays[1:] if table.file else arrays) as memory, _opened(table.file) as file:
             for _ in range(count):
-                self._start(memory)
+                self._start(memory, file)
         try:
             for link in self._links:
                 # The key lets the worker open the shared memory in which torch hands over the model.
@@ -101,12 +103,13 @@ class WorkerPool:
                     names.append(name)
                     link.send(call)
 
-    def _start(self, memory: int) -> None:
+    def _start(self, *files: int) -> None:
         ours, theirs = socketpair()
+        handles = [theirs.fileno(), *(file for file in files if file >= 0)]
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(memory)],
-                pass_fds=(theirs.fileno(), memory),
+                [sys.executable, "-m", __spec__.name, *map(str, handles)],
+                pass_fds=handles,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
@@ -150,17 +153,27 @@ def _shared_memory(arrays: Sequence[NDArray[Any]]) -> Iterator[int]:
         yield file.fileno()
 
 
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[int]:
+    """The file's handle; -1 where there is none."""
+    if path is None:
+        yield -1
+        return
+    with path.open("rb") as file:
+        yield file.fileno()
+
+
 # --- in the worker ----------------------------------------------------------------------------------
 
 
-def work(link: connection.Connection, memory: int) -> None:
+def work(link: connection.Connection, memory: int, file: int | None = None) -> None:
     """Answer calls until the engine goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the engine's to handle
     torch.set_num_threads(1)
     sys.path[:], current_process().authkey = link.recv()
     try:
         make, arrays = link.recv()
-        answering = make(_map_table(memory, arrays))
+        answering = make(_map_table(memory, file, arrays))
     except Exception as error:
         with contextlib.suppress(OSError):
             link.send((False, f"{type(error).__name__}: {error}"))
@@ -188,17 +201,22 @@ def _listen(link: connection.Connection, calls: "SimpleQueue[Call]") -> None:
             os._exit(0)
 
 
-def _map_table(memory: int, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Batch:
+def _map_table(
+    memory: int, features: int | None, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+) -> Batch:
     found, offset = [], 0
-    with open(memory, "rb") as file:
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(open(memory, "rb"))
+        files = [] if features is None else [stack.enter_context(open(features, "rb"))]
         for shape, kind in arrays:
-            array = np.memmap(file, kind, mode="c", offset=offset, shape=shape)  # what is written stays here
+            source, first = (files.pop(), 0) if files else (shared, offset)
+            array = np.memmap(source, kind, mode="c", offset=first, shape=shape)  # what is written stays here
             found.append(torch.from_numpy(array))
-            offset += array.nbytes
+            offset += array.nbytes if source is shared else 0
     return Batch(*found)
 
 
 if __name__ == "__main__":
     from coterie.engines import workers  # the module under its own name, as the engine's messages spell it
 
-    workers.work(connection.Connection(int(sys.argv[1])), int(sys.argv[2]))
+    workers.work(connection.Connection(int(sys.argv[1])), *map(int, sys.argv[2:]))

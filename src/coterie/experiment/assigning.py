@@ -11,6 +11,7 @@ import torch
 from coterie.data import Records
 from coterie.data.client_files import Clipped, client_files, formats, read_client
 from coterie.engines.clients import build_learner
+from coterie.engines.features import encoded
 from coterie.engines.secret import SEEDED
 from coterie.errors import DataError, InputError
 from coterie.experiment.calibrated import default_delta
@@ -128,7 +129,7 @@ def scores(run: UsableModels, records: Records) -> Floats:
     """For each model, the sums over all records of what it gets right (bounded by 1) and of its losses."""
     trained, device = run.trained, torch.device("cpu")
     learner = build_learner(trained.model, run.task, trained.seed, device, additive=trained.additive)
-    batch = Batch.of(records, device)
+    batch = Batch.of(encoded(records, trained.model.features, run.task, device), device)
     with one_thread():
         sums = [score_sums(learner, torch.from_numpy(row), batch, [len(records)]) for row in run.rows]
     return np.array([(right[0], lost[0]) for right, lost in sums])

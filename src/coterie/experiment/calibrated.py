@@ -1,12 +1,14 @@
 """From what is public about a population to a run that is proven possible, on this machine or between sites.
 
-Nothing here looks at a record. A simulation knows its records and could; a server over Flower cannot.
+Nothing is planned by looking at a record. A simulation knows its records and could; a server over Flower
+cannot.
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -19,6 +21,8 @@ from coterie.algorithms.smoothing import smoothed
 from coterie.data import Federation
 from coterie.data.records import Task
 from coterie.engines.clients import behaviour, build_learner
+from coterie.engines.feature_cache import FeatureCache
+from coterie.engines.features import Featured, featured
 from coterie.errors import BudgetError, InputError, check_memory
 from coterie.experiment.own_code import check_plan_is_ours
 from coterie.experiment.private_scores import Wanted
@@ -28,6 +32,7 @@ from coterie.experiment.shown import plan_html
 from coterie.files import Json
 from coterie.groups import Structure
 from coterie.models import build_model
+from coterie.models.features import NONE
 from coterie.privacy import Adjacency, Budget, Custody, Guarantee, HeldOut, Mode, PrivacyPlan, Unit
 from coterie.privacy import calibrate as calibrate_plan
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise
@@ -125,7 +130,16 @@ class CalibratedRun(ProvenPlan):
     def context(self) -> str:
         """What decides, beside what a client is sent, what it computes: noise is bound to it."""
         settings = self.experiment
-        return behaviour(settings.model, settings.schedule.lr, self.augmentation, self.plan, self.learner)
+        features = self.featured.digest if self.federation is not None else ""
+        return behaviour(
+            settings.model, settings.schedule.lr, self.augmentation, self.plan, self.learner, features
+        )
+
+    @cached_property
+    def featured(self) -> Featured:
+        """The records as the network sees them: computed when they are first asked for, or found on disk."""
+        assert self.federation is not None, "features are computed where records are"
+        return featured(self.federation, self.experiment.model.features, self.learner.device, FeatureCache())
 
 
 Caveats = Callable[[Learner, Mapping[str, Budget]], Mapping[str | None, bool]]
@@ -256,8 +270,11 @@ def augmentation_of(experiment: Experiment, task: Task) -> Augmentation | None:
         return None
     shift, least = wanted.pixels if "shift" in wanted.kinds else 0, min(shape[1:], default=0)
     unit, image = experiment.privacy.unit, " x ".join(map(str, shape[1:]))
+    features = experiment.model.features
     refuse(
         {
+            f"schedule.augmentation: with model.features {features} a record's features are computed once, "
+            "and no views of it in every step; allowed with model.features none": features != NONE,
             f"schedule.augmentation: with unit {unit} no record's gradient is clipped, so nothing is "
             "averaged before a clip; allowed with unit record or person": not unit.within_client,
             f"schedule.augmentation: {experiment.data.name} has records of shape {list(shape)}; views are "

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from coterie.algorithms.protocol import Assignment, OwnChoice, State
 from coterie.data import ClustersFederation, Federation, load_dataset, whole_test
 from coterie.engines.evaluation import PrivateScores
+from coterie.engines.feature_cache import FeatureCache
+from coterie.engines.features import encoded
 from coterie.engines.local import LocalEngine
 from coterie.experiment.calibrated import CalibratedRun, wanted_scores
 from coterie.experiment.private_scores import Floats, bounded_rmse, joint_scores
@@ -281,7 +283,7 @@ def exact_figures(
     if scores is None or assignment is None:
         return {}
     models = tuple(map(tuple, assignment.models.tolist())) if assignment.models.size <= 64 else None
-    federation, best = calibrated.federation, None
+    federation, best = None if calibrated.federation is None else calibrated.featured.federation, None
     if federation and wants_references(calibrated.experiment, federation, calibrated.facts.parameters):
         best = train_references(calibrated, truth or clusters)
     figures: dict[str, Any] = {"fairness": fairness(scores, best), "models": models}
@@ -324,7 +326,8 @@ def _whole_tests(
     found = {}
     for cluster in sorted(set(truth.values())):
         users = Counter(assignment.cluster_of[client] for client, own in truth.items() if own == cluster)
-        records = whole_test(dataset, experiment.federation, cluster, experiment.seeds.simulation)
+        raw = whole_test(dataset, experiment.federation, cluster, experiment.seeds.simulation)
+        records = encoded(raw, experiment.model.features, dataset.task, learner.device, FeatureCache())
         model = torch.from_numpy(assignment.models[users.most_common(1)[0][0]]).to(learner.device)
         found[str(cluster)] = evaluate(learner, model, Batch.of(records, learner.device)).accuracy
     return found
@@ -346,9 +349,8 @@ def train_references(
 ) -> Scores:
     """Score of each client under a model trained on the pooled records of its cluster."""
     log.info("training central models to compare with")
-    learner, federation = calibrated.learner, calibrated.federation
+    learner, federation = calibrated.learner, calibrated.featured.federation
     seed = calibrated.experiment.seeds.simulation
-    assert federation is not None
     start = torch.from_numpy(calibrated.facts.initialise(seed)).to(learner.device)
     scores = {}
     for cluster in sorted(set(cluster_of.values())):

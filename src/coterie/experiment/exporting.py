@@ -173,6 +173,7 @@ def signature(run: UsableModels, model: PreprocessedModel, kind: str, files: lis
         "network": {
             "name": network.name,
             "options": network.given(),
+            **({} if model.public is None else {"features": model.public.identity}),
             "parameters": int(run.rows.shape[1]),
             "layers": layers(model.network),
         },

@@ -9,6 +9,7 @@ from typing import cast
 
 from coterie.data import Federation, build_federation, load_dataset
 from coterie.engines.clients import seconds_per_gradient
+from coterie.engines.features import encoded
 from coterie.experiment.calibrated import CalibratedRun, build_algorithm
 from coterie.experiment.local import calibrate, device_of, truth_of
 from coterie.experiment.loop import count_gradients
@@ -81,9 +82,9 @@ def look_ahead(cells: Sequence[Cell], out: Path) -> Forecast:
     if gpu:  # many clients in one program: the first rounds will tell
         return Forecast(gradients)
     assert model.federation is not None
-    speed = seconds_per_gradient(
-        model.learner, Batch.of(model.federation.clients[0].train, model.learner.device)
-    )
+    device, few = model.learner.device, model.federation.clients[0].train.take(slice(0, 8))
+    seen = encoded(few, model.experiment.model.features, model.federation.task, device)
+    speed = seconds_per_gradient(model.learner, Batch.of(seen, device))
     return Forecast({name: preparing + count * speed for name, count in gradients.items()}, timed=True)
 
 

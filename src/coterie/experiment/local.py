@@ -56,6 +56,7 @@ from coterie.experiment.result import RunResult
 from coterie.experiment.schema import EvaluationKind, Experiment
 from coterie.experiment.seal import Seal
 from coterie.files import beside, write_text
+from coterie.models.features import public_data_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Unit
 from coterie.training.learner import Learner
 
@@ -112,13 +113,14 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
     experiment, federation = calibrated.experiment, calibrated.federation
     told = callbacks or Callbacks()
     assert federation is not None
+    featured = calibrated.featured  # before anything of the run is written
     booking = Booking.of(calibrated, files)
     with (
         told.ending() as end,
         open_folder(files, calibrated, federation.fingerprint(), booking=booking) as opened,
     ):
         engine = LocalEngine(
-            federation,
+            featured.federation,
             calibrated.learner,
             experiment.schedule.lr,
             calibrated.plan,
@@ -130,9 +132,10 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
             augmentation=calibrated.augmentation,
             workers=experiment.engine.workers,
             max_memory=experiment.engine.max_bytes,
+            table=featured.table(calibrated.learner.device),
         )
         engine.members.personal = opened.personal
-        scores = LocalScores(federation, engine)
+        scores = LocalScores(featured.federation, engine)
         exact = scores.exact if experiment.evaluation_kind is EvaluationKind.EXACT else None
         run = Run(calibrated, opened, engine, Evaluator(calibrated, scores, exact, opened.metrics.bodies))
         result = run.result((yield from run.rounds(told)))
@@ -201,6 +204,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
             TOLD: algorithm.needs_truth and experiment.own_algorithm,
             PUBLIC_COUNT: counts_clients(experiment),
             **dict.fromkeys(own_caveats(experiment), True),
+            **dict.fromkeys(public_data_caveats(experiment.model.features, known.task), True),
             **dict.fromkeys(known.caveats, True),
             f"a record is a window of text, and a character is in up to {windows} of them": (
                 unit is Unit.RECORD and windows > 1

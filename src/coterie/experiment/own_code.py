@@ -16,7 +16,7 @@ from coterie.errors import CoterieError, InputError, PlanError, one_line
 from coterie.experiment.schema import Experiment
 from coterie.files import Json, read_json
 from coterie.models import code_caveats
-from coterie.plugins import ALGORITHM, DATA, FEDERATION, MODEL, PluginKind
+from coterie.plugins import ALGORITHM, DATA, FEATURES, FEDERATION, MODEL, PluginKind
 from coterie.privacy import PrivacyPlan, Unit
 from coterie.privacy.threats import THREATS
 
@@ -46,6 +46,8 @@ def own_parts(experiment: Experiment, *, served: bool = False) -> Iterator[tuple
         yield ALGORITHM, experiment.algorithm.name
     if experiment.model.own:
         yield MODEL, experiment.model.name
+    if experiment.model.own_features:
+        yield FEATURES, experiment.model.features
     if not served:
         for section, kind in ((experiment.data, DATA), (experiment.federation, FEDERATION)):
             if getattr(section, "own", False):

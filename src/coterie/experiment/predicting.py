@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from coterie.data.client_files import Clipped, client_files, formats, read_client
 from coterie.engines.clients import build_learner
+from coterie.engines.feature_cache import FeatureCache
+from coterie.engines.features import featured
 from coterie.errors import DataError, InputError
 from coterie.experiment.evaluator import held_out_sums
 from coterie.experiment.local import device_of, load_federation
@@ -19,7 +21,6 @@ from coterie.experiment.scores import regression_scores
 from coterie.experiment.trained import TrainedRun
 from coterie.experiment.usable import ModelAnswers, UsableModels, answers, in_parts
 from coterie.files import finite, read_json
-from coterie.models.preprocessed import PreprocessedModel
 from coterie.table import csv_text
 from coterie.training.learner import Batch
 
@@ -157,12 +158,14 @@ def predict_held_out(run: TrainedRun, client: str | None = None) -> Prediction:
         raise InputError(f"client: {client!r} took no part; allowed: {', '.join(facts)}")
     seed, device = experiment.seeds.simulation, device_of(experiment)
     learner = build_learner(experiment.model, task, seed, device, additive=run.algorithm.additive)
+    features = experiment.model.features
+    federation = featured(federation, features, device, FeatureCache()).federation
     tests = {one.name: Batch.of(one.test, device) for one in federation.clients}
     scores = held_out_sums(learner, tests, assignment)[:, 0]
     parts = []
     for one, score in zip(federation.clients, scores.tolist(), strict=True):
         if client in (None, one.name):
-            model = PreprocessedModel(run.network(assignment.model_of(one.name)), task, run.preprocessing)
+            model = run.around(run.network(assignment.model_of(one.name)))
             records = one.test.flat
             outputs = model.answers(in_parts(model.network, records.features))
             said = answers(model, outputs, assignment.cluster_of[one.name])

@@ -21,7 +21,7 @@ from coterie.data.records import Task
 from coterie.errors import InputError
 from coterie.experiment.calibrated import CalibratedRun, default_delta
 from coterie.experiment.schema import AUTO, Experiment
-from coterie.models.registry import parameters_of
+from coterie.models import network_task, parameters_of
 from coterie.privacy.plans import SUMS, TRAINING
 from coterie.privacy.ranges import STEP_SIZE
 
@@ -118,6 +118,7 @@ def _noise_left(experiment: Experiment, task: Task, counts: list[int]) -> float:
 
 def _parameters(experiment: Experiment, task: Task) -> int:
     if experiment.model.own:
+        task = network_task(experiment.model.features, task)
         return (math.prod(task.shape) + 1) * task.outputs
     return parameters_of(experiment.model, task)
 

@@ -35,6 +35,7 @@ from coterie.experiment.recipe import sized
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import read_json
 from coterie.groups import Shape, Structure, is_file, named_structure
+from coterie.models.features import public_data_caveats
 from coterie.privacy import Budget, Custody, HeldOut, Mode, Unit
 from coterie.privacy.plain import Key, Plain
 from coterie.settings import departures
@@ -195,6 +196,7 @@ def calibrate_sites(experiment: Experiment, sites: Sites, truth: Mapping[str, in
             delta_caveat(experiment, population, budgets): True,
             PUBLIC_COUNT: counts_clients(experiment),
             **dict.fromkeys(own_caveats(experiment, served=True), True),
+            **dict.fromkeys(public_data_caveats(experiment.model.features, sites.task), True),
             IN_THE_CLEAR: trusted,
             WHO_IS_ASKED: trusted,
             NOT_COMPARED: persons is not None,

@@ -14,7 +14,7 @@ from coterie.algorithms.protocol import Assignment, OwnChoice, Parts, Vector
 from coterie.data import Task
 from coterie.data.preprocessing import Preprocessing
 from coterie.data.raw import raw_records
-from coterie.models import ModelSettings, build_model
+from coterie.models import ModelSettings, build_model, public_features
 from coterie.models.preprocessed import PreprocessedModel
 from coterie.privacy import Guarantee
 from coterie.training.parameters import Layout
@@ -133,7 +133,12 @@ class UsableModels(ABC):
     def model(self, client: str | None = None, cluster: int | None = None) -> PreprocessedModel:
         """The model of a client or of a cluster, with preprocessing inside."""
         parameters, _ = self.chosen(client, cluster)
-        return PreprocessedModel(self.network(parameters), self.task, self.preprocessing)
+        return self.around(self.network(parameters))
+
+    def around(self, network: torch.nn.Module) -> PreprocessedModel:
+        """A network of this kind with preprocessing and public features before it."""
+        public = public_features(self.trained.model.features, self.task)
+        return PreprocessedModel(network, self.task, self.preprocessing, public)
 
     def inputs(self, values: object) -> NDArray[Any]:
         """What models take of arrays, data frames, rows by name or texts."""
@@ -144,7 +149,7 @@ class UsableModels(ABC):
     ) -> ModelAnswers:
         """What a client's or cluster's model says of raw records."""
         parameters, row = self.chosen(client, cluster)
-        model = PreprocessedModel(self.network(parameters), self.task, self.preprocessing)
+        model = self.around(self.network(parameters))
         return answers(model, in_parts(model, raw), row)
 
 
@@ -161,6 +166,8 @@ def answers(model: PreprocessedModel, outputs: torch.Tensor, cluster: int | None
 @torch.no_grad()
 def in_parts(compute: Callable[..., torch.Tensor], records: NDArray[Any]) -> torch.Tensor:
     """What is computed of records, some at a time: many take no more memory than what is found."""
-    starts = range(0, max(1, len(records)), AT_ONCE)
+    if not len(records):  # no library takes a spectrum of nothing
+        return compute(torch.from_numpy(np.zeros((1, *records.shape[1:]), records.dtype)))[:0]
+    starts = range(0, len(records), AT_ONCE)
     parts = (np.ascontiguousarray(records[first : first + AT_ONCE]) for first in starts)
     return torch.cat([compute(torch.from_numpy(part)) for part in parts])

@@ -60,6 +60,28 @@ def check_model(model: nn.Module, task: Task) -> None:
         _check_draws_in_training(copy.deepcopy(model).train(), trial.probes)
 
 
+@torch.no_grad()
+def check_encoder(encoder: nn.Module, task: Task) -> int:
+    """Refuse, with the reason, a frozen encoder that does not make one row of numbers of each record alone.
+
+    It is tried like a model (`check_model`), but has nothing to train: batch norms with fixed statistics are
+    functions of one record. Returns how many numbers it makes of a record.
+    """
+    try:
+        encoder = copy.deepcopy(encoder).eval()
+        made = encoder(_probes(task)[0][:1].clone())
+    except Exception as error:  # a user's network may raise anything
+        raise InputError(f"model: it fails on records of shape {task.shape}: {one_line(error)}") from error
+    width = made.shape[1] if isinstance(made, Tensor) and made.dim() == 2 else 0
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.default_generator.manual_seed(0)
+        trial = _Trial(encoder, task, width)
+        for check in (_check_outputs, _check_apart, _check_kept):
+            check(trial)
+        trial.check_unchanged()
+    return width
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread: results must not depend on the number of cores, and small calls are faster."""
@@ -112,8 +134,9 @@ def _probes(task: Task) -> list[Tensor]:
 class _Trial:
     """A model, probes, and what the model holds: every call is watched."""
 
-    def __init__(self, model: nn.Module, task: Task) -> None:
+    def __init__(self, model: nn.Module, task: Task, width: int | None = None) -> None:
         self.model, self.task, self.state = model, task, written_down(model)
+        self.width = task.outputs if width is None else width
         self.ranges = _probes(task)
         self.probes = torch.cat(self.ranges)
 
@@ -133,7 +156,7 @@ class _Trial:
         _refuse(switched, "it switches a mode of torch (gradients, default type) and leaves it so")
         if not isinstance(outputs, Tensor):
             raise InputError(f"model: it returns a {type(outputs).__name__}; allowed: one tensor")
-        kind, shape, expected = outputs.dtype, tuple(outputs.shape), (len(features), self.task.outputs)
+        kind, shape, expected = outputs.dtype, tuple(outputs.shape), (len(features), self.width)
         _refuse(not kind.is_floating_point, f"it returns numbers of type {kind}; allowed: floating point")
         changed = not torch.equal(given, features)
         _refuse(changed, "it changes its input in place, which would change the records; copy it first")

@@ -29,6 +29,15 @@ def linear(task: Task) -> nn.Module:
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
 
 
+def mlp(task: Task, hidden: int = 64) -> nn.Module:
+    """One hidden layer on the flattened features."""
+    if task.vocabulary is not None:
+        raise _unsuitable("mlp", "numeric features", task)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    layers.update(dense=nn.Linear(math.prod(task.shape), hidden), relu=nn.ReLU())
+    return nn.Sequential(OrderedDict(**layers, head=nn.Linear(hidden, task.outputs)))
+
+
 def cnn(task: Task) -> nn.Module:
     """Two 5x5 convolutions of 16 and 32 channels and a dense layer: 28,938 parameters on MNIST."""
     layers, width = _two_convolutions("cnn", task, 16, 32)

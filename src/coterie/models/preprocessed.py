@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from coterie.data.columns import encode
 from coterie.data.preprocessing import ArrayInputs, Preprocessing, TableInputs
 from coterie.data.records import Task
+from coterie.models.features import PublicFeatures
 
 
 class PreprocessedModel(nn.Module):
@@ -15,11 +16,20 @@ class PreprocessedModel(nn.Module):
         network: maps features to outputs.
         task: what it was trained for.
         preprocessing: what lies before its features and behind its outputs.
+        public: features that lie between both, where the network takes any.
     """
 
-    def __init__(self, network: nn.Module, task: Task, preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        task: Task,
+        preprocessing: Preprocessing,
+        public: PublicFeatures | None = None,
+    ) -> None:
         super().__init__()
         self.network = network
+        self.public = public
+        self.encoder = nn.Identity() if public is None else public.module
         self.task, self.preprocessing = task, preprocessing
         inputs = preprocessing.inputs
         self._constants: list[str | None] = []
@@ -42,6 +52,11 @@ class PreprocessedModel(nn.Module):
 
     def features(self, raw: Tensor) -> Tensor:
         """What the network sees of raw records."""
+        made: Tensor = self.encoder(self._scaled(raw))
+        return made
+
+    def _scaled(self, raw: Tensor) -> Tensor:
+        """Raw records by public constants, as they stand in a federation."""
         inputs, raw = self.preprocessing.inputs, raw.to(self.raw_type)
         if isinstance(inputs, TableInputs):
             encoded: Tensor = encode(raw, inputs.columns, torch)

@@ -1,23 +1,26 @@
 """Models by name: the `model` section of an experiment, and the function behind each name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from typing import Any, Self
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationInfo, model_validator
 from torch import nn
 
 from coterie.data.records import Task
 from coterie.errors import InputError, check_memory, one_line
 from coterie.models import networks
 from coterie.models.check import check_model
-from coterie.plugins import MODEL
-from coterie.settings import NamedSettings
+from coterie.models.features import NONE, OURS, OWN_FEATURES, network_task
+from coterie.plugins import FEATURES, MODEL
+from coterie.settings import NamedSettings, is_recorded
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "softmax": networks.softmax,
     "linear": networks.linear,
+    "mlp": networks.mlp,
     "cnn": networks.cnn,
     "resnet18": networks.resnet18,
     "mcmahan-cnn": networks.mcmahan_cnn,
@@ -48,17 +51,43 @@ class ModelSettings(NamedSettings):
 
     name: str = Field("softmax", description=" | ".join([*_NETWORKS, MODEL.form]))
     hidden: PositiveInt | None = Field(
-        None, le=WIDEST, description="mcmahan-cnn, lstm: width of a hidden layer (512, 256)"
+        None, le=WIDEST, description="mlp, mcmahan-cnn, lstm: width of a hidden layer (64, 512, 256)"
     )
     embedding: PositiveInt | None = Field(
         None, le=WIDEST, description="lstm: width of the character embedding (8)"
     )
     layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
+    features: str = Field(
+        NONE,
+        description="what the network sees of a record: none (itself) | scattering (wavelets, of images) | "
+        f"{FEATURES.form} (a frozen encoder)",
+    )
+
+    @model_validator(mode="after")
+    def _known_features(self, info: ValidationInfo) -> Self:
+        known = self.features in OURS or is_recorded(info) or FEATURES.target(self.features) is not None
+        if not known:
+            raise ValueError(f"features: {FEATURES.unknown(self.features, OURS)}")
+        return self
+
+    @property
+    def own_features(self) -> bool:
+        """Whether features are made by a user's own code."""
+        return self.features not in OURS
+
+    def given(self) -> dict[str, Any]:
+        """The options of the network that were set."""
+        return {name: value for name, value in super().given().items() if name != "features"}
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        # Noise is bound to what this says: a model without features says what it always said.
+        return [pair for pair in super().__repr_args__() if pair != ("features", NONE)]
 
 
 @cache
 def parameters_of(settings: ModelSettings, task: Task) -> int:
     """How many parameters a network that is no user's own has, counted without taking their memory."""
+    task = network_task(settings.features, task)
     with torch.device("meta"):
         model = _NETWORKS[settings.name](task, **settings.given())
     return sum(part.numel() for part in model.parameters())
@@ -77,6 +106,7 @@ def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: boo
     A user's own model comes back checked. The global random state is left as it was.
 
     Args:
+        task: of the records; the network's follows from the features that the settings name.
         additive: two of the model, with their outputs added.
     """
     if additive:
@@ -85,6 +115,7 @@ def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: boo
         return networks.AddedModels(build_model(settings, task, seed), second)
     if not settings.own:
         _check_size(settings, task)
+    task = network_task(settings.features, task)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would seed the accelerators too, and those are not restored.
         torch.default_generator.manual_seed(seed)
@@ -119,6 +150,8 @@ def _warm_up(model: nn.Module, task: Task) -> None:
 
 
 def code_caveats(settings: ModelSettings) -> Iterator[str]:
-    """What a guarantee must add where a model is a user's own code."""
+    """What a guarantee must add where a model, or what it sees of records, is a user's own code."""
     if settings.own:
         yield OWN_CODE
+    if settings.own_features:
+        yield OWN_FEATURES

@@ -5,9 +5,11 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -38,11 +40,13 @@ class Batch:
     Args:
         features, targets: by record, or (persons, places, ...).
         present: where rows are persons, which places hold a record: bool (persons, places).
+        file: of which the features are a private mapping, from its first byte on, where they are one.
     """
 
     features: Tensor
     targets: Tensor
     present: Tensor | None = None
+    file: Path | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -96,12 +100,14 @@ class Batch:
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of the array in memory that torch aligned.
+    """A copy of the array in memory that torch aligned; on a processor, one that is mapped stays where it is.
 
     Matrix products round differently on memory that is aligned differently, and numpy's alignment changes
     from one process to the next: without the copy, a resumed run could differ in the last bit.
     """
-    return torch.from_numpy(array).to(device, copy=True)
+    # A mapping begins at a page, always: what lies in it is aligned alike in every process.
+    mapped = isinstance(array, np.memmap) and device.type == "cpu"
+    return torch.from_numpy(array).to(device, copy=not mapped)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from coterie.training.learner import Batch, Learner
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 8192}
 """Records at a time: what a processor's cache likes, or what fills a GPU."""
+JOINED_BYTES = 2**28
+"""Records of clients that are laid side by side on a processor; more of them stay where they are."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,12 @@ def client_sums(
     found = np.zeros((len(records), 2))
     for model in sorted(set(model_of)):
         members = [client for client, own in enumerate(model_of) if own == model]
+        taken = sum(records[client].features.nbytes for client in members)
+        if learner.device.type == "cpu" and taken > JOINED_BYTES:
+            for client in members:
+                own = score_sums(learner, models[model], records[client], [len(records[client])])
+                found[client] = np.concatenate(own)
+            continue
         table = join([records[client] for client in members])
         sizes = [len(records[client]) for client in members]
         found[members] = np.stack(score_sums(learner, models[model], table, sizes), axis=1)

@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from tiny_site import (
     FINAL,
+    LIMITS,
     START,
     ZERO_OUT,
     contract,
@@ -29,12 +30,14 @@ from tiny_site import (
     training,
 )
 
+from coterie.data import Client, Federation, Records, Task
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, Limits, cost, promised
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError
-from coterie.models import OWN_CODE, ModelSettings
+from coterie.models import OWN_CODE, ModelSettings, build_model
 from coterie.privacy import Budget, LowestLoss, PlannedRelease, Unit
+from coterie.training.parameters import flatten
 
 
 def refused(answer: RecordDict) -> str | None:
@@ -74,6 +77,8 @@ OFFERS: dict[str, tuple[dict[str, Any], str]] = {
     "another task": ({"task": dataclasses.replace(contract().task, classes=4)}, "other data"),
     "a plan for more records": ({"plan": plan_of(for_records(400))}, "other data"),
     "code of the server's choice": ({"model": ModelSettings(name="os:getcwd")}, "model code"),
+    "an encoder of the server's choice": ({"model": ModelSettings(features="os:getcwd")}, "model code"),
+    "features that these records do not have": ({"model": ModelSettings(features="scattering")}, "model"),
     "reports that are not allowed": ({"plan": plan_of(releases(), scores())}, "not allowed"),
     "a step that is none": ({"lr": -0.1}, "out of range"),
     "nothing at all": ({"plan": plan_of(())}, "not planned"),
@@ -336,3 +341,38 @@ def test_a_site_is_told_that_a_models_code_is_trusted() -> None:
     theirs = dataclasses.replace(ours, model=ModelSettings(name="their.networks:cnn"))
     assert OWN_CODE not in promised(ours, ()).caveats
     assert OWN_CODE in promised(theirs, ()).caveats
+
+
+# --- public features -----------------------------------------------------------------------------------
+
+
+def test_a_site_computes_features_itself_keeps_them_in_its_folder_and_binds_noise_to_them(
+    tmp_path: Path,
+) -> None:
+    rng, task = np.random.default_rng(0), Task("classification", (1, 12, 12), 3)
+    images = rng.random((50, 1, 12, 12)).astype(np.float32)
+    own = Records(images, rng.integers(3, size=50))
+    client = Client("a", own.take(slice(0, 40)), own.take(slice(0, 0)), own.take(slice(40, 50)))
+    model = ModelSettings(name="softmax", features="scattering")
+    start = flatten(build_model(model, task, seed=0))
+    found = []
+    for name, agreed in (
+        ("features", contract(task=task, model=model)),
+        ("pixels", contract(task=task)),
+    ):
+        made = Site(Federation((client,), task), tmp_path / name, LIMITS, noise_seed=1)
+        assert refused(deliver(made, messages.OFFER, agreed.to_content())) is None
+        assert made.session is not None
+        begins = start if name == "features" else flatten(build_model(agreed.model, task, seed=0))
+        answer = deliver(made, messages.TRAIN, training(agreed=agreed, start=begins))
+        found.append(value(answer))
+        assert (tmp_path / name / "features").exists() == (name == "features")
+        made.close()
+    assert found[0].shape == (81 * 9 * 3 + 3,)
+    assert found[1].shape == (144 * 3 + 3,)
+    again = Site(Federation((client,), task), tmp_path / "features", LIMITS, noise_seed=1)
+    agreed = contract(task=task, model=model)
+    np.testing.assert_array_equal(
+        value(deliver(again, messages.TRAIN, training(agreed=agreed, start=start))), found[0]
+    )
+    again.close()

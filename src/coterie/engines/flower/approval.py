@@ -11,6 +11,7 @@ from coterie.engines.flower.messages import MOST_CAVEATS, RELEASE, RefusedError,
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
 from coterie.models import parameters_of
+from coterie.models.features import NONE
 from coterie.privacy import EVALUATION, Adjacency, CohortSums, NoisyScores, Unit
 from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
 from coterie.training.learner import Learner
@@ -53,7 +54,10 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
     RefusedError.when(
         (None if persons is None else persons.records) != facts.records_per_person, "other data"
     )
-    RefusedError.when(contract.model.own and contract.model.name not in limits.models, "model code")
+    model = contract.model
+    foreign = {model.name: model.own, model.features: model.own_features}
+    unknown = [name for name, own in foreign.items() if own and name not in limits.models]
+    RefusedError.when(bool(unknown), "model code")
     named = all(RELEASE.fullmatch(release.name) for unit in contract.units for release in unit.releases)
     RefusedError.when(not named or len(contract.plan.caveats) > MOST_CAVEATS, "words")
     _approve_scores(contract, limits)
@@ -198,5 +202,7 @@ def _sound_views(contract: Contract) -> bool:
     views, shape = contract.augmentation, contract.task.shape
     if views is None:
         return True
+    if contract.model.features != NONE:
+        return False  # features are computed once
     images = contract.task.vocabulary is None and len(shape) == 3
     return images and 1 <= views.copies <= 64 and 0 <= views.shift < min(shape[1:])

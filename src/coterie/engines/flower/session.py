@@ -35,6 +35,8 @@ from coterie.algorithms.protocol import (
 from coterie.data import Federation
 from coterie.engines.clients import behaviour
 from coterie.engines.evaluation import PrivateScores
+from coterie.engines.feature_cache import FeatureCache
+from coterie.engines.features import featured
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, cost, leaving, promised
 from coterie.engines.flower.messages import (
@@ -84,6 +86,7 @@ class SiteFolder:
         self.secret = path / "noise.key"
         self.ledger = path / "ledger.jsonl"
         self.answers = path / "answers"
+        self.features = path / "features"
         self.finished = path / "finished.json"
 
 
@@ -163,14 +166,18 @@ class SiteSession:
             raise RefusedError("not planned") from None
         self._files, self._signed, self._alone = files, signed, alone
         self._subject, self._learner = contract.client, learner
-        self._context = behaviour(contract.model, contract.lr, contract.augmentation, contract.plan, learner)
+        cache = FeatureCache(files.features)
+        seen = featured(alone, contract.model.features, learner.device, cache)
+        self._context = behaviour(
+            contract.model, contract.lr, contract.augmentation, contract.plan, learner, seen.digest
+        )
         self.parameters = learner.layout.size
-        self._test = Batch.of(alone.clients[0].test, learner.device)
+        self._test = Batch.of(seen.federation.clients[0].test, learner.device)
         self.ledger = signed.open_ledger(files, signed.ledger)
         try:
             self._check_answers()
             self._engine = LocalEngine(
-                alone,
+                seen.federation,
                 learner,
                 contract.lr,
                 contract.own_plan,
@@ -181,7 +188,9 @@ class SiteSession:
                 context=self._context,
                 workers=1,
                 augmentation=contract.augmentation,
+                table=seen.table(learner.device),
             )
+            self._seen = seen  # its file stays while the session does
             files.answers.mkdir(mode=0o700, exist_ok=True)
             self._engine.members.personal = self._kept()
         except BaseException:
