@@ -18,7 +18,7 @@ from coterie.experiment.schema import SIZED, Experiment
 from coterie.files import parse_yaml
 
 ALL: dict[str, Any] = {
-    "schedule": {"rounds": "auto", "batch": "auto", "lr": "auto"},
+    "schedule": {"rounds": "auto", "batch": "auto", "lr": "auto", "averaging": "auto"},
     "privacy": {"clip": "auto"},
 }
 TWO, NUMBER = Task("classification", (10,), 2), Task("regression", (10,), 0, error_cap=0.1)
@@ -42,7 +42,7 @@ def test_auto_stays_auto_in_files_until_the_records_are_known(tmp_path: Path) ->
     assert read_experiment(None, ["schedule.lr=auto"]).auto == ("schedule.lr",)
     found = sized(whole, TWO, counts(100, 100, 100))
     assert found.auto == ()
-    assert parse_yaml(to_yaml(found))["schedule"]["batch"] == 25
+    assert parse_yaml(to_yaml(found))["schedule"]["batch"] == 12
     # Where progress is counted before the records are read, the defaults stand in.
     assert Schedule().rounds == recipe.ROUNDS == found.schedule.rounds
 
@@ -77,9 +77,18 @@ def test_more_noise_means_a_shorter_way(task: Task) -> None:
             chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": "linear"})})
         return sized(chosen, task, counts(*[records] * 4)).schedule.lr
 
-    assert lr(0.01) < lr(0.1) <= lr(8.0) <= lr(float("inf"))
+    assert lr(0.01) <= lr(0.1) < lr(1.0) <= lr(8.0) <= lr(float("inf"))
     assert lr(0.3, records=20) < lr(0.3)
     assert lr(0.3, algorithm={"name": "local"}) < lr(0.3, algorithm={"name": "global"})
+
+
+def test_means_over_rounds_serve_where_there_are_rounds() -> None:
+    found = [
+        sized(experiment(schedule={"rounds": rounds}), TWO, counts(200, 200, 200)).schedule.averaging
+        for rounds in (1, 2, 30)
+    ]
+    assert found == [0.0, recipe.AVERAGING, recipe.AVERAGING]
+    assert sized(experiment(schedule={"averaging": 0}), TWO, counts(200, 200)).schedule.averaging == 0.0
 
 
 def test_a_pull_leaves_no_step_beyond_the_mean() -> None:

@@ -79,7 +79,8 @@ class Schedule(Settings):
         0.0,
         ge=0,
         le=1000,
-        description="0: the last models serve; 8, say: their mean over rounds, where later ones weigh more",
+        description="0: the last models serve; 8, say: their mean over rounds, where later ones weigh more; "
+        "auto: by recipe",
     )
     augmentation: AugmentationSettings | None = Field(
         None, description="null, or {copies: 4, kinds: [shift, flip]}: views averaged before the clip"

@@ -278,17 +278,26 @@ def read_raw(name: str) -> ClientTable:
     """Needed columns of every record with a label, `person` and `clusters` among them."""
     known, file = TABLES[name], data_root() / name / f"{name}.parquet"
     table = read_parquet(file).only(known.needed) if file.is_file() else _from_package(name, file)
+    return _with_label(table, known)
+
+
+def _with_label(table: ClientTable, known: RTable) -> ClientTable:
     if known.unlabelled is not None:
         return table
-    return table.take(
-        np.flatnonzero(~np.isnan(finite_numbers(table, str(known.label_column or known.label.column))))
-    )
+    label = str(known.label_column or known.label.column)
+    return table.take(np.flatnonzero(~np.isnan(finite_numbers(table, label))))
 
 
-def write_table(name: str, root: Path) -> Path:
-    """The table out of the installed package, as the file that is read where `$COTERIE_DATA` is `root`."""
+def write_table(name: str, root: Path, per_client: int | None = None) -> Path:
+    """The table out of the installed package, as the file that is read where `$COTERIE_DATA` is `root`.
+
+    Args:
+        per_client: only the records that are read with this option.
+    """
     file = root / name / f"{name}.parquet"
-    table = _from_package(name, file)
+    table = _with_label(_from_package(name, file), TABLES[name])
+    if per_client is not None:
+        table = table.take(_spaced(np.array(table.words(TABLES[name].client)), per_client))
     file.parent.mkdir(parents=True, exist_ok=True)
     table.write(file)
     return file

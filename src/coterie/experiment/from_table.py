@@ -243,7 +243,7 @@ def experiment_text(
         "model": {"name": "softmax" if classification else "linear"},
         "privacy": {"unit": "record", "epsilon": epsilon, "clip": AUTO} if person is None else by_person,
         "algorithm": {"name": "r-dpcfl" if len(clients) > 2 else "global"},
-        "schedule": {"rounds": AUTO, "batch": AUTO, "lr": AUTO},
+        "schedule": {"rounds": AUTO, "batch": AUTO, "lr": AUTO, "averaging": AUTO},
     }
     Experiment.model_validate(content)
     heading = (

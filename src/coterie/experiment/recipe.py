@@ -26,7 +26,9 @@ from coterie.privacy.plans import SUMS, TRAINING
 from coterie.privacy.ranges import STEP_SIZE
 
 ROUNDS = 30
-BATCH_SHARE = 1 / 4
+AVERAGING = 8.0
+"""Of models over rounds: it takes noise out at no cost, so that steps may be longer."""
+BATCH_SHARE = 1 / 8
 """Of the records of a client that has few: three quarters of all clients have more."""
 ALONE = ("local", "mr-mtl")
 """Algorithms whose models are each learnt by one client."""
@@ -52,8 +54,8 @@ class Way:
         return min(max(wanted, self.shortest), self.longest, steps * self.longest * BATCH_SHARE / ROUNDS)
 
 
-CLASSIFICATION = Way(clip=0.25, scale=20.0, power=0.8, shortest=10.0, longest=500.0)
-REGRESSION = Way(clip=0.05, scale=0.5, power=0.8, shortest=0.5, longest=8.0)
+CLASSIFICATION = Way(clip=0.25, scale=8.0, power=1.3, shortest=6.0, longest=800.0)
+REGRESSION = Way(clip=0.05, scale=0.2, power=1.2, shortest=1.0, longest=32.0)
 
 
 def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Experiment:
@@ -76,6 +78,7 @@ def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Exp
     batch = batch_for(counts) if "schedule.batch" in experiment.auto else schedule.batch
     typical = round(statistics.median(counts))
     steps = rounds * schedule.epochs * math.ceil(typical / batch)
+    averaging = AVERAGING * (rounds > 1) if "schedule.averaging" in experiment.auto else schedule.averaging
     length = way.length(_noise_left(experiment, task, counts), steps)
     fixed_clip, fixed_lr = (key not in experiment.auto for key in ("privacy.clip", "schedule.lr"))
     # A pull towards an anchor allows no longer steps than one over it: there the clip takes over.
@@ -88,13 +91,14 @@ def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Exp
         "schedule.rounds": rounds,
         "schedule.batch": batch,
         "schedule.lr": STEP_SIZE.nearest(min(_rounded(lr), 1.0 / pull) if pull else _rounded(lr)),
+        "schedule.averaging": averaging,
         "privacy.clip": _rounded(min(max(clip, 1e-3), 10.0)),
     }
     return experiment.with_numbers({key: numbers[key] for key in experiment.auto})
 
 
 def batch_for(counts: list[int]) -> int:
-    """A quarter of the records of a client that has few, never more than half of those of any."""
+    """An eighth of the records of a client that has few, never more than half of those of any."""
     few = counts[(len(counts) - 1) // 4]
     return max(1, min(round(BATCH_SHARE * few), counts[0] // 2))
 

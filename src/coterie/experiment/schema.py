@@ -134,7 +134,7 @@ class EvaluationSettings(Settings):
 
 
 AUTO = "auto"
-SIZED = ("schedule.rounds", "schedule.batch", "schedule.lr", "privacy.clip")
+SIZED = ("schedule.rounds", "schedule.batch", "schedule.lr", "schedule.averaging", "privacy.clip")
 """Keys that may be auto: `recipe` finds a number for them once it is known how many records clients have."""
 
 
