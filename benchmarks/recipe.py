@@ -18,7 +18,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,35 @@ def numbers_of(features: int, noise: float, records: int, clients: int, width: f
     return Drawn.deal(scaled(x, width), unit, clients, records, 0)
 
 
+def table_of(seed: int, clients: int, records: int, classes: int = 0) -> Drawn:
+    """Records as tables have them: wide ranges around values that are not in their middle, categories by
+    indicators, columns that say nothing, clients of different levels, and few of one class."""
+    rng, rows = np.random.default_rng(1000 + seed), clients * (records + HELD_OUT)
+    columns, signal = [], np.zeros(rows)
+    numbers, names = int(rng.integers(1, 8)), int(rng.integers(0, 5))
+    for _ in range(numbers):
+        values, width, middle = rng.standard_normal(rows), rng.choice([2.5, 4, 6, 9]), rng.uniform(-0.6, 0.6)
+        columns.append(np.clip(middle + values / width, -1, 1)[:, None])
+        signal += rng.normal() * values * (rng.random() < 0.6)
+    for _ in range(names):
+        count = int(rng.integers(2, 7))
+        chosen = rng.choice(count, rows, p=rng.dirichlet(np.full(count, 1.5)))
+        columns.append(np.eye(count)[chosen])
+        signal += rng.normal(size=count)[chosen] * (rng.random() < 0.7)
+    signal = (signal - signal.mean()) / (signal.std() + 1e-9)
+    levels = rng.choice([0, 0.2, 0.5]) * rng.standard_normal(clients)
+    signal += np.repeat(levels, records + HELD_OUT)
+    features = np.concatenate(columns, 1)
+    if classes:
+        logits = rng.choice([1.0, 2.0, 4.0]) * signal + rng.choice([-1.5, -1, 0, 0, 1])
+        labels = (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+        return Drawn.deal(features, labels, clients, records, 2)
+    explained = rng.choice([0.1, 0.2, 0.45, 0.65])
+    target = math.sqrt(explained) * signal + math.sqrt(1 - explained) * rng.standard_normal(rows)
+    middle, spread = rng.uniform(0.35, 0.65), rng.choice([0.12, 0.2, 0.3])
+    return Drawn.deal(features, np.clip(middle + spread * target, 0, 1), clients, records, 0)
+
+
 def digits() -> Drawn:
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
@@ -131,6 +160,8 @@ def glyphs() -> Drawn:
     return Drawn.deal(drawn.features.reshape(len(drawn), -1), drawn.targets, 4, 300, 10)
 
 
+SIZES = ((4, 180), (8, 100), (15, 240), (20, 150), (24, 120), (30, 90), (40, 40), (60, 30))
+"""Clients, and records of each."""
 FEDERATIONS: dict[str, Callable[[], Drawn]] = {
     "2 classes, 10 features, 8 x 100": lambda: classes_of(10, 2, 100, 8),
     "2 classes, 10 features, 8 x 600": lambda: classes_of(10, 2, 600, 8, 4.0),
@@ -139,10 +170,19 @@ FEDERATIONS: dict[str, Callable[[], Drawn]] = {
     "5 classes, 20 features, 8 x 300": lambda: classes_of(20, 5, 300, 8),
     "digits, 8 x 180": digits,
     "glyphs, 4 x 300": glyphs,
+    **{
+        f"table {number}, 2 classes, {clients} x {records}": partial(table_of, number, clients, records, 2)
+        for number, (clients, records) in enumerate(SIZES, 200)
+    },
     "regression, 5 features, 8 x 100": lambda: numbers_of(5, 30.0, 100, 8),
     "regression, 10 features, 12 x 300": lambda: numbers_of(10, 80.0, 300, 12),
     "regression, 8 features, 20 x 60": lambda: numbers_of(8, 150.0, 60, 20, 5.0),
+    **{
+        f"table {number}, regression, {clients} x {records}": partial(table_of, number, clients, records)
+        for number, (clients, records) in enumerate(SIZES, 300)
+    },
 }
+"""The tables are others than those on which `recipe_fit.py` fits: those have numbers below 100."""
 
 
 @lru_cache(None)
