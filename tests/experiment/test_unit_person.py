@@ -1,6 +1,7 @@
 """Runs that protect persons: with one record each they are runs on records, else what is planned is done."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from coterie.algorithms import algorithm_names
-from coterie.errors import InputError
+from coterie.errors import InputError, LedgerError
 from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.predicting import predict_held_out
+from coterie.experiment.recorded import recount
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.trained import TrainedRun
 from coterie.experiment.verify import verify
-from coterie.files import read_json
-from coterie.privacy import Unit
+from coterie.files import read_json, write_json
+from coterie.privacy import Guarantee, Unit
 
 DECLARED = """
 task: classification
@@ -180,6 +182,23 @@ def test_who_is_at_several_clients_pays_at_each_and_the_guarantee_says_what(tmp_
     assert promise.epsilon < promise.epsilon_across_clients < 4 * promise.epsilon
     assert f"eps={promise.epsilon_across_clients:.2f}"[:6] in promise.line
     assert "a person at up to 4 clients" in promise.line
+
+
+@pytest.mark.parametrize("figure", ["epsilon_across_clients", "persons"])
+def test_a_guarantee_that_leaves_out_what_persons_pay_does_not_follow_from_its_plan(
+    figure: str, tmp_path: Path
+) -> None:
+    folder, out = clinics(tmp_path / "data", most=3, shared=True), tmp_path / "run"
+    local.run(experiment(folder, privacy={"clients_per_person": 4}, schedule={"rounds": 1}), out)
+    assert recount(out) is not None
+    files = RunFolder(out)
+    stored = Guarantee.from_json(read_json(files.guarantee))
+    write_json(files.guarantee, replace(stored, **{figure: None}).to_json())  # type: ignore[arg-type]
+    with pytest.raises(LedgerError, match=f"{figure} is None; counted again"):
+        recount(out)
+    write_json(files.guarantee, replace(stored, epsilon_across_clients=stored.epsilon).to_json())
+    with pytest.raises(LedgerError, match="epsilon_across_clients is 7"):
+        recount(out)
 
 
 def test_held_out_persons_are_predicted_record_by_record_and_scored_as_the_run_did(tmp_path: Path) -> None:

@@ -215,11 +215,14 @@ class RecordedRun:
     def _check_guarantee(self) -> None:
         path, stored, proven = self.files.guarantee, self.guarantee, self.proven.prove(self.guarantee.caveats)
         says, follows = stored.to_json(), proven.to_json()
-        for name in (name for name in says if name not in ("caveats", "line", "text")):
+        for name in (name for name in {**follows, **says} if name not in ("caveats", "line", "text")):
+            one, other = says.get(name), follows.get(name)  # some figures are there only where they apply
             # What is accounted for is written, not computed.
-            same = says[name] == follows[name] if name == "event" else _alike(says[name], follows[name])
-            counted = f"counted again from the plan and the ledger it is {_shown(follows[name])}"
-            require(same, path, f"{name} is {_shown(says[name])}; {counted}")
+            same = one == other if name == "event" else _alike(one, other)
+            counted = f"counted again from the plan and the ledger it is {_shown(other)}"
+            require(same, path, f"{name} is {_shown(one)}; {counted}")
+        agrees = self.plan.persons == self.experiment.privacy.persons
+        require(agrees, self.files.plan, f"bounds persons otherwise than {self.files.experiment.name}")
         for caveat in proven.caveats:
             problem = f"the caveat '{_shown(caveat)}' of the plan is missing"
             require(caveat in stored.caveats, path, problem)

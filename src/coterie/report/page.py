@@ -14,14 +14,14 @@ from coterie.report.numbers import count, delta, epsilon, fixed, seconds
 TEMPLATES = Path(__file__).parent / "templates"
 
 GLOSSARY = {
-    "epsilon": "how much one record, client or worker can change the odds of anything released; 0 is nothing",
+    "epsilon": "how much one unit (a record, say) can change the odds of anything released; 0 is nothing",
     "delta": "the probability with which epsilon may fail to bound that",
-    "replace-one": "neighbouring data differ by another record in its place; the stricter way to count",
-    "zero-out": "neighbouring data differ by one record that counts for nothing",
+    "replace-one": "neighbouring data differ by another unit in the place of one; the stricter way to count",
+    "zero-out": "neighbouring data differ by one unit that counts for nothing",
     "add-remove": "neighbouring data differ by one client, there or not",
     "release": "a noisy value that leaves whom it is about: an update, a choice, a count or a sum",
     "ledger": "the list of everything released, charged before it was; a run stops where its plan ends",
-    "noise": "what is added to every release, in units of the clip: the most one record may contribute",
+    "noise": "what is added to every release, in units of the clip: the most one unit may contribute",
     "separation score": "how far apart the closest two clusters are, in units of what blurs them",
     "disparity": "the distance between the best and the worst client",
     "outside the guarantee": "computed without noise, for those who may see the records anyway",

@@ -132,7 +132,7 @@ def _costs(run: RunRecord, noun: str) -> Table:
             noun.capitalize(): cost.name,
             "Epsilon": NONE if cost.epsilon is None else epsilon(cost.epsilon),
             "Delta": delta(cost.delta),
-            "Records": NONE if cost.records is None else f"{cost.records:,}",
+            words.counted(run).capitalize(): NONE if cost.records is None else f"{cost.records:,}",
         }
         for cost in run.guarantee.per_client
     ]
@@ -175,6 +175,7 @@ def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread) -> Table
     measure, findings, private = run.measure, run.findings, accuracy.is_private
     truth = None if private else run.truth
     sure: dict[str, float] = {}
+    rows_of = words.counted(run)
     if findings is not None:
         sure = {name: max(row) for name, row in zip(findings.clients, findings.responsibilities, strict=True)}
     rows = []
@@ -186,8 +187,8 @@ def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread) -> Table
             "True cluster": clusters.true_chip(truth[name]) if truth else None,
             "Model": str(run.clusters[name]) if run.clusters else None,
             "Certain in round 1": percent(sure.get(name)) if sure else None,
-            "Training records": f"{client.records:,}",
-            "Held-out records": NONE if held_out is None else f"{held_out:,}",
+            f"Training {rows_of}": f"{client.records:,}",
+            f"Held-out {rows_of}": NONE if held_out is None else f"{held_out:,}",
             measure.name.capitalize(): measure.text(accuracy.per_client.get(name)),
             **{
                 capitalised(SCORES[score].name): SCORES[score].text(told.per_client.get(name))
@@ -215,7 +216,7 @@ def _cluster_table(run: RunRecord, clusters: Clusters) -> Table | None:
             {
                 "True cluster" if run.truth else "Cluster": chip(group.name, group.series),
                 "Clients": str(len(group.clients)),
-                "Training records": f"{sum(records[name] for name in group.clients):,}",
+                f"Training {words.counted(run)}": f"{sum(records[name] for name in group.clients):,}",
                 f"Mean {measure.name}": measure.text(mean_over(accuracy.per_client, group.clients)),
                 "Worst client": measure.text(min(values, default=None)),
                 "Best client": measure.text(max(values, default=None)),
@@ -235,7 +236,7 @@ def _sites(run: RunRecord) -> Table:
     rows = [
         {
             "Site": client.name,
-            "Training records": f"{client.records:,}",
+            f"Training {words.counted(run)}": f"{client.records:,}",
             **{kind.capitalize(): f"{answered.get(client.name, {}).get(kind, 0):,}" for kind in tallies},
             "Epsilon asked for": epsilon(asked[client.name]),
         }

@@ -24,7 +24,7 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield "Algorithm", _algorithm(run)
     schedule = experiment.schedule
     unit = run.plan.unit
-    batches = f"batches of {schedule.batch} {'persons' if unit is Unit.PERSON else 'records'}"
+    batches = f"batches of {schedule.batch} {counted(run)}"
     if unit.within_client:
         batches = f"Poisson {batches} in expectation"
     yield (
@@ -41,17 +41,20 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield "Engine", f"{'Flower, between sites' if run.served else engine}; coterie {run.version}"
 
 
+def counted(run: RunRecord) -> str:
+    """What is counted of each client, and public."""
+    return "persons" if run.plan.unit is Unit.PERSON else "records"
+
+
 def _data(run: RunRecord) -> str:
     task = f"{run.classes} classes" if run.classes else "a regression"
     train = span([client.records for client in run.clients])
     held_out = [client.test_records for client in run.clients if client.test_records is not None]
-    rows = "persons to train on" if run.plan.unit is Unit.PERSON else "training records"
+    rows = counted(run)
     if run.served or not held_out:
-        return f"the sites' own: {task}; {train} {rows} per site"
+        return f"the sites' own: {task}; {train} training {rows} per site"
     name = f"{run.experiment.data.name}: {task}"
-    if run.plan.unit is Unit.PERSON:
-        return f"{name}; {train} {rows} and {span(held_out)} to test on per client"
-    return f"{name}; {train} training and {span(held_out)} test records per client"
+    return f"{name}; {train} training and {span(held_out)} test {rows} per client"
 
 
 def _federation(run: RunRecord) -> str:
