@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from coterie.audit.arena import Audited
 from coterie.data import Client, Federation, build_federation
 from coterie.data.counting import blank_records, count_folder
@@ -85,15 +87,21 @@ def read_contract(path: Path) -> "Contract":
 
 def audited_contract(data: Path, path: Path, allowed: Sequence[str]) -> tuple[Audited, str]:
     """What this site's own code would release under a contract about the records of its folder."""
-    contract, found = read_contract(path), count_folder(data)
+    contract = read_contract(path)
+    whole = contract.plan.persons is not None
+    found = count_folder(data, persons=whole)
     names = found.owners.names if found.owners else ()
     if len(names) != 1:
         raise InputError(f"--data: {data} holds {len(names)} clients; a site has one file")
     if contract.task != found.task:
         raise InputError(f"--contract: {path} is about {contract.task}; --data declares {found.task}")
     counted, said = len(found.train), contract.records + contract.held_out
+    if whole:
+        # A folder that names nobody has no persons.
+        counted = 0 if found.persons is None else len(np.unique(found.persons.train))
     if counted != said:
-        raise InputError(f"--contract: {path} is about {said} records; --data has {counted}")
+        rows = "persons" if whole else "records"
+        raise InputError(f"--contract: {path} is about {said} {rows}; --data has {counted}")
     if contract.model.own and contract.model.name not in allowed:
         raise InputError(
             f"--contract: {path} names a model whose code would run here, '{contract.model.name}'; allowed "

@@ -12,6 +12,7 @@ from memory_federation import MemoryFederation
 from test_parity import state_arrays
 from tiny_site import LIMITS, contract, deliver, site
 
+from coterie.audit.declared import audited_contract
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Limits, promised
 from coterie.engines.flower.joining import Joining, open_site
@@ -20,8 +21,9 @@ from coterie.errors import InputError
 from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sites import NOT_COMPARED, Sites, calibrate_sites
+from coterie.experiment.sites import NOT_COMPARED, Sites, calibrate_sites, contracts_of
 from coterie.experiment.verify import verify
+from coterie.files import write_json
 from coterie.privacy import Budget, HeldOut, PersonBounds, Unit
 
 DECLARED = """
@@ -157,3 +159,18 @@ def test_a_server_asks_all_sites_to_count_alike_and_as_its_file_does(tmp_path: P
     assert NOT_COMPARED in promise.caveats
     assert Sites.from_json(sites.to_json()) == sites
     assert "records_per_person" not in replace(sites, records_per_person=None).to_json()
+
+
+def test_a_contract_for_persons_is_audited_against_as_many_of_them(tmp_path: Path) -> None:
+    folders = wards(tmp_path / "data")
+    chosen = experiment(folders["together"])
+    counts = dict.fromkeys(NAMES, 30)
+    sites = Sites("x", local.load_federation(chosen).task, counts, dict.fromkeys(NAMES, 0), {}, False, 3)
+    agreed = contracts_of(calibrate_sites(chosen, sites, None), sites)["east"]
+    write_json(tmp_path / "contract.json", {"contract": agreed.to_json()})
+    audited, _ = audited_contract(folders["east"], tmp_path / "contract.json", ())
+    assert audited.plan.persons == PersonBounds(3)
+    declared = folders["east"] / "federation.yaml"
+    declared.write_text(declared.read_text().replace("person: patient\n", ""))
+    with pytest.raises(InputError, match="is about 30 persons; --data has 0"):
+        audited_contract(folders["east"], tmp_path / "contract.json", ())

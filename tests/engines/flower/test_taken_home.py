@@ -30,6 +30,7 @@ from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.serving import ServedRun, without_models
 from coterie.experiment.site_models import SiteModels, open_models
+from coterie.privacy import Unit
 from coterie.report.site import write_site_report
 
 
@@ -60,7 +61,7 @@ def test_each_site_has_the_model_of_its_own_cluster_and_no_other(
     folders: tuple[dict[str, Path], Path],
 ) -> None:
     states, folder = folders
-    algorithm = find_algorithm("record", "oracle")
+    algorithm = find_algorithm(Unit.RECORD, "oracle")
     saved = checkpoint.load(RunFolder(folder / "run").checkpoint, algorithm.state_type)
     assert saved is not None
     clusters = {"amber": 0, "birch": 0, "cedar": 1, "dune": 1}
