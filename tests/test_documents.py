@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import coterie as ct
 from coterie.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,3 +167,10 @@ print(len(found))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/reference/*.md"))
+    named = set(re.findall(r"^::: coterie\.(\w+)", pages, re.MULTILINE))
+    missing = sorted(set(ct.__all__) - {"__version__"} - named)
+    assert not missing, f"docs/reference/python.md: add '::: coterie.{missing[0]}' ({len(missing)} missing)"

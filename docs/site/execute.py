@@ -25,7 +25,7 @@ LIMIT = 120
 what else the machine does."""
 PATIENCE = 900
 """Seconds by the clock after which a cell is taken to hang."""
-WIDTH = 110
+WIDTH = 88
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -96,7 +96,7 @@ def _option_row(option: Any) -> str:
     )
     shown = getattr(shown, "value", shown)
     said = " ".join((option.help or "").split()).replace("|", "\\|").replace("<", "&lt;")
-    code = ", ".join(f"`{name}{kind}`" for name in names).replace("|", "\\|")
+    code = ", ".join(f"`{name}{kind}`" for name in names)
     return f"| {code} | {said} | {f'`{shown}`' if shown != '' and shown != 'required' else shown} |"
 
 
