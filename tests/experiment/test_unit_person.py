@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import coterie as ct
 from coterie.algorithms import algorithm_names
 from coterie.errors import InputError, LedgerError
+from coterie.estimators import FitError
 from coterie.experiment import local
+from coterie.experiment.assigning import check_choosable
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.predicting import predict_held_out
 from coterie.experiment.recorded import recount
@@ -209,6 +212,15 @@ def test_held_out_persons_are_predicted_record_by_record_and_scored_as_the_run_d
     assert {part.name: (part.metrics or {})["accuracy"] for part in found.parts} == result.accuracy.per_client
     assert result.fairness is not None
     assert set(result.scores) == {"base_rate", "balanced_accuracy", "f1", "auc"}
+    with pytest.raises(InputError, match="protects persons, and a newcomer's choice would protect single"):
+        check_choosable(TrainedRun.open(out))
+
+
+def test_an_estimator_that_is_not_told_of_persons_protects_none() -> None:
+    estimator = ct.ClusteredClassifier(unit="person", bounds=(0, 1))
+    records = np.linspace(0, 1, 60).reshape(30, 2)
+    with pytest.raises(FitError, match="unit: person; an estimator is not told whose each record is"):
+        estimator.fit(records, np.arange(30) % 2, clients=np.repeat([0, 1], 15))
 
 
 def test_private_scores_of_persons_are_within_their_interval(tmp_path: Path) -> None:

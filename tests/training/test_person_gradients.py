@@ -175,18 +175,58 @@ def test_persons_come_by_coins_and_sums_are_divided_by_their_public_number() -> 
     torch.testing.assert_close(update, slow - start.double(), rtol=0, atol=0)
 
 
-def test_every_person_is_in_a_batch_as_often_and_apart_from_all_others() -> None:
-    """By the size of a step's batch: binomial over persons, however many records they have."""
-    sizes, steps = [], PoissonSteps(CLIP, 1.0, 60, 15, 1, Adjacency.ZERO_OUT)
-    coins = stream("coins", seed=4)
+def test_every_person_is_in_a_batch_as_often_and_apart_from_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole persons, as many as a binomial says, however many records each has: in 4,000 steps."""
+    learner, start = learner_of("linear")
     batch = people(NUMBERS, 60)
-    for _ in range(2000):
-        sizes.append(len(batch.take(torch.from_numpy(np.flatnonzero(coins.bernoulli(steps.rate, (60,)))))))
-    expected = stats.binom(60, 0.25)
-    edges = np.arange(8, 23)
-    cells = np.bincount(np.clip(np.digitize(sizes, edges), 0, len(edges)), minlength=len(edges) + 1)
+    assert batch.present is not None
+    batch.features[:, :, 0] = torch.arange(60)[:, None]
+    drawn: list[torch.Tensor] = []
+
+    def noted(learner: Learner, parameters: torch.Tensor, batch: Batch, *rest: object) -> torch.Tensor:
+        assert batch.features.shape[1] == PLACES
+        assert batch.present is not None
+        drawn.append(batch.features[:, 0, 0].long())
+        return torch.zeros(len(parameters), dtype=torch.float64)
+
+    monkeypatch.setattr("coterie.training.dpsgd.clipped_sum", noted)
+    steps = PoissonSteps(CLIP, 0.0, 60, 15, 1000, Adjacency.ZERO_OUT)
+    train_privately(learner, start, batch, steps, 0.5, stream("noise"), stream("coins", seed=4))
+    assert len(drawn) == 4000
+    expected, edges = stats.binom(60, 0.25), np.arange(8, 23)
+    cells = np.bincount(np.digitize([len(each) for each in drawn], edges), minlength=len(edges) + 1)
     chances = np.diff(np.concatenate([[0.0], expected.cdf(edges - 1), [1.0]]))
-    assert stats.chisquare(cells, 2000 * chances).pvalue > 1e-6
+    assert stats.chisquare(cells, 4000 * chances).pvalue > 1e-6
+    often = np.bincount(torch.cat(drawn).numpy(), minlength=60)
+    # Sixty of them, each within six standard deviations.
+    assert np.abs(often - 1000).max() < 6 * np.sqrt(4000 * 0.25 * 0.75)
+    # Nobody comes along with the one before: the share of pairs is that of two coins.
+    pairs = sum(int(torch.isin(each + 1, each).sum()) for each in drawn)
+    assert abs(pairs - 4000 * 59 / 16) < 6 * np.sqrt(4000 * 59 / 16)
+
+
+def test_a_released_step_moves_by_at_most_one_clip_when_a_person_is_silenced() -> None:
+    """The whole release, with the same coins and noise: a step of a batch and of all, and a sketch."""
+    learner, start = learner_of("cnn")
+    project = Projection(len(start), 16, seed=2, device=CPU)
+    full = FullBatchSteps(CLIP, 1.3, 20, 1, Adjacency.ZERO_OUT)
+    one = PoissonSteps(CLIP, 1.3, 20, 20, 1, Adjacency.ZERO_OUT)
+    sketch = FullBatchSketch(CLIP, 1.3, 20, 16, Adjacency.ZERO_OUT)
+    worlds: list[list[torch.Tensor]] = []
+    for silenced in (False, True):
+        batch = people(IMAGES, 20)
+        assert batch.present is not None
+        batch.present[3] = not silenced
+        given = (learner, start, batch)
+        steps = [
+            train_privately(*given, each, 0.5, stream("noise"), stream("coins")) / 0.5 for each in (full, one)
+        ]
+        worlds.append([*steps, sketch_privately(*given, sketch, project, stream("noise"))])
+    for with_them, without in zip(*worlds, strict=True):
+        moved = 20 * float((with_them - without).norm())
+        assert 0.5 * CLIP < moved <= CLIP * (1 + 1e-9)
 
 
 def test_noise_is_that_of_the_plan_on_the_sum_over_persons() -> None:

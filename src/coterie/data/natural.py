@@ -57,7 +57,7 @@ class NaturalFederation(Settings):
                 (train, apart, np.arange(len(test)))
                 for (train, apart, _), test in zip(parts, tests, strict=True)
             ]
-        drawn = _drawn(dataset, self, parts, seed)
+        drawn = _drawn(dataset, self, parts, seed, "records" if persons is None else "persons")
         if persons is not None and isinstance(units, WholePersons) and isinstance(tested, WholePersons):
             mine, others = ([every[index] for index in drawn] for every in (held, tests))
             check_persons(persons, units, mine, tested, others)
@@ -99,9 +99,17 @@ def _positions(owner: Array, count: int) -> list[Array]:
 
 
 def _drawn(
-    dataset: Dataset, settings: NaturalFederation, parts: list[tuple[Array, Array, Array]], seed: int
+    dataset: Dataset,
+    settings: NaturalFederation,
+    parts: list[tuple[Array, Array, Array]],
+    seed: int,
+    rows: str,
 ) -> list[int]:
-    """The owners that take part, in the dataset's order."""
+    """The owners that take part, in the dataset's order.
+
+    Args:
+        rows: what each has so many of, in words.
+    """
     names = dataset.owners.names if dataset.owners else ()
     needed = int(dataset.test is not None or settings.test_share > 0)
     enough = [
@@ -113,19 +121,19 @@ def _drawn(
         short = min(set(range(len(parts))) - set(enough))
         raise DataError(
             f"client {names[short]}: {len(parts[short][0])} training and {len(parts[short][2])} test "
-            f"records; federation.minimum_records asks for {settings.minimum_records} "
+            f"{rows}; federation.minimum_records asks for {settings.minimum_records} "
             "(federation.clients: enough leaves such clients out)"
         )
     if not enough:
         raise DataError(
             f"federation.minimum_records: {settings.minimum_records}; no client of {dataset.name} has so "
-            "many training records"
+            f"many training {rows}"
         )
     if not isinstance(settings.clients, int):
         return enough
     if settings.clients > len(enough):
         raise InputError(
             f"federation.clients: {settings.clients}; {len(enough)} clients of {dataset.name} have "
-            f"federation.minimum_records = {settings.minimum_records} training records"
+            f"federation.minimum_records = {settings.minimum_records} training {rows}"
         )
     return sorted(stream(seed, 0).choice(enough, settings.clients, replace=False).tolist())
