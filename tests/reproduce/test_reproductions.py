@@ -347,3 +347,43 @@ def test_an_epsilon_in_a_table_is_never_rounded_down() -> None:
     assert by_key["epsilon"].text(35.961) == "35.97"
     assert by_key["mean_epsilon"].text(23.1901) == "23.20"
     assert by_key["mean"].text(23.14) == "23.1"
+
+
+ON_FEATURES = [
+    ("rdpcfl-cifar10-covariate", "r-dpcfl"),
+    ("rdpcfl-cifar10-concept", "r-dpcfl"),
+    ("rdpcfl-fmnist", "r-dpcfl"),
+    ("rdpcfl-mnist", "r-dpcfl"),
+    ("rr-fmnist-balanced", "dp-ifca with route"),
+    ("rr-fmnist-imbalanced", "dp-ifca with route"),
+]
+
+
+@pytest.mark.parametrize(("name", "row"), ON_FEATURES)
+def test_public_features_bring_the_schedule_that_suits_a_head(name: str, row: str) -> None:
+    chosen, wanted = Subset(algorithms=(row,), seeds=(0,)), ("model.features=scattering",)
+    plain, on_features = (
+        sweep_of(find(name), ScaleName.PAPER, chosen, overrides) for overrides in ((), wanted)
+    )
+    assert plain is not None
+    assert on_features is not None
+    before, after = plain.cells()[0].experiment, on_features.cells()[0].experiment
+    assert (before.model.features, after.model.features) == ("none", "scattering")
+    assert after.model.name == "softmax"
+    assert after.schedule.lr >= 8 > before.schedule.lr
+    assert (before.data, before.federation) == (after.data, after.federation)
+    said = find(name).at(ScaleName.PAPER, wanted).differs
+    assert any("unaccounted" in sentence for sentence in said)
+    assert find(name).at(ScaleName.PAPER, ("model.features=none",)) == find(name).scales[ScaleName.PAPER]
+
+
+def test_what_is_set_beside_features_counts() -> None:
+    sweep = sweep_of(
+        find("rdpcfl-mnist"),
+        ScaleName.PAPER,
+        Subset(seeds=(0,)),
+        ("model.features=scattering", "schedule.lr=3", "model.name=mlp"),
+    )
+    assert sweep is not None
+    chosen = sweep.cells()[0].experiment
+    assert (chosen.schedule.lr, chosen.model.name, chosen.schedule.batch) == (3.0, "mlp", 256)

@@ -59,7 +59,7 @@ class BenchResult:
         return {**asdict(self), "ratios": dict(self.ratios), "scaling": scaling}
 
 
-PARTS = ("cnn", "softmax", "resnet18", "rounds", "growth")
+PARTS = ("cnn", "softmax", "head", "resnet18", "rounds", "growth")
 QUICK_PARTS = ("cnn", "rounds")
 
 
@@ -73,17 +73,19 @@ def run_bench(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parts = parts if parts is not None else QUICK_PARTS if quick else PARTS
-    works = (
-        Work(clients=21, records=96),
-        Work(model="softmax", clients=21, records=240, batch=24, shape=(1, 8, 8)),
-        Work(model="resnet18", clients=2, records=32, shape=(3, 32, 32)),
-    )
+    works = {
+        "cnn": Work(clients=21, records=96),
+        "softmax": Work(model="softmax", clients=21, records=240, batch=24, shape=(1, 8, 8)),
+        # On scattering features of colour images of 32 x 32 pixels.
+        "head": Work(model="softmax", clients=4, records=1024, batch=256, shape=(243, 8, 8)),
+        "resnet18": Work(model="resnet18", clients=2, records=32, shape=(3, 32, 32)),
+    }
     rows: list[Timing] = []
-    for work in works:
-        if work.model in parts:
-            large = work.model == "resnet18"
+    for part, work in works.items():
+        if part in parts:
+            large = part in ("resnet18", "head")
             repeats, warm_up = 5 if quick or large else 9, 1 if large else WARM_UP
-            rows += compare_records(work, device, repeats, watch, warm_up)
+            rows += compare_records(work, device, repeats, watch, warm_up, part)
     if "rounds" in parts:
         sampled = 20 if quick else 100
         rows += compare_rounds(
@@ -97,7 +99,12 @@ def run_bench(
 
 
 def compare_records(
-    work: Work, device: torch.device, repeats: int, watch: Watch, warm_up: int = WARM_UP
+    work: Work,
+    device: torch.device,
+    repeats: int,
+    watch: Watch,
+    warm_up: int = WARM_UP,
+    name: str | None = None,
 ) -> list[Timing]:
     """Ours and every installed peer on the same steps."""
     with work.private_engine(device) as engine:
@@ -108,7 +115,7 @@ def compare_records(
             return work.samples
 
         ways = {OURS: ours, **{name: _loop(work, device, peer) for name, peer in installed_peers().items()}}
-        return take_turns(work.model, ways, device, repeats, watch, warm_up)
+        return take_turns(name or work.model, ways, device, repeats, watch, warm_up)
 
 
 def _loop(work: Work, device: torch.device, peer: Peer) -> Way:

@@ -24,7 +24,7 @@ from coterie.privacy import Charge, PrivacyPlan, RandomStream, RecordSums, Secre
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.dpsgd import sketch_privately, train_privately
-from coterie.training.learner import Batch, Learner, LearnerShape, on_device, random_batch
+from coterie.training.learner import Batch, Learner, LearnerShape, on_device, precision, random_batch
 from coterie.training.local_sgd import LocalSGD, train_one
 from coterie.training.proof import NotProven, proven_apart
 from coterie.training.scoring import score_sums
@@ -148,7 +148,9 @@ class Clients:
             if mechanism.projected is not None:
                 shape = (learner.layout.size, mechanism.projected)
                 projection = _projection(*shape, self.facts.public_seed, device)
-                value = sketch_privately(learner, start, records, mechanism, projection, noise, *views)
+                # What is clipped and summed is what was projected, however a GPU rounded it.
+                with precision(tf32=True):
+                    value = sketch_privately(learner, start, records, mechanism, projection, noise, *views)
             else:
                 coins = self.facts.stream("coins", charge)
                 pull = (None if job.anchor is None else on_device(job.anchor, device), job.anchor_weight)

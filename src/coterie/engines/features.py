@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import IO
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ _WORTH_SAYING = 3.0
 """Seconds from which it is said how long computing takes."""
 
 Encode = Callable[[Tensor], Tensor]
+_tables: "WeakValueDictionary[tuple[str, int, str], Tensor]" = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,12 @@ class Featured:
         train = [client.train for client in self.federation.clients]
         rows, width = sum(map(len, train)), train[0].features.shape[1:]
         places = sum(own.features.size for own in train) // max(1, math.prod(self.mapped.features.shape[1:]))
-        features = on_device(self.mapped.features[:places].reshape(rows, *width), device)
+        # Runs on the same records share one copy of them on a GPU.
+        key = (self.mapped.digest, places, str(device))
+        features = _tables.get(key)
+        if features is None:
+            features = on_device(self.mapped.features[:places].reshape(rows, *width), device)
+            _tables[key] = features
         beside = [name for name in train[0].arrays if name != "features"]
         rest = [np.concatenate([own.arrays[name] for own in train]) for name in beside]
         file = self.mapped.path if device.type == "cpu" else None

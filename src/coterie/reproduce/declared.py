@@ -12,6 +12,7 @@ from coterie.errors import InputError
 from coterie.experiment.experiment_file import override, parse_overrides
 from coterie.experiment.sweep import Part, Sweep
 from coterie.files import parse_yaml
+from coterie.models.features import NONE
 from coterie.settings import Settings, explain
 
 EPSILON = "privacy.epsilon"
@@ -48,6 +49,19 @@ class Contender(Settings):
         return self.label or self.name
 
 
+class OnFeatures(Settings):
+    """What a size of an experiment is like where models see public features; what is empty is as without.
+
+    Args:
+        base: laid over the size's own, section by section.
+    """
+
+    base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    vary: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    algorithms: tuple[Contender, ...] = ()
+    differs: tuple[str, ...] = Field(min_length=1)
+
+
 class ExperimentScale(Settings):
     """One size of a published experiment: its runs, and what differs from the publication.
 
@@ -56,6 +70,7 @@ class ExperimentScale(Settings):
         panels: rows that share a chart of accuracy and one of loss, by what the charts are called.
         matrices: rows of which the figure `leakage` draws who learns how much about whom; by default all.
         references: epochs of the central models for F_acc and F_loss; 0 trains none.
+        features: with `--set model.features=...`, the schedule that suits a head on features.
     """
 
     base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
@@ -66,6 +81,26 @@ class ExperimentScale(Settings):
     panels: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     matrices: tuple[str, ...] = ()
     references: int = Field(0, ge=0)
+    features: OnFeatures | None = None
+
+    def on_features(self) -> "ExperimentScale":
+        """This size where models see public features."""
+        own = self.features
+        if own is None:
+            return self
+        changes = {
+            "base": {
+                name: {**self.base.get(name, {}), **own.base.get(name, {})}
+                for name in {**self.base, **own.base}
+            },
+            "vary": own.vary or self.vary,
+            "best_of": None if own.vary and self.best_of not in own.vary else self.best_of,
+            "algorithms": own.algorithms or self.algorithms,
+            "differs": own.differs,
+            "references": 0,
+            "features": None,
+        }
+        return self.model_copy(update=changes)
 
 
 class PublishedExperiment(Settings):
@@ -78,6 +113,12 @@ class PublishedExperiment(Settings):
     base: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     scales: Mapping[ScaleName, ExperimentScale]
     figures: tuple[str, ...] = ()
+
+    def at(self, scale: ScaleName, overrides: Sequence[str] = ()) -> ExperimentScale:
+        """One of its sizes, as these overrides want it."""
+        found = self.scales[scale]
+        wanted = parse_overrides(overrides).get("model.features", NONE)
+        return found if wanted == NONE else found.on_features()
 
 
 @dataclass(frozen=True)
@@ -124,7 +165,7 @@ def sweep_of(
     overrides: Sequence[str] = (),
 ) -> Sweep | None:
     """The runs of a published experiment, or of a part of it; None where it has none."""
-    chosen = published.scales[scale]
+    chosen = published.at(scale, overrides)
     rows = [contender.row for contender in chosen.algorithms]
     if not rows:
         chosen_from = f"{published.name} has no runs to choose from or to change"

@@ -202,7 +202,7 @@ class Reproduction:
 
     @property
     def scale(self) -> ExperimentScale:
-        return self.experiment.scales[self.scale_name]
+        return self.experiment.at(self.scale_name, self.overrides)
 
     @property
     def report(self) -> Path:

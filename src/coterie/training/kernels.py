@@ -154,10 +154,11 @@ def sum_products(left: Tensor, right: Tensor, scales: Tensor, usable: Tensor, ti
     assert tiles.bounds is not None
     inner, outer, clients = left.shape[1], right.shape[1], len(tiles.bounds) - 1
     sums = torch.empty((clients, outer, inner), dtype=torch.float64, device=left.device)
-    block = min(256, max(16, _power_of_two(inner)))
-    device_code.sum_products[(clients, outer, _blocks(inner, block))](
+    # What was put in is read once for all outputs of a block.
+    block_o, block_i = min(16, _power_of_two(outer)), min(128, max(16, _power_of_two(inner)))
+    device_code.sum_products[(clients, _blocks(outer, block_o), _blocks(inner, block_i))](
         left, right, scales, usable.view(torch.int8), tiles.bounds, sums, inner, outer, tiles.size,
-        block=block, num_warps=4,
+        block_o=block_o, block_i=block_i, num_warps=4,
     )  # fmt: skip
     return sums
 

@@ -125,20 +125,25 @@ def sum_by_client(
 
 
 @triton.jit
-def sum_products(left, right, scales, usable, first_tile, sums, inner, outer, tile_size, block: tl.constexpr):
-    """A block of one output's weights of one client: the scaled sum of its records' products, in float64."""
+def sum_products(
+    left, right, scales, usable, first_tile, sums, inner, outer, tile_size,
+    block_o: tl.constexpr, block_i: tl.constexpr,
+):  # fmt: skip
+    """A block of one client's weights: the scaled sum of its records' products, in float64."""
     client = tl.program_id(0)
-    o = tl.program_id(1)
-    i = tl.program_id(2) * block + tl.arange(0, block)
+    o = tl.program_id(1) * block_o + tl.arange(0, block_o)
+    i = tl.program_id(2) * block_i + tl.arange(0, block_i)
     begin = tl.load(first_tile + client) * tile_size
     end = tl.load(first_tile + client + 1) * tile_size
-    total = tl.zeros((block,), dtype=tl.float64)
+    total = tl.zeros((block_o, block_i), dtype=tl.float64)
     for n in range(begin, end):
         counts = tl.load(usable + n) != 0
-        weight = tl.load(right + n * outer + o, mask=counts, other=0.0).to(tl.float64) * tl.load(scales + n)
-        value = tl.load(left + n * inner + i, mask=counts & (i < inner), other=0.0)
-        total += value.to(tl.float64) * weight
-    tl.store(sums + (client.to(tl.int64) * outer + o) * inner + i, total, mask=i < inner)
+        own = tl.load(right + n * outer + o, mask=counts & (o < outer), other=0.0).to(tl.float64)
+        weight = own * tl.load(scales + n)
+        value = tl.load(left + n * inner + i, mask=counts & (i < inner), other=0.0).to(tl.float64)
+        total += weight[:, None] * value[None, :]
+    place = (client.to(tl.int64) * outer + o)[:, None] * inner + i[None, :]
+    tl.store(sums + place, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
 
 
 @triton.jit

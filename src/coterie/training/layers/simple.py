@@ -26,8 +26,11 @@ class LinearRule(LayerRule):
                 inputs, weights["weight"][0], weights["bias"][0] if self.biased else None
             )
         flat = inputs.reshape(tiles.count, -1, inputs.shape[-1])
-        matrix = tiles.gather(weights["weight"]).mT
         bias = tiles.gather(weights["bias"])[:, None] if self.biased else None
+        if tiles.owner is not None and _suits_everyone(weights["weight"], tiles):
+            outputs = _everyone(flat, weights["weight"], tiles.owner)
+            return (outputs if bias is None else outputs + bias).view(*inputs.shape[:-1], -1)
+        matrix = tiles.gather(weights["weight"]).mT
         outputs = flat @ matrix if bias is None else torch.baddbmm(bias, flat, matrix)
         return outputs.view(*inputs.shape[:-1], -1)
 
@@ -49,6 +52,30 @@ class LinearRule(LayerRule):
     def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
         flat = gradient.reshape(-1, gradient.shape[-1])
         return {"weight": flat.mT @ inputs.reshape(len(flat), -1), "bias": flat.sum(dim=0)}
+
+
+MANY_INPUTS, FEW_OUTPUTS = 2**11, 2**11
+"""Inputs from which a copy of the weights for every tile costs more than outputs under all clients' weights,
+and outputs of all clients together up to which it does."""
+
+
+def _suits_everyone(weight: Tensor, tiles: Tiles) -> bool:
+    """Whether one product with the weights of all clients is quicker than one for each tile with its own."""
+    clients, outer, inner = weight.shape
+    return inner > MANY_INPUTS and clients * outer <= FEW_OUTPUTS and tiles.count > 2 * clients
+
+
+def _everyone(flat: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+    """Outputs of every record under every client's weights, of which its own client's are kept.
+
+    A head on many features is wide and its outputs are few: the other clients' cost less than a copy of the
+    weights for every tile. What is kept depends on the record and its own client's weights alone.
+    """
+    clients, outer, inner = weight.shape
+    under_all = flat.reshape(-1, inner) @ weight.reshape(clients * outer, inner).mT
+    under_all = under_all.view(len(flat), -1, clients, outer)
+    own = owner[:, None, None, None].expand(-1, under_all.shape[1], 1, outer)
+    return under_all.gather(2, own).squeeze(2)
 
 
 @rule_for(nn.GroupNorm, nn.LayerNorm)
