@@ -41,7 +41,7 @@ GROUPED = facts_of(8, 6, 60, structure=ring(8, 4))
 
 def build(unit: Unit, name: str) -> AnyAlgorithm:
     kind = find_algorithm(unit, name)
-    given = {"clusters": 2, "period": 3}
+    given = {"clusters": 2, "period": 3, "sketch_dimensions": 5}
     options = {key: given[key] for key in given if key in kind.settings_type.model_fields}
     told = {"truth": {client: place % 2 for place, client in enumerate(FACTS.clients)}}
     mode = "paper" if name == "rc-dpfl" else "sound"

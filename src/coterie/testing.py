@@ -124,9 +124,7 @@ class ScriptedEngine:
         choice: Callable[[str, Models], int] = lambda client, models: 0,
         missing: Collection[str] = frozenset(),
         *,
-        sums: Callable[[CohortJob, int], Floats] = lambda job, round: np.zeros(
-            (job.sums, job.models.shape[1])
-        ),
+        sums: Callable[[CohortJob, int], Floats] = lambda job, round: np.zeros((job.sums, job.length)),
         histogram: Callable[[CohortJob, int], Floats] = lambda job, round: np.zeros(job.sums),
         sizes: tuple[int, ...] | None = None,
         noise: float = SCRIPTED_NOISE,
@@ -342,8 +340,9 @@ class _MadeUpMembers:
         return np.array([own.argmax() for own in scores], dtype=np.int64)
 
     def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> torch.Tensor:
-        rows = [_made_up(self.seed, each, cohort.input_hash, self.parameters) for each in cohort.sampled]
-        return torch.tensor(np.array(rows).reshape(-1, self.parameters), dtype=torch.float32)
+        length = cohort.mechanism.length(self.parameters)
+        rows = [_made_up(self.seed, each, cohort.input_hash, length) for each in cohort.sampled]
+        return torch.tensor(np.array(rows).reshape(-1, length), dtype=torch.float32)
 
 
 def _made_up(seed: int, who: str, hashed: str, length: int) -> Floats:

@@ -14,6 +14,7 @@ class Findings:
         scores: separation score of each candidate number of clusters, keyed by that number.
         switch_round: first round in which clients choose their cluster themselves.
         clustered: whether several clusters explain round 1 better than a single one; None: not told.
+        sizes: clients in each cluster, where a noisy count of them was released; with the noise on each.
     """
 
     clients: tuple[str, ...]
@@ -27,3 +28,5 @@ class Findings:
     switch_round: int
     warnings: tuple[str, ...] = ()
     clustered: bool | None = None
+    sizes: tuple[int, ...] = ()
+    size_noise: float = 0.0

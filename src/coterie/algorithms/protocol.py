@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from coterie.algorithms.findings import Findings as Findings
 from coterie.algorithms.settings import AlgorithmSettings, PrivacySettings, Schedule
+from coterie.algorithms.sketches import Sketch as Sketch
 from coterie.algorithms.state import Rng as Rng
 from coterie.algorithms.state import State as State
 from coterie.groups import Observer, Structure
@@ -119,12 +120,14 @@ class Choice(StrEnum):
     TOLD: it is told likewise, and its update is added to the sum of the model that it was told.
     LOWEST_LOSS: the model with the lowest loss on its records; one sum for each model (IFCA).
     NEAREST: the model nearest to one that it trains itself from the mean of all; one sum for each (FeSEM).
+    SKETCH: the model of the component that its own sketch is nearest to; one sum for each.
     """
 
     GIVEN = "given"
     TOLD = "told"
     LOWEST_LOSS = "lowest-loss"
     NEAREST = "nearest"
+    SKETCH = "sketch"
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ class CohortJob:
             0 for everyone.
             Groups that overlap send few distinct models to many workers.
         clip: for a release whose clip follows a count, that of this round: a function of released values.
+        sketch: what members derive from a sketch of their gradient: what they add instead of an update, or,
+            with `Choice.SKETCH`, which model is theirs.
     """
 
     members: tuple[str, ...]
@@ -199,6 +204,7 @@ class CohortJob:
     parts: Parts | None = None
     drafts: Drafts | None = None
     clip: float | None = None
+    sketch: Sketch | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members) or not self.members:
@@ -211,6 +217,9 @@ class CohortJob:
             rows = {self.start_of[member] for member in self.members}
             if not rows <= set(range(len(self.models))):
                 raise ValueError(f"start_of: row {max(rows)} of {len(self.models)} models")
+        told = None if self.sketch is None else self.sketch.statistic
+        if (self.choice is Choice.SKETCH) != (self.sketch is not None and told is None):
+            raise ValueError("sketch: for members who choose by it, or who add what they derive from it")
 
     @property
     def chooses(self) -> bool:
@@ -221,6 +230,12 @@ class CohortJob:
     def sums(self) -> int:
         """How many sums the members' updates are divided among."""
         return 1 if self.choice is Choice.GIVEN else len(self.models)
+
+    @property
+    def length(self) -> int:
+        """How many numbers a member adds."""
+        told = self.sketch is not None and self.sketch.statistic is not None
+        return self.sketch.numbers if told and self.sketch else self.models.shape[1]
 
 
 @dataclass(frozen=True)
@@ -357,12 +372,14 @@ class OwnChoice:
 
     Args:
         training: how a client trains the model that it compares, where it chooses the nearest.
+        sketch: how it finds its component, where it chooses by its sketch.
     """
 
     models: Models
     choice: Choice
     training: LocalTraining
     parts: Parts | None = None
+    sketch: Sketch | None = None
 
 
 class Algorithm(ABC, Generic[S]):

@@ -25,7 +25,7 @@ from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.dpsgd import sketch_privately, train_privately
 from coterie.training.learner import Batch, Learner, LearnerShape, on_device, precision, random_batch
-from coterie.training.local_sgd import LocalSGD, train_one
+from coterie.training.local_sgd import LocalSGD, balanced_gradient, train_one
 from coterie.training.proof import NotProven, proven_apart
 from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
@@ -169,6 +169,16 @@ class Clients:
             order = rule.batches(len(records), seed)
             update = train_one(self.learner, on_device(start, self.learner.device), records, order, rule)
         return np.asarray(update.cpu())
+
+    def sketch(self, client: str, start: NDArray[np.float32], dimensions: int) -> NDArray[np.float64]:
+        """A public projection of the client's gradient, at length 1; it stays with the client."""
+        learner = self.learner
+        with one_thread():
+            gradient = balanced_gradient(learner, on_device(start, learner.device), self.records[client])
+            projection = _projection(learner.layout.size, dimensions, self.facts.public_seed, learner.device)
+            point = projection(gradient[None])[0].double().cpu().numpy()
+        length = float(np.linalg.norm(point))
+        return point / length if 0 < length < np.inf else np.zeros(dimensions)
 
     def score(self, client: str, models: NDArray[np.float32]) -> NDArray[np.float64]:
         """Sum of scores and sum of losses of each model on the client's records: (models, 2)."""

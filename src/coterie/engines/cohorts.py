@@ -23,7 +23,7 @@ from coterie.algorithms.protocol import Choice, Cohort, CohortJob, Count, Histog
 from coterie.engines.clients import TrainingFacts
 from coterie.engines.members import NO_ANSWER, Members, OpenCohort
 from coterie.errors import PlanError
-from coterie.privacy import Charge, CohortSums, Ledger, PrivacyPlan, RandomStream, Released
+from coterie.privacy import Charge, CohortSums, Ledger, PrivacyPlan, RandomStream, Released, SketchSums
 from coterie.privacy.cohort_sums import COUNT_REACH
 from coterie.privacy.ranges import gaussian
 from coterie.training.clipping import clip_rows
@@ -107,10 +107,11 @@ class Cohorts:
         updates = cohort.updates
         del self._open[request.cohort.number]
         job, mechanism = cohort.job, cohort.mechanism
-        shared, personal = _masks(job.parts, self.parameters, updates.device)
+        length = mechanism.length(self.parameters)
+        shared, personal = _masks(job.parts, length, updates.device)
         released = updates[:, ~personal].to(torch.float64)
         clipped = clip_rows(released, mechanism.clip)
-        sums = torch.zeros(job.sums, self.parameters, dtype=torch.float64, device=updates.device)
+        sums = torch.zeros(job.sums, length, dtype=torch.float64, device=updates.device)
         kept = torch.zeros(len(clipped), sums.shape[1], dtype=torch.float64, device=updates.device)
         kept[:, ~personal] = clipped
         for row, destination in zip(torch.where(shared, 0.0, kept), goes_to, strict=True):
@@ -153,6 +154,10 @@ class Cohorts:
             "plans a clip that follows a count; the job is another": follows and job.clip is None,
             "plans a fixed clip; the job is another": job.clip is not None and not follows,
             f"is planned for {clients} clients, not {members}": clients not in (None, members),
+            "is planned for another contribution than the job's": (
+                mechanism.length(self.parameters) != job.length
+                or isinstance(mechanism, SketchSums) != (job.sketch is not None and not job.chooses)
+            ),
         }
         _refuse(release, problems)
         return mechanism if job.clip is None else mechanism.at(job.clip)
@@ -279,6 +284,9 @@ def cohort_hash(context: str, job: CohortJob) -> str:
     parts = [] if job.parts is None else [_bytes(job.parts.shared), _bytes(job.parts.personal)]
     if job.drafts is not None:
         parts += [repr((job.drafts.trainings, job.drafts.divisor)).encode(), _bytes(job.drafts.model)]
+    if job.sketch is not None:
+        told = (job.sketch.dimensions, job.sketch.statistic, [part.shape for part in job.sketch.arrays])
+        parts += [repr(told).encode(), *(_bytes(part) for part in job.sketch.arrays)]
     if job.clip is not None:
         parts.append(repr(("clip", job.clip)).encode())
     return _digest(header, _bytes(job.models), *parts)

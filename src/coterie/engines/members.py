@@ -21,6 +21,7 @@ from coterie.algorithms.protocol import (
     LocalTraining,
     OwnChoice,
     Parts,
+    Sketch,
     Vector,
 )
 from coterie.engines.clients import Clients
@@ -100,6 +101,8 @@ class LocalMembers:
         self._clients, self._learner, self._records = clients, clients.learner, clients.records
         self._local = LocalTrainer(clients.learner)
         self.personal: Mapping[str, Vector] = {}
+        self._sketched: tuple[bytes, int] | None = None
+        self._known: dict[str, NDArray[np.float64]] = {}
 
     def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
         return self._choose(cohort.sampled, cohort.job, cohort)
@@ -108,9 +111,14 @@ class LocalMembers:
         """A GPU trains the members of all cohorts that learn alike in one program: the groups of an epoch."""
         if cohort.job.drafts is not None:
             return self._drafted(cohort, cohort.job.drafts)
+        if (sketch := cohort.job.sketch) is not None and sketch.statistic is not None:
+            points = self._sketches(cohort.sampled, sketch)
+            added = [torch.from_numpy(sketch.contribution(points[member])) for member in cohort.sampled]
+            return torch.stack(added) if added else torch.zeros(0, sketch.numbers)
         together = [cohort]
         if stacks(self._learner):
             alike = [other for other in waiting if other.job.training == cohort.job.training]
+            alike = [other for other in alike if other.job.sketch is None or other.chooses]
             together = [other for other in alike if other.job.drafts is None]
         starts = [self._starts(each) for each in together]
         members = [(member, each) for each in together for member in each.sampled]
@@ -212,6 +220,9 @@ class LocalMembers:
         if asked.choice is Choice.GIVEN or not members:
             return np.zeros(len(members), dtype=np.int64)
         wave = None if cohort is None else cohort.wave
+        if asked.sketch is not None:
+            points = self._sketches(members, asked.sketch)
+            return np.array([asked.sketch.nearest(points[member]) for member in members], dtype=np.int64)
         if asked.choice is Choice.LOWEST_LOSS:
             losses = self._losses(members, asked.models, asked.parts, wave)
             return np.array([select_lowest(own) for own in losses], dtype=np.int64)
@@ -220,6 +231,16 @@ class LocalMembers:
         each = [(member, cohort) for member in members]
         trained = self._train(each, middle.expand(len(members), -1), asked.training, wave or len(members))
         return nearest(trained, models - middle)
+
+    def _sketches(self, members: Sequence[str], sketch: Sketch) -> Mapping[str, NDArray[np.float64]]:
+        """The sketch of each member, of its own records alone; computed once and kept here."""
+        of = (sketch.start.tobytes(), sketch.dimensions)
+        if self._sketched != of:
+            self._sketched, self._known = of, {}
+        new = [member for member in members if member not in self._known]
+        calls = {member: ("sketch", (member, sketch.start, sketch.dimensions)) for member in new}
+        self._known |= self._clients.run(calls, gradients=0.0)
+        return self._known
 
     def _losses(
         self, members: Sequence[str], models: NDArray[np.float32], parts: Parts | None, wave: int | None

@@ -124,6 +124,10 @@ def check_servable(experiment: Experiment) -> None:
             "sound": privacy.unit is Unit.WORKER and privacy.mode is Mode.PAPER,
             "algorithm.adaptive_clip: sites sign one clip before the first round, and clip to that; allowed "
             "between sites: null": getattr(experiment.algorithm, "adaptive_clip", None) is not None,
+            f"algorithm.name: {experiment.algorithm.name} has every client derive sums from a sketch of its "
+            "gradient, which sites do not do yet; allowed between sites: other algorithms": (
+                experiment.algorithm.name == "dp-sketch-cluster"
+            ),
             "federation.structure: label is made from the workers' labels, which the server does not have; "
             "allowed over Flower: global, ring, string, clustered or a file of groups": labels,
         }

@@ -26,6 +26,7 @@ from coterie.privacy.record_sums import (
 )
 from coterie.privacy.released import Released
 from coterie.privacy.selections import AccuracySelection, LowestLoss, ModelSelection, PrivateSelection
+from coterie.privacy.sketch_sums import SketchSums
 from coterie.privacy.units import Adjacency, Budget, Custody, Mode, PersonBounds, ThreatModel, Unit
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "Released",
     "SecretKey",
     "ShuffledSteps",
+    "SketchSums",
     "ThreatModel",
     "Unit",
     "UnitPlan",

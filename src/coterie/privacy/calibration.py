@@ -11,12 +11,15 @@ from coterie.privacy.errors import BudgetError, PrivacyInputError
 from coterie.privacy.mechanisms import NoiseRule
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.record_sums import FullBatchSketch
+from coterie.privacy.sketch_sums import SketchSums
 from coterie.privacy.units import Adjacency, Budget, Mode, round_up, short_number
 
 FIRST_ROUND_SHARE = 0.02
 """`AUTO` lets the first round raise the training noise by this much over a plan without it."""
+SKETCHES_SHARE = 0.05
+"""The same where all clients release sums of sketches."""
 LARGEST_FIRST_ROUND_SHARE = 0.15
-"""By how much it may where records are few, if that makes a sketch tell clusters apart."""
+"""By how much it may where records (or clients) are few, if that makes sketches tell clusters apart."""
 TELLING_NOISE = 0.1
 """Length of the noise on a mean sketch, in clips, at which clusters of usual data are found: they begin to be
 lost at 0.12 (`benchmarks/few_records.py`)."""
@@ -101,7 +104,19 @@ def _calibrate_unit(
             raise BudgetError(_explain(candidate, budget, free, cost, mode))
         return noise
 
-    if shared and auto:
+    sketches = [release.mechanism for release in unit.releases if isinstance(release.mechanism, SketchSums)]
+    if shared and auto and sketches:
+        reference, enough = least(unit.without(*auto), shared), sketches[0].telling_noise
+
+        def for_share(share: float) -> float:
+            return least(_with_noise(unit, shared, (1.0 + share) * reference), auto)
+
+        noise = for_share(SKETCHES_SHARE)
+        if noise > enough:
+            noise = max(enough, for_share(LARGEST_FIRST_ROUND_SHARE))
+        unit = _with_noise(unit, auto, noise)
+        unit = _with_noise(unit, shared, least(unit, shared))
+    elif shared and auto:
         reference = least(unit.without(*auto), shared)
         unit = _with_noise(unit, shared, (1.0 + FIRST_ROUND_SHARE) * reference)
         unit = _with_noise(unit, auto, least(unit, auto))

@@ -52,9 +52,15 @@ def plan_of(
     return PrivacyPlan(unit, adjacency, threat or THREATS[unit], units, tuple(caveats), persons)
 
 
-def client_plan(sums: Mechanism, rounds: int, caveats: Sequence[str] = ()) -> PrivacyPlan:
-    """One plan for every client: all are sampled alike, so all are charged alike, in one entry a round."""
-    releases = {POPULATION: [PlannedRelease(SUMS, sums, rounds)]}
+def client_plan(
+    sums: Mechanism, rounds: int, caveats: Sequence[str] = (), first: Sequence[PlannedRelease] = ()
+) -> PrivacyPlan:
+    """One plan for every client: all are sampled alike, so all are charged alike, in one entry a round.
+
+    Args:
+        first: what is released before there are any sums.
+    """
+    releases = {POPULATION: [*first, *([PlannedRelease(SUMS, sums, rounds)] if rounds else [])]}
     return plan_of(Unit.CLIENT, sums.adjacency, releases, caveats)
 
 

@@ -144,6 +144,19 @@ def mean_gradient(learner: Learner, parameters: Tensor, batch: Batch) -> Tensor:
     return torch.autograd.grad(loss, moving)[0]
 
 
+def balanced_gradient(learner: Learner, parameters: Tensor, batch: Batch) -> Tensor:
+    """Gradient of the mean loss where every class that is there counts alike, whatever its records' number.
+
+    How many records of each class a client happens to hold moves a gradient more than what sets clusters
+    apart does. Without classes it is the mean gradient.
+    """
+    if learner.task.kind != "classification" or batch.targets.ndim != 1:
+        return mean_gradient(learner, parameters, batch)
+    classes = torch.unique(batch.targets)
+    parts = [mean_gradient(learner, parameters, batch.take(batch.targets == each)) for each in classes]
+    return torch.stack(parts).mean(dim=0) if parts else torch.zeros_like(parameters)
+
+
 def _moved(
     parameters: Tensor, velocity: Tensor, gradient: Tensor, start: Tensor, rule: LocalSGD
 ) -> tuple[Tensor, Tensor]:

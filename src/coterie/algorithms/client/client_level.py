@@ -5,7 +5,7 @@ update is clipped. The trusted server sums updates, adds noise, divides by a pub
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, TypeVar
 
@@ -26,13 +26,14 @@ from coterie.algorithms.protocol import (
     Parts,
     PublicFacts,
     Rounds,
+    Sketch,
     State,
     Sums,
     ask,
 )
 from coterie.algorithms.settings import PRIVATE, AlgorithmSettings, Rate, Ratio, StepSize
 from coterie.errors import InputError
-from coterie.privacy import Mechanism, PrivacyPlan, Unit
+from coterie.privacy import Mechanism, PlannedRelease, PrivacyPlan, Unit
 from coterie.privacy.plans import SUMS, CohortReleases, client_plan
 from coterie.privacy.ranges import CLIP
 from coterie.settings import Settings
@@ -110,7 +111,12 @@ class ClientLevel(Algorithm[C]):
                 "sampled alike spend alike; allowed for unit client: privacy.epsilon and privacy.delta"
             )
         followed = () if self.settings.adaptive_clip is None else (ADAPTIVE,)
-        return client_plan(self.release(facts), self.schedule.rounds, (TUNING, *followed, *self.caveats))
+        first, caveats = self.first_releases(facts), (TUNING, *followed, *self.caveats)
+        return client_plan(self.release(facts), self.schedule.rounds - bool(first), caveats, first)
+
+    def first_releases(self, facts: PublicFacts) -> Sequence[PlannedRelease]:
+        """What is released in a first round that does not train; none, unless an algorithm has one."""
+        return ()
 
     @property
     def about(self) -> CohortReleases:
@@ -134,11 +140,16 @@ class ClientLevel(Algorithm[C]):
             start_of=self.start_of(state),
             parts=state.parts,
             clip=state.clip,
+            sketch=self.sketch(state),
         )
         return (yield from ask(Cohort(SUMS, job), Opened))
 
     def start_of(self, state: C) -> Mapping[str, int] | None:
         """The model from which each client starts, where clients are told one."""
+        return None
+
+    def sketch(self, state: C) -> Sketch | None:
+        """How clients find their model by a sketch of their gradient, where they do."""
         return None
 
     def moved(self, state: C, sums: Sums, divisors: Floats | float) -> C:

@@ -19,6 +19,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.algorithms.protocol import Choice
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, TrustedWork, leaving, ranges_of
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
@@ -116,7 +117,8 @@ class RemoteMembers:
         """Sites do what they signed: a job that asks for something else would not get it."""
         job = cohort.job
         personal = () if job.parts is None else ranges_of(job.parts.personal)
-        wanted = TrustedWork(job.training, job.choice, personal)
+        # To a site, being told a model is the same whichever sum its update is added to.
+        wanted = TrustedWork(job.training, job.choice if job.chooses else Choice.GIVEN, personal)
         signed = {self.contracts[member].trusted for member in job.members}
         same = all(work is not None and replace(work, watched=None) == wanted for work in signed)
         PlanError.when(

@@ -1,0 +1,216 @@
+"""How surely `dp-sketch-cluster` finds clusters of clients, and what the smallest of them gets.
+
+    python benchmarks/client_clusters.py --out DIR [--processes 2] [--seconds 480] [--only TEXT] [--rounds N]
+    python benchmarks/client_clusters.py --out DIR --table
+
+Every cell is a run with a ledger of its own and noise that nobody chose (no `seeds.noise`). Results are lines
+of DIR/results.jsonl, written as runs end; cells that are there are not run again. Cells are begun in the
+order of the tables, as long as `--seconds` allow.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+import coterie as ct
+
+ROUTE = {"rule": "route", "minimum": 8, "memory": 0.8}
+SKETCH: dict[str, Any] = {"name": "dp-sketch-cluster"}
+ORACLE: dict[str, Any] = {"name": "oracle"}
+
+
+def ifca(clusters: int) -> dict[str, Any]:
+    return {"name": "dp-ifca", "clusters": clusters, "rebalance": ROUTE}
+
+
+def cell(
+    table: str,
+    sizes: list[int],
+    algorithm: dict[str, Any],
+    epsilon: float,
+    seed: int,
+    draw: int = 0,
+    *,
+    shift: str = "rotation",
+    records: int = 60,
+    rate: float = 0.1,
+    clip: float = 0.13,
+    **sections: dict[str, Any],
+) -> dict[str, Any]:
+    """One run: its table, its name there, and its experiment."""
+    told = algorithm.get("label", algorithm["name"])
+    options = {key: value for key, value in algorithm.items() if key != "label"}
+    return {
+        "table": table,
+        "row": f"{told}, epsilon {epsilon:g}",
+        "seed": seed,
+        "draw": draw,
+        "experiment": {
+            "data": {"name": "fashion-mnist", "pixels": "standard"},
+            "federation": {"sizes": sizes, "shift": shift, "records_per_client": records},
+            "model": {"name": "softmax"},
+            "algorithm": {"rate": rate, **options},
+            "privacy": {
+                "unit": "client",
+                "epsilon": epsilon,
+                "delta": 1e-3,
+                "clip": clip,
+                "accountant": "pld",
+            },
+            "schedule": {"rounds": 150, "epochs": 2, "batch": 20, "lr": 0.03, "averaging": 3},
+            "evaluation": {"references": False, "every": 150},
+            "seeds": {"simulation": seed},
+            "engine": {"device": "cpu", "workers": 1},
+            **sections,
+        },
+    }
+
+
+def cells() -> Iterator[dict[str, Any]]:
+    """All of them, those that matter most first."""
+    unequal = [480, 240, 60, 60]
+    for draw in range(2):
+        for seed in range(5):
+            yield cell("8:4:1:1", unequal, SKETCH, 4, seed, draw)
+    for seed in range(5):
+        yield cell("8:4:1:1", unequal, ORACLE, 4, seed)
+    for draw in range(2):
+        for seed in range(5):
+            yield cell("8:4:1:1", unequal, SKETCH, 2, seed, draw)
+    for seed in range(5):
+        yield cell("8:4:1:1", unequal, ORACLE, 2, seed)
+    for seed in range(2):
+        yield cell("8:4:1:1", unequal, ifca(4), 4, seed)
+    others: list[tuple[str, list[int], int, dict[str, Any]]] = [
+        ("no clusters", [840], 1, {"shift": "none"}),
+        ("16:1:1:1", [800, 50, 50, 50], 4, {}),
+        ("eight equal, label shift", [105] * 8, 8, {"shift": "label"}),
+        ("8:4:1:1, 50 records", unequal, 4, {"records": 50}),
+        ("8:4:1:1, q = 0.05", unequal, 4, {"rate": 0.05}),
+        ("8:4:1:1, q = 0.2", unequal, 4, {"rate": 0.2}),
+    ]
+    for seed in range(2):
+        for name, sizes, _, options in others:
+            yield cell(name, sizes, SKETCH, 4, seed, **options)
+    for epsilon in (2, 4, 8):
+        for seed in range(2):
+            yield cell("equal", [250] * 4, SKETCH, epsilon, seed)
+            yield cell("2:1:1", [500, 250, 250], SKETCH, epsilon, seed)
+    for clip in (0.06, 0.25):
+        for algorithm in (SKETCH, ORACLE):
+            for seed in range(2):
+                label = {**algorithm, "label": f"{algorithm['name']}, clip {clip:g}"}
+                yield cell("8:4:1:1", unequal, label, 4, seed, clip=clip)
+    for name, sizes, clusters, options in others:
+        for seed in range(2):
+            yield cell(name, sizes, ORACLE, 4, seed, **options)
+            if clusters > 1:
+                most = 0.1 * sum(sizes) / clusters
+                weaker = {**ifca(clusters), "rebalance": {**ROUTE, "minimum": int(min(8, most / 2))}}
+                yield cell(name, sizes, weaker, 4, seed, **options)
+
+
+def judged(given: dict[str, Any]) -> dict[str, Any]:
+    """What a run found, by true cluster."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="coterie-") as scratch:
+        result = ct.run(given["experiment"], out=Path(scratch) / "run")
+        truth = np.array(given["truth"])
+        chosen = np.array(list(result.clusters.values()))
+        accuracy = np.array(list(result.accuracy.per_client.values()))
+        warnings = list(result.warnings)
+    table = np.zeros((chosen.max() + 1, truth.max() + 1), dtype=int)
+    np.add.at(table, (chosen, truth), 1)
+    found, of = linear_sum_assignment(-table)
+    right = [int(table[found[of == k], k].sum()) / int((truth == k).sum()) for k in range(truth.max() + 1)]
+    return {
+        "key": given["key"],
+        "table": given["table"],
+        "row": given["row"],
+        "models": len(set(chosen.tolist())),
+        "clusters": int(truth.max() + 1),
+        "right": right,
+        "accuracy": [float(accuracy[truth == k].mean()) for k in range(truth.max() + 1)],
+        "mean": float(accuracy.mean()),
+        "epsilon": result.epsilon,
+        "warnings": warnings,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def prepared(rounds: int | None) -> list[dict[str, Any]]:
+    """The cells with a key each, and the truth that they are judged by."""
+    found = []
+    for each in cells():
+        if rounds is not None:
+            each["experiment"]["schedule"]["rounds"] = each["experiment"]["evaluation"]["every"] = rounds
+        federation = each["experiment"]["federation"]
+        single = federation["shift"] == "none"
+        sizes = enumerate(federation["sizes"])
+        each["truth"] = [0 if single else cluster for cluster, size in sizes for _ in range(size)]
+        each["key"] = f"{each['table']} | {each['row']} | {each['seed']} | {each['draw']}"
+        found.append(each)
+    return found
+
+
+def printed(results: list[dict[str, Any]]) -> None:
+    """A line for each row: how often clusters were found, and accuracy by true cluster."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        rows[result["table"], result["row"]].append(result)
+    print("| table | algorithm | runs | found | M right | accuracy by true cluster | mean | smallest right |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (table, row), own in rows.items():
+        number = sum(each["models"] == each["clusters"] for each in own)
+        good = sum(each["models"] == each["clusters"] and min(each["right"]) >= 0.9 for each in own)
+        accuracy = " / ".join(
+            f"{100 * value:.1f}" for value in np.mean([each["accuracy"] for each in own], axis=0)
+        )
+        mean = 100 * np.mean([each["mean"] for each in own])
+        least = min(min(each["right"]) for each in own)
+        print(f"| {table} | {row} | {len(own)} | {good} | {number} | {accuracy} | {mean:.1f} | {least:.0%} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--only", default="", help="cells whose key contains this")
+    parser.add_argument("--rounds", type=int, help="fewer than the tables have: to try it out")
+    parser.add_argument("--table", action="store_true", help="print the tables of what was run")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "results.jsonl"
+    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if given.table:
+        printed(results)
+        return
+    known, began = {result["key"] for result in results}, time.monotonic()
+    todo = [each for each in prepared(given.rounds) if given.only in each["key"] and each["key"] not in known]
+    with ProcessPoolExecutor(given.processes) as pool, path.open("a") as file:
+        waiting = iter(todo)
+        running = {
+            pool.submit(judged, each) for each, _ in zip(waiting, range(given.processes), strict=False)
+        }
+        while running:
+            done = next(as_completed(running))
+            running.remove(done)
+            file.write(json.dumps(done.result()) + "\n")
+            file.flush()
+            following = next(waiting, None) if time.monotonic() - began < given.seconds else None
+            if following is not None:
+                running.add(pool.submit(judged, following))
+
+
+if __name__ == "__main__":
+    main()
