@@ -112,6 +112,7 @@ CASES = {
         ["out", "--data", "newcomer", "--epsilon", "1"],
         before=("run", *SMALL_CLUSTERS),
     ),
+    "card": Cases({"nowhere": ["nowhere"], "--format": ["out", "--format", "pdf"]}),
     "budget show": Cases({"--data": ["--data", "nowhere"]}, ["--data", "mine"]),
     "budget export": Cases(
         {"--data": ["--data", "nowhere", "--out", "b.json"]}, ["--data", "mine", "--out", "b.json"]

@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "Write the self-contained HTML report of a finished run, comparison or reproduction anew.",
     "predict": "What the models of a finished run say of new records, preprocessing included.",
     "export": "Write the models of a finished run for other programs, with a signature and a card.",
+    "card": "What the privacy claim of a run must state, filled in: to read, as JSON, or for a registry.",
     "budget": "What records have paid in all experiments on them, and the most that they may.",
     "assign": "Let a newcomer choose its cluster by its own records, privately; every choice is charged.",
     "bench": "Measure this machine: ours against the peers that are installed, on the same work in one run.",

@@ -218,7 +218,7 @@ class RecordedRun:
         for name in (name for name in {**follows, **says} if name not in ("caveats", "line", "text")):
             one, other = says.get(name), follows.get(name)  # some figures are there only where they apply
             # What is accounted for is written, not computed.
-            same = one == other if name == "event" else _alike(one, other)
+            same = one == other if name == "event" else alike(one, other)
             counted = f"counted again from the plan and the ledger it is {_shown(other)}"
             require(same, path, f"{name} is {_shown(one)}; {counted}")
         agrees = self.plan.persons == self.experiment.privacy.persons
@@ -290,7 +290,7 @@ class RecordedRun:
         for key, follows in (("guarantee", stored.line), ("guarantee_text", stored.text)):
             problem = f"its {key} is not the one of the run's plan: {stored.line}"
             require(result.get(key) == follows, path, problem)
-        same = _alike(result.get("per_client"), stored.per_client_json())
+        same = alike(result.get("per_client"), stored.per_client_json())
         require(same, path, "per_client is not what every client spends by the run's plan")
         for name, figure in (("epsilon", stored.epsilon), ("delta", stored.delta)):
             says = result.get(name)
@@ -350,12 +350,12 @@ def close_to(one: float | None, other: float | None) -> bool:
     return one == other or math.isclose(one, other, rel_tol=TOLERANCE)
 
 
-def _alike(one: object, other: object) -> bool:
+def alike(one: object, other: object) -> bool:
     """Equal plain data, but for figures inside, which may differ in the last digits."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return close_to(one, other)
     return one == other

@@ -260,5 +260,11 @@ def history_of(files: RunFolder, lines: int | None = None) -> History | None:
     plan = register.reserved.get(str(kept.get("reservation")))
     if plan is None:
         return History(None, register.head)
-    head = register.head if lines is None else ChainHead(lines, register.hashes[lines - 1])
+    head = register.head
+    if lines is not None:
+        LedgerError.when(
+            not 1 <= lines <= head.count,
+            f"{register.path}: line {lines} is missing: {files.path} has seen it",
+        )
+        head = ChainHead(lines, register.hashes[lines - 1])
     return History(register.spent_by(plan.id), head, bool(register.others_of(plan.data)))

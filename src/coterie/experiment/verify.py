@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coterie.errors import CoterieError, InputError, LedgerError
+from coterie.experiment.card import check_card
 from coterie.experiment.comparison import check_tables
 from coterie.experiment.composition import total_of
 from coterie.experiment.folder import RunFolder
@@ -108,6 +109,7 @@ def _verify_run(path: Path) -> Verification:
     if begun is not False:
         problems += _problems(run.recount_checks(), known=bool(problems))
     problems += _problems([partial(_check_register, run)], known=bool(problems))
+    problems += _problems([partial(check_card, run)], known=bool(problems))
     problems += _problems_of_pages(path, run)
     return Verification(
         finished=run.files.finished,

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from dp_accounting import DpEvent
 
+from coterie.privacy.divergences import Floats
 from coterie.privacy.errors import PrivacyInputError
 from coterie.privacy.events import atoms
 from coterie.privacy.meaning import Meaning
@@ -37,6 +38,10 @@ class Accountant(ABC):
     @abstractmethod
     def delta(self, epsilon: float) -> float:
         """The smallest delta that is proven at this epsilon."""
+
+    @abstractmethod
+    def deltas(self, epsilons: Floats) -> Floats:
+        """The smallest deltas that are proven at many epsilons from 0."""
 
     @abstractmethod
     def meaning(self) -> Meaning:

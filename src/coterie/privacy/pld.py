@@ -54,10 +54,11 @@ class PldAccountant(Accountant):
 
     def meaning(self) -> Meaning:
         """By the profile of both directions."""
-        found = self._directions()
-        return from_profile(
-            lambda epsilons: np.minimum(np.max([_deltas(each, epsilons) for each in found], axis=0), 1.0)
-        )
+        return from_profile(self.deltas)
+
+    def deltas(self, epsilons: Floats) -> Floats:
+        found: Floats = np.max([_deltas(each, epsilons) for each in self._directions()], axis=0)
+        return np.minimum(found, 1.0)
 
     def _directions(self) -> tuple[pld_pmf.DensePLDPmf, ...]:
         """The composed losses of taking a unit away and of adding it."""

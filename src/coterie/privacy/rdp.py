@@ -43,13 +43,13 @@ class RdpAccountant(Accountant):
 
     def delta(self, epsilon: float) -> float:
         """The same conversion, solved for delta."""
-        return 0.0 if math.isinf(epsilon) else min(1.0, float(self._deltas(np.array([epsilon]))[0]))
+        return 0.0 if math.isinf(epsilon) else min(1.0, float(self.deltas(np.array([epsilon]))[0]))
 
     def meaning(self) -> Meaning:
         """By the divergences themselves, and by the profile that follows."""
-        return sharpest(from_divergences(ORDERS, self.divergences), from_profile(self._deltas))
+        return sharpest(from_divergences(ORDERS, self.divergences), from_profile(self.deltas))
 
-    def _deltas(self, epsilons: Floats) -> Floats:
+    def deltas(self, epsilons: Floats) -> Floats:
         exponents = self.divergences - epsilons[:, None] + np.log1p(-1.0 / ORDERS)
         logs: Floats = np.min((ORDERS - 1.0) * exponents - np.log(ORDERS), axis=1)
         return np.exp(np.minimum(logs, 0.0))

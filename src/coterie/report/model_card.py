@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from coterie.experiment.shown import release_table
 from coterie.experiment.usable import UsableModels
-from coterie.files import Json
+from coterie.files import Json, yaml_text
 from coterie.privacy import Guarantee
 from coterie.table import Table, plain
 
@@ -14,6 +14,8 @@ _PERSONAL = (
     "**This model holds a part that its client learnt without noise and keeps for itself. The guarantee does "
     "not cover it; it must not be given away.**"
 )
+_HUB_TASKS = ("tabular-classification", "tabular-regression", "text-classification", "image-classification")
+"""Kinds of tasks that Hugging Face knows by name."""
 _USE = {
     "safetensors": "Parameters by name, in safetensors; `signature.json` says how raw values become features "
     "and, under `layers`, how the network is put together.",
@@ -41,12 +43,13 @@ def model_card(run: UsableModels, signature: Json, *, personal: bool = False) ->
         for model in signature["models"]
     ]
     parts = [
+        hub_header(signature),
         f"# Models of {plain(signature['run']['name'])}",
         f"{plain(promise.line)}",
         *([_PERSONAL] if personal else []),
         "## What is promised",
         plain(promise.text),
-        _releases(promise),
+        releases_table(promise),
         "## What it takes and gives",
         _takes(signature["inputs"]),
         _gives(signature["outputs"]),
@@ -58,7 +61,21 @@ def model_card(run: UsableModels, signature: Json, *, personal: bool = False) ->
     return "\n\n".join(parts) + "\n"
 
 
-def _releases(promise: Guarantee) -> str:
+def hub_header(signature: Json) -> str:
+    """The front matter of a model card, as Hugging Face reads it."""
+    task = {"logits": "classification", "value": "regression"}[signature["outputs"]["kind"]]
+    inputs = {"table": "tabular", "tokens": "text"}.get(signature["inputs"]["kind"], "image")
+    tags = ("differential-privacy", "federated-learning", "coterie")
+    tag = f"{inputs}-{task}"
+    known = {
+        "library_name": "coterie",
+        **({"pipeline_tag": tag} if tag in _HUB_TASKS else {}),
+        "tags": [*tags, tag],
+    }
+    return f"---\n{yaml_text(known, default_flow_style=False)}---\n"
+
+
+def releases_table(promise: Guarantee) -> str:
     """The table of releases that reports show, as text."""
     told = release_table(promise)
     rows = [[cell.striptags() if isinstance(cell, Markup) else cell for cell in row] for row in told.rows]

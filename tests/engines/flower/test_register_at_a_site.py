@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from site_folders import write_sites
-from tiny_site import LIMITS, contract, deliver, records, site, training
+from tiny_site import LIMITS, START, contract, deliver, records, site, training
 
 from coterie.engines.flower import messages
 from coterie.engines.flower.booking import SiteBooking, basis_of
 from coterie.engines.flower.contract import cost
 from coterie.engines.flower.joining import Joining, open_site
+from coterie.engines.flower.messages import FinalModels
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError, LedgerError
 from coterie.privacy import Adjacency, Budget, Unit
@@ -64,7 +65,8 @@ def test_what_was_not_asked_for_comes_back_at_the_end(booking: SiteBooking, tmp_
     agreed = contract(experiment="first")
     assert messages.is_refusal(deliver(made, messages.TRAIN, training(agreed=agreed))) is None
     used = made.session.spent if made.session else 0.0
-    ended = deliver(made, messages.FINISHED, messages.pack({"contract": agreed.digest}))
+    final = FinalModels(agreed.digest, START[None], 0)
+    ended = deliver(made, messages.FINISHED, final.to_content())
     assert messages.is_refusal(ended) is None
     assert spent(booking) == pytest.approx(used, rel=0.05)
     assert spent(booking) < whole
