@@ -153,6 +153,28 @@ def test_a_run_that_was_cut_short_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert verify(cut).verdict == "holds"
 
 
+def test_runs_of_other_bounds_side_by_side_are_as_if_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: clients of all runs in one program, where persons have as many places."""
+    monkeypatch.setattr("coterie.engines.local.stacks", lambda learner: True)
+    folder = clinics(tmp_path / "data", most=4)
+    cells = {
+        f"{most}-{lr}": experiment(folder, privacy={"records_per_person": most}, schedule={"lr": lr})
+        for most, lr in ((1, 0.5), (2, 0.5), (2, 0.25), (3, 0.5))
+    }
+    ended = local.run_together({tmp_path / name: chosen for name, chosen in cells.items()})
+    assert not ended.failures
+    for name, chosen in cells.items():
+        assert verify(tmp_path / name).verdict == "holds"
+        local.run(chosen, tmp_path / f"{name}-alone")
+        models = [
+            load_file(next((tmp_path / place).rglob("state.safetensors")))["model"]
+            for place in (name, f"{name}-alone")
+        ]
+        np.testing.assert_allclose(*models, rtol=1e-4, atol=1e-6)
+
+
 def test_nothing_written_tells_how_many_records_there_are(tmp_path: Path) -> None:
     """Not of persons, not of clients, not of what was dropped."""
     folder = clinics(tmp_path / "data", most=7)

@@ -100,6 +100,8 @@ class WholePersons(Units):
 
     def at(self, client: int, positions: Array) -> Own:
         """The positions of each person's records, persons in the order of their first ones."""
+        if not len(positions):
+            return []
         _, first, whose = np.unique(self.persons[positions], return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))[whose]
         order = np.argsort(rank, kind="stable")

@@ -193,7 +193,7 @@ class LocalEngine:
     @property
     def network(self) -> str:
         """What two engines have in common when one program can train for both."""
-        records = f"{self.learner.task!r} {self.facts.augmentation!r}"
+        records = f"{self.learner.task!r} {self.facts.augmentation!r} {self.clients.table.places}"
         return f"{self.learner.fingerprint()} {records} {self.learner.layout.shapes!r}"
 
     @property
