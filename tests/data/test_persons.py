@@ -12,6 +12,7 @@ from coterie.data import Dataset, Federation, NaturalFederation, Owners, PersonR
 from coterie.data.clusters import ClustersFederation
 from coterie.data.federation import build_federation
 from coterie.data.folder import read_folder
+from coterie.data.own import check_dataset
 from coterie.errors import DataError, InputError
 from coterie.privacy import PersonBounds
 
@@ -163,6 +164,14 @@ def test_the_number_of_dropped_records_is_told_to_nobody_but_who_sits_there(
     assert line.startswith("note, for the holder of the records alone: ")
     assert "persons have more than 2 records at a client" in line
     assert capsys.readouterr().err == ""
+
+
+def test_a_dataset_of_own_code_says_it_by_an_integer_for_every_record() -> None:
+    made = dataset(np.arange(20), np.zeros(20, dtype=np.int64))
+    check_dataset(made)
+    for wrong in (np.arange(19), np.arange(20.0), np.arange(40).reshape(20, 2)):
+        with pytest.raises(DataError, match=r"persons.train: allowed: an integer for each of 20 records"):
+            check_dataset(replace(made, persons=Persons(wrong)))
 
 
 # --- a folder ---------------------------------------------------------------------------------------------

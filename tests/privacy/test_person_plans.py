@@ -82,7 +82,7 @@ def test_at_one_client_nothing_is_composed_and_the_text_says_so() -> None:
     assert (
         "of which at most 4 count; a person is at one client, and whoever is at several pays" in promise.text
     )
-    assert "whether a given person took part" in promise.text
+    assert "whether a given person took part at a given client is right at most" in promise.text
     several = guarantee(plan_for(PersonBounds(1, 3)), delta=1e-4)
     assert "for a person at up to 3 clients; against" in several.line
     assert "of which at most 1 counts; for a person with records at up to 3 clients" in several.text

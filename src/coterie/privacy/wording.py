@@ -166,7 +166,7 @@ def _gain(promise: "Guarantee") -> str:
     if promise.unit is Unit.RECORD:
         used, others, these = "was used", "that were not", "that were"
     elif promise.unit is Unit.PERSON:
-        others, these = "who did not", "who did"
+        used, others, these = "took part at a given client", "who did not", "who did"
     return (
         f"Someone who sees all of that and guesses at even odds whether a given {promise.unit} {used} is "
         f"right at most {percent_up(promise.meaning.guess)} of the time (blind guessing: 50 %); someone who "
