@@ -4,6 +4,7 @@ python benchmarks/clustering.py --quick     # a minute of one core: digits alone
 python benchmarks/clustering.py             # everything, ten minutes of one core; prints tables and verdicts
 python benchmarks/clustering.py --write docs/clustering-table.md --figure docs/clustering-mss.png \\
     --csv benchmarks/results/clustering.csv # also keeps the tables, the figure and the numbers of every row
+python benchmarks/clustering.py --features  # Fashion-MNIST: linear models of pixels and of scattering
 
 A row is a federation (data, shift, cluster sizes), a kind of release, and a noise multiplier z of round 1:
 the noise has deviation z * clip / records in each coordinate. Clipped sums are computed once per federation
@@ -44,6 +45,8 @@ from coterie.clustering.evidence import standing_out
 from coterie.clustering.mixture import Mixture, choose_mixture, fit_mixture
 from coterie.clustering.partition import best_partition
 from coterie.data import ClustersFederation, DataSettings, build_federation, load_dataset
+from coterie.engines.feature_cache import FeatureCache
+from coterie.engines.features import featured
 from coterie.errors import InputError
 from coterie.models import ModelSettings, build_model
 from coterie.privacy.released import Released
@@ -74,12 +77,21 @@ class Source:
     model: str
     records: int
     noise: Mapping[str, tuple[float, ...]]
+    features: str = "none"
+
+    @property
+    def name(self) -> str:
+        return self.data if self.features == "none" else f"{self.data}, {self.features}"
 
 
 SOURCES = (
     Source("digits", "softmax", 239, {"sketch": (2, 4, 6, 12), "update": (2, 3, 4.5, 9)}),
     Source("mnist", "cnn", 1000, {"sketch": (3, 6, 9, 18), "update": (1.2, 2.2, 3.2, 8)}),
     Source("fashion-mnist", "cnn", 1000, {"sketch": (3, 7, 11, 22), "update": (1.2, 2.5, 4, 9)}),
+)
+ON_FEATURES = tuple(
+    Source("fashion-mnist", "softmax", 500, {"sketch": (2, 4, 8, 16)}, features)
+    for features in ("none", "scattering")
 )
 SIZES = {
     "rotation": ((2, 6), (2, 6, 6), (3, 6, 6, 6), (2, 2, 2, 2)),
@@ -103,7 +115,8 @@ class Exact:
 
 def exact_releases(source: Source, shift: str, cache: Path) -> dict[str, Exact]:
     """Mean clipped gradient (the update) and mean clipped projection (the sketch) of every client."""
-    file = cache / f"{__version__}-{source.data}-{source.model}-{shift}-{source.records}-{SEED}.npz"
+    seen = "" if source.features == "none" else f"-{source.features}"
+    file = cache / f"{__version__}-{source.data}-{source.model}{seen}-{shift}-{source.records}-{SEED}.npz"
     if not file.exists():
         cache.mkdir(parents=True, exist_ok=True)
         sketches, updates, truth = _compute(source, shift)
@@ -121,8 +134,10 @@ def _compute(source: Source, shift: str) -> tuple[Floats, Floats, Labels]:
     sizes = (LARGEST_CLUSTER,) * (4 if shift == "rotation" else MOST_CLUSTERS)
     settings = ClustersFederation(sizes=sizes, shift=shift, records_per_client=source.records)
     federation = build_federation(dataset, settings, SEED)
-    model = build_model(ModelSettings(name=source.model), federation.task, SEED)
+    settings_of_it = ModelSettings(name=source.model, features=source.features)
+    model = build_model(settings_of_it, federation.task, SEED)
     start = torch.from_numpy(flatten(model))
+    federation = featured(federation, source.features, torch.device("cpu"), FeatureCache()).federation
     learner = Learner(model, federation.task, torch.device("cpu"))
     size = learner.layout.size
     projection = Projection(size, default_sketch_dimensions(size), SEED, learner.device)
@@ -363,7 +378,7 @@ Task = tuple[Source, str, str, tuple[int, ...], float, int, Path]
 def measure_once(task: Task) -> Row:
     """The row, read back if this code has measured it before: an interrupted run goes on where it was."""
     source, shift, kind, sizes, noise, draws, cache = task
-    asked = repr((source.data, source.model, source.records, shift, kind, sizes, noise, draws, SEED))
+    asked = repr((source.name, source.model, source.records, shift, kind, sizes, noise, draws, SEED))
     name = hashlib.sha256((asked + _code()).encode()).hexdigest()[:24]
     file = cache / "rows" / f"{name}.json"
     if file.exists():
@@ -403,7 +418,7 @@ def measure(task: Task) -> Row:
         given["ours"].append(separations[-1][1])
         unknown["ours"].append(chosen[-1][1])
     return Row(
-        source.data,
+        source.name,
         shift,
         kind,
         sizes,
@@ -621,10 +636,11 @@ SIZES_OF_IMAGES = {
 
 def tasks_of(source: Source, arguments: argparse.Namespace) -> Iterator[Task]:
     small = source.data == "digits"
-    for kind in ("sketch",) if arguments.quick else ("sketch", "update"):
+    for kind in ("sketch",) if arguments.quick or arguments.features else ("sketch", "update"):
         by_shift = SOME_SIZES if arguments.quick or kind == "update" else SIZES if small else SIZES_OF_IMAGES
         for shift, every in by_shift.items():
-            for sizes, noise in itertools.product(every, source.noise[kind][0 if small else 1 :]):
+            first = 0 if small or arguments.features else 1
+            for sizes, noise in itertools.product(every, source.noise[kind][first:]):
                 yield source, shift, kind, sizes, noise, arguments.draws, arguments.cache
 
 
@@ -633,6 +649,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="digits alone, some sizes, sketches")
+    parser.add_argument("--features", action="store_true", help="pixels beside scattering features")
     parser.add_argument("--draws", type=int, default=12, help="noise draws per row")
     parser.add_argument("--data", nargs="*", help="only these datasets")
     parser.add_argument("--processes", type=int, default=2)
@@ -642,8 +659,9 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "coterie" / "clustering")
     arguments = parser.parse_args()
     draws = arguments.draws
-    wanted = arguments.data or (["digits"] if arguments.quick else [source.data for source in SOURCES])
-    sources = [source for source in SOURCES if source.data in wanted]
+    known = ON_FEATURES if arguments.features else SOURCES
+    wanted = arguments.data or (["digits"] if arguments.quick else [source.data for source in known])
+    sources = [source for source in known if source.data in wanted]
     began = time.perf_counter()
     sources = available(sources)
     with ProcessPoolExecutor(arguments.processes, initializer=_start_process) as pool:

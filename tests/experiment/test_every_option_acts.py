@@ -152,6 +152,7 @@ LISTED: dict[str, str] = {
     "model.hidden": "of models for data whose files are not here",
     "model.embedding": "of a model for data whose files are not here",
     "model.layers": "of a model for data whose files are not here",
+    "model.order": "of a model for data whose files are not here",
 }
 
 

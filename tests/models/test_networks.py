@@ -13,6 +13,8 @@ from coterie.data import DataSettings, Task, load_dataset
 from coterie.errors import InputError
 from coterie.models import ModelSettings, build_model, check_model
 from coterie.models.networks import LstmLayer
+from coterie.training.learner import Batch, Learner
+from coterie.training.local_sgd import LocalSGD, train_one
 
 DIGITS = Task("classification", (1, 8, 8), 10)
 MNIST = Task("classification", (1, 28, 28), 10)
@@ -29,6 +31,9 @@ EVERY = [
     (ModelSettings(name="mcmahan-cnn"), DIGITS),
     (ModelSettings(name="resnet18"), Task("classification", (3, 8, 8), 10)),
     (SMALL_LSTM, TEXT),
+    (ModelSettings(name="ngrams"), Task("classification", (4,), 9, vocabulary=9)),
+    (ModelSettings(name="mlp", hidden=5), DIGITS),
+    (ModelSettings(name="mlp"), SCHOOL),
 ]
 
 
@@ -131,7 +136,7 @@ def test_initialisation_depends_on_the_seed_alone_and_leaves_the_global_state(
     again = build_model(settings, task, seed=7).state_dict()
     other = build_model(settings, task, seed=8).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
-    starts_at_zero = settings.name == "linear"
+    starts_at_zero = settings.name in ("linear", "ngrams")
     assert all(torch.equal(first[name], other[name]) for name in first) == starts_at_zero
 
 
@@ -182,3 +187,28 @@ def test_softmax_learns_the_digits() -> None:
         nn.functional.cross_entropy(model(features), targets).backward()
         optimiser.step()
     assert np.mean(model(features).argmax(dim=1).numpy() == train.targets) > 0.93
+
+
+def test_one_step_of_ngrams_is_the_counts_of_what_follows_what() -> None:
+    """Counted by hand: which token follows which pair, less what equal chances would give each."""
+    text = [0, 1, 2, 0, 1, 2, 1, 1, 0, 1]
+    windows = [text[first : first + 3] for first in range(len(text) - 3)]
+    task = Task("classification", (3,), 3, vocabulary=3)
+    learner = Learner(build_model(ModelSettings(name="ngrams"), task, 0), task, torch.device("cpu"))
+    batch = Batch(torch.tensor(windows), torch.tensor(text[3:]))
+    rule = LocalSGD(epochs=1, batch=100, lr=1.0)
+    order = rule.batches(len(batch), seed=0)
+    update = train_one(learner, learner.initial(), batch, order, rule) * len(batch)
+    counts = np.zeros((9, 3))
+    for window, following in zip(windows, text[3:], strict=True):
+        row = window[-1] + 3 * window[-2]
+        counts[row] -= 1 / 3
+        counts[row, following] += 1
+    np.testing.assert_allclose(update.view(9, 3).numpy(), counts, atol=1e-6)
+
+
+def test_ngrams_need_a_text_that_is_long_enough() -> None:
+    with pytest.raises(InputError, match=r"model.name: ngrams; it needs text of at least 3 tokens a record"):
+        build_model(ModelSettings(name="ngrams", order=3), Task("classification", (2,), 9, vocabulary=9), 0)
+    with pytest.raises(InputError, match=r"would take .* GiB of memory"):
+        build_model(ModelSettings(name="ngrams", order=4), TEXT, 0)

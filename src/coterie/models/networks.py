@@ -160,6 +160,34 @@ def lstm(task: Task, embedding: int = 8, hidden: int = 256, layers: int = 2) -> 
     return nn.Sequential(OrderedDict(**parts, last=LastStep(), head=nn.Linear(hidden, task.outputs)))
 
 
+class NGramTable(nn.Module):
+    """A row of scores for every sequence of so many last tokens, all zero at first.
+
+    One step from there moves a client's model along how often it has which token after which: the counts of
+    its n-grams, less what equal chances would give.
+    """
+
+    def __init__(self, vocabulary: int, order: int, outputs: int) -> None:
+        super().__init__()
+        self.vocabulary, self.order = vocabulary, order
+        self.table = nn.Embedding(vocabulary**order, outputs)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        last = tokens[:, -1]
+        for back in range(1, self.order):
+            last = last + self.vocabulary**back * tokens[:, -1 - back]
+        found: Tensor = self.table(last)
+        return found
+
+
+def ngrams(task: Task, order: int = 2) -> nn.Module:
+    """A linear model on the last tokens, one-hot: 456,533 parameters for pairs of 77 characters."""
+    if task.vocabulary is None or len(task.shape) != 1 or task.shape[0] < order:
+        raise _unsuitable("ngrams", f"text of at least {order} tokens a record", task)
+    return nn.Sequential(OrderedDict(ngrams=NGramTable(task.vocabulary, order, task.outputs)))
+
+
 def _image(name: str, task: Task, smallest: int) -> tuple[int, int, int]:
     if len(task.shape) != 3 or task.vocabulary is not None or min(task.shape[1:]) < smallest:
         raise _unsuitable(name, f"images of at least {smallest}x{smallest} pixels", task)

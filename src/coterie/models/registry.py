@@ -25,6 +25,7 @@ _NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": networks.resnet18,
     "mcmahan-cnn": networks.mcmahan_cnn,
     "lstm": networks.lstm,
+    "ngrams": networks.ngrams,
 }
 
 
@@ -57,6 +58,7 @@ class ModelSettings(NamedSettings):
         None, le=WIDEST, description="lstm: width of the character embedding (8)"
     )
     layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
+    order: PositiveInt | None = Field(None, le=4, description="ngrams: last tokens that count (2)")
     features: str = Field(
         NONE,
         description="what the network sees of a record: none (itself) | scattering (wavelets, of images) | "
