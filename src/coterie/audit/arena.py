@@ -79,14 +79,21 @@ def as_units(client: Client, plan: PrivacyPlan) -> Client:
 
 @contextmanager
 def engine_of(
-    audited: Audited, clients: Sequence[Client], releases: Mapping[str, Sequence[PlannedRelease]]
+    audited: Audited,
+    clients: Sequence[Client],
+    releases: Mapping[str, Sequence[PlannedRelease]],
+    key: SecretKey | None = None,
 ) -> Iterator[LocalEngine]:
-    """The engine that runs, for these clients under a plan of these releases, with a key of its own."""
+    """The engine that runs, for these clients under a plan of these releases.
+
+    Args:
+        key: of noise and coins; by default a fresh one from the operating system.
+    """
     units = tuple(UnitPlan(subject, tuple(own)) for subject, own in releases.items())
     plan = replace(audited.plan, units=units, caveats=())
     place = str(_MEMORY) if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="coterie-audit-", dir=place) as folder:
-        path, key = Path(folder) / "ledger.jsonl", SecretKey.from_os()
+        path, key = Path(folder) / "ledger.jsonl", key or SecretKey.from_os()
         with Ledger.open(path, plan, budget=Budget(1.0, 0.1), accountant=audited.accountant) as ledger:
             engine = LocalEngine(
                 Federation(tuple(as_units(client, plan) for client in clients), audited.learner.task),

@@ -11,11 +11,14 @@ from coterie.audit.arena import Audited
 from coterie.audit.cohort_games import CohortGame, asked_at_site, asked_by
 from coterie.audit.declared import audited_contract, audited_run
 from coterie.audit.games import Game
+from coterie.audit.group_game import GroupGame
 from coterie.audit.page import write_audit_report
 from coterie.audit.playing import Effort, Outcome, play
 from coterie.audit.record_games import SelectionGame, TrainingGame
-from coterie.audit.result import AuditResult, ReleaseAudit
+from coterie.audit.result import AuditResult, ReleaseAudit, points
 from coterie.audit.score_games import ScoresGame
+from coterie.audit.whole_run import NAME as WHOLE_RUN
+from coterie.audit.whole_run import attack_whole_run, no_room
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import ExperimentSource, experiment_of
 from coterie.experiment.folder import default_folder
@@ -27,6 +30,9 @@ SECONDS = 60.0
 NOTHING_CLAIMED = "no privacy is claimed of it"
 NOT_EXECUTED = "no engine executes it"
 NOT_ASKED = "the algorithm does not ask for it in its first round"
+
+NOT_ASKED_FOR = "not asked for"
+BETWEEN_WORKERS = "between workers"
 
 Tell = Callable[[str], None]
 
@@ -101,25 +107,51 @@ def attack(
     began = time.monotonic()
     all_of_them = list(attacked_releases(audited))
     known = [each.release.name for each in all_of_them]
+    known += [name for name, there in _beside(audited).items() if there]
     if release is not None and release not in known:
         raise InputError(f"--release: '{release}' is not in the plan; allowed: {', '.join(known)}")
     wanted = [each for each in all_of_them if release in (None, each.release.name)]
     found = {each: game_of(audited, each) for each in wanted}
     games = [game for game in found.values() if isinstance(game, Game)]
-    skipped = tuple((each.release.name, why) for each, why in found.items() if isinstance(why, str))
-    share = (1.0 - confidence) / max(1, len(games))
-    each_effort = Effort(trials, seconds / max(1, len(games)))
-    outcomes = [play(game, each_effort, share, tell) for game in games]
+    skipped = [(each.release.name, why) for each, why in found.items() if isinstance(why, str)]
+    if release in (None, BETWEEN_WORKERS) and (seen := between_workers(audited)) is not None:
+        games.append(seen)
+    whole = NOT_ASKED_FOR if release not in (None, WHOLE_RUN) else no_room(audited)
+    if whole not in (None, NOT_ASKED_FOR):
+        skipped.append((WHOLE_RUN, whole))
+    tests = len(games) + (whole is None)
+    share = (1.0 - confidence) / max(1, tests)
+    each_effort = Effort(trials, seconds / max(1, tests))
+    rows = [told(play(game, each_effort, share, tell), 1.0 - share) for game in games]
+    if whole is None:
+        rows.append(attack_whole_run(audited, share, tell))
     return AuditResult(
         called,
-        tuple(told(outcome, 1.0 - share) for outcome in outcomes),
+        tuple(rows),
         confidence,
-        f"Bonferroni over {len(games)} releases",
+        f"Bonferroni over {tests} releases",
         time.monotonic() - began,
         __version__,
         datetime.now(UTC).date().isoformat(),
-        skipped,
+        tuple(skipped),
     )
+
+
+def _beside(audited: Audited) -> dict[str, bool]:
+    """What is attacked beside single releases."""
+    return {
+        BETWEEN_WORKERS: audited.observer is not None and audited.algorithm is not None,
+        WHOLE_RUN: no_room(audited) is None,
+    }
+
+
+def between_workers(audited: Audited) -> Game | None:
+    """The game of the worker that leaks most, where workers observe each other."""
+    if audited.observer is None or audited.algorithm is None or audited.facts is None:
+        return None
+    delta = min(audited.deltas.values())
+    pair = audited.observer.leakage(delta=delta, adjacency=audited.plan.adjacency).most_exposed()
+    return None if pair is None else GroupGame(audited, audited.observer, *pair)
 
 
 def told(outcome: Outcome, confidence: float) -> ReleaseAudit:
@@ -144,14 +176,9 @@ def told(outcome: Outcome, confidence: float) -> ReleaseAudit:
         trials_needed=found.trials_needed,
         mu_lower=found.mu_lower,
         mu_estimate=found.mu_estimate,
-        curve=_points(false, true),
-        claimed_curve=_points(false, claimed),
+        curve=points(false, true),
+        claimed_curve=points(false, claimed),
     )
-
-
-def _points(xs: object, ys: object) -> tuple[tuple[float, float], ...]:
-    pairs = zip(map(float, xs), map(float, ys), strict=True)  # type: ignore[call-overload]
-    return tuple((round(x, 5), round(y, 5)) for x, y in pairs)
 
 
 def audit(

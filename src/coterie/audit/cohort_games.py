@@ -33,12 +33,23 @@ from coterie.audit.games import Floats, Game
 from coterie.audit.scenes import LOUD, SURE, one_record, repeated, sure_start
 from coterie.engines.local import LocalEngine
 from coterie.engines.members import LocalMembers
-from coterie.privacy import POPULATION, Adjacency, CohortSums, PlannedRelease, Released, Unit, UnitPlan
+from coterie.privacy import (
+    POPULATION,
+    Adjacency,
+    CohortSums,
+    PlannedRelease,
+    Released,
+    SecretKey,
+    Unit,
+    UnitPlan,
+)
 from coterie.training.local_sgd import LocalSGD
 
 CANARY, OPPOSITE, BYSTANDER = "canary", "opposite", "bystander"
 EVERYTHING, SUMS = "everything that is released", "the sums alone"
+COUNTS, WITHIN = "the counts alone", "the count within the clip alone"
 BETWEEN_ROUNDS = "the sums, less those of another round"
+RESUMED = "the sums, against those of the same round after a crash"
 ROUNDS = 10**6
 """Rounds that the plan of a game allows, of which each trial takes one or two."""
 
@@ -127,6 +138,9 @@ class CohortGame(Game):
         one = "a client whose update is a Dirac"
         return [one, f"{one}, sent to a cluster by chance"] if self.counts else [one]
 
+    def thorough(self, scene: int) -> bool:
+        return True
+
     # --- the worlds ---------------------------------------------------------------------------------------
 
     def _start(self) -> Vector:
@@ -155,7 +169,7 @@ class CohortGame(Game):
         return (CANARY, BYSTANDER), ((OPPOSITE, BYSTANDER) if replaced else (BYSTANDER,))
 
     @contextmanager
-    def _engine(self) -> Iterator[LocalEngine]:
+    def _engine(self, key: SecretKey) -> Iterator[LocalEngine]:
         task = self.audited.learner.task
         other = 1 if task.kind == "classification" else -LOUD
         holds = {
@@ -168,7 +182,7 @@ class CohortGame(Game):
         own = [PlannedRelease(self.name, self.planned.mechanism, ROUNDS)]
         # Workers have plans of their own; for clients, one stands for all.
         subjects = tuple(names) if self.audited.plan.unit is Unit.WORKER else (POPULATION,)
-        with engine_of(self.audited, clients, dict.fromkeys(subjects, own)) as engine:
+        with engine_of(self.audited, clients, dict.fromkeys(subjects, own), key) as engine:
             yield engine
 
     def _way(self, engine: LocalEngine) -> tuple[Floats, float]:
@@ -194,13 +208,18 @@ class CohortGame(Game):
             k = len(self.models)
             route = np.full((k, k), 1.0 / k)
         worlds: list[dict[str, list[float]]] = [{}, {}]
-        with self._engine() as engine:
+        key = SecretKey.from_os()
+        with self._engine(key) as engine, self._engine(key) as resumed:
             way, shift = self._way(engine)
             rounds = count(1)
             for world, names in enumerate(self.names):
                 for _ in range(trials):
-                    seen = self._ask(engine, names, next(rounds), route, way)
+                    number = next(rounds)
+                    seen = self._ask(engine, names, number, route, way)
                     found = self._statistics(seen, shift, routed=route is not None)
+                    if wanted in (None, RESUMED):
+                        again = self._ask(resumed, names, number, route, way)
+                        found[RESUMED] = float(np.abs(seen.sums - again.sums).sum())
                     if wanted in (None, BETWEEN_ROUNDS):
                         quiet = self._ask(engine, self.names[1], next(rounds), route, way)
                         found[BETWEEN_ROUNDS] = float((seen.sums - quiet.sums).sum())
@@ -246,7 +265,12 @@ class CohortGame(Game):
             beside += float(seen.counts[-1] - 0.5) / mechanism.histogram_multiplier**2
         if seen.within is not None and mechanism.count_std > 0:
             beside += float(-seen.within / 2.0 - 0.125) / mechanism.count_std**2
-        return {EVERYTHING: _sampled(sums + beside, rate), SUMS: float(own.sum())}
+        found = {EVERYTHING: _sampled(sums + beside, rate), SUMS: float(own.sum())}
+        if seen.counts is not None:
+            found[COUNTS] = float(seen.counts[-1])
+        if seen.within is not None:
+            found[WITHIN] = -seen.within
+        return found
 
 
 def _sampled(exponent: float, rate: float) -> float:

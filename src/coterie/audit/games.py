@@ -41,6 +41,10 @@ class Game(ABC):
     def scenes(self) -> Sequence[str]:
         """What the scenes are called."""
 
+    def thorough(self, scene: int) -> bool:
+        """Whether all statistics are worth their trials here; what runs share they share in every scene."""
+        return scene == 0
+
     @abstractmethod
     def play(self, scene: int, trials: int, wanted: str | None = None) -> dict[str, Scores]:
         """Statistics of so many trials of each world.

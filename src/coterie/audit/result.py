@@ -35,6 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coterie.audit.verdicts import AuditVerdict
 from coterie.errors import InputError
 from coterie.files import read_json, write_json
@@ -42,6 +45,11 @@ from coterie.files import read_json, write_json
 AUDIT_FILE = "audit.json"
 VERSION = 1
 _ORDER = (AuditVerdict.VIOLATED, AuditVerdict.UNDERPOWERED, AuditVerdict.HOLDS)
+
+
+def points(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
+    """A curve as a file tells it."""
+    return tuple((round(x, 5), round(y, 5)) for x, y in zip(xs.tolist(), ys.tolist(), strict=True))
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ LOUD = 1e3
 """The largest feature of a canary; no clip is longer than the gradient that it makes."""
 CROWD = 64
 """The most records with which a canary is surrounded, where more would change nothing."""
-HALF_PRECISION = 2048
-"""Sums beyond it move by two at least, if anyone adds them up in half precision."""
+HALF_PRECISION = 2900
+"""Records whose sum moves by two clips or by none, if anyone adds them up in half precision: a gradient on
+two coordinates of equal size makes a sum beyond 2048 on each."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class Forge:
             against = repeated(one_record(task, other, 0, -LOUD), min(CROWD, self.count - 1))
             loud = one_record(task, other, 0, LOUD * 1e4)
             yield replace(weights, name="a Dirac against a crowd", present=loud, others=against)
-            if self.count > HALF_PRECISION + 2 and not sampled:
-                for fewer in (1, 2):
+            if self.count > HALF_PRECISION and not sampled:
+                for fewer in (1, 2, 3):
                     crowd = repeated(weights.present, self.count - fewer)
                     name = f"a Dirac in a crowd of {len(crowd):,}"
                     yield replace(weights, name=name, others=crowd)
