@@ -29,7 +29,7 @@ EVIDENCE = 20.0
 # Half the distance of two centres, in units of the common spread, from which they are two clusters.
 APART = 2.0
 # Directions in which a mixture is fitted, at least and at most.
-LEAST_DIRECTIONS, MOST_DIRECTIONS = 2, 10
+LEAST_DIRECTIONS, MOST_DIRECTIONS = 5, 10
 # Width of the kernel that frequencies belong to, in units of the spread inside clusters; and its bounds.
 WIDTH, NARROWEST, WIDEST = 3.0, 0.12, 0.5
 # Coordinates of sketches lie in the ball of radius 2: a point of length 1 less a mean of at most that.
