@@ -37,6 +37,7 @@ def execute(source: Path, target: Path) -> float:
         # Over sockets that are files, which nobody else on the machine can reach.
         kernel = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
         place = {"metadata": {"path": empty}}
+        os.environ["COTERIE_REGISTER"] = f"{sockets}/register"  # of this notebook alone, in nobody's home
         client = NotebookClient(
             notebook, timeout=PATIENCE, resources=place, config=kernel, coalesce_streams=True
         )

@@ -8,11 +8,13 @@ from sklearn.datasets import load_digits
 from trained_runs import Runs, runs
 
 from coterie.data import Records
-from coterie.errors import InputError
+from coterie.errors import BudgetError, InputError
 from coterie.experiment import assigning
 from coterie.experiment.assigning import LEDGER, STATE, assign, newcomer, scores
+from coterie.experiment.budgets import set_lifetime
 from coterie.experiment.trained import TrainedRun
-from coterie.privacy import SecretKey
+from coterie.privacy import Budget, SecretKey
+from coterie.register import DataSet, RegisterView
 
 __all__ = ["runs"]
 
@@ -123,3 +125,22 @@ def test_records_without_labels_choose_nothing(runs: Runs, tmp_path: Path) -> No
         assign(TrainedRun.open(runs("oracle").folder), data, 1.0)
     with pytest.raises(InputError, match="allowed: a folder"):
         assign(TrainedRun.open(runs("oracle").folder), data / "east.npz", 1.0)
+
+
+def test_a_choice_counts_against_the_lifetime_of_the_records(
+    runs: Runs, tmp_path: Path, register: Path
+) -> None:
+    run, data = TrainedRun.open(runs("oracle").folder), holder(tmp_path / "data")
+    set_lifetime(str(data), Budget(1.2, 1e-3))
+    assign(run, data, 0.5)
+    account = account_of_folder(data)
+    assert 0 < account <= 0.5
+    with pytest.raises(BudgetError, match="composed with this choice"):
+        assign(run, data, 1.5)
+    assert account_of_folder(data) == account
+
+
+def account_of_folder(data: Path) -> float:
+    found = RegisterView.read()
+    spent = None if found is None else found.spent(DataSet.of_folder(data))
+    return 0.0 if spent is None else spent.epsilon

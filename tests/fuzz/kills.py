@@ -280,6 +280,7 @@ def main() -> int:
     options.add_argument("--only", choices=("run", "compare"))
     chosen = options.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # a process with threads cannot be forked
+    os.environ.setdefault("COTERIE_REGISTER", tempfile.mkdtemp())
     for module in IMPORTED:
         import_module(module)
 

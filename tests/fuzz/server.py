@@ -37,6 +37,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.environ.update(COLUMNS="200", MPLBACKEND="agg", OMP_NUM_THREADS="1", BROWSER="true")
+    os.environ.setdefault("COTERIE_REGISTER", tempfile.mkdtemp())  # no case enters records in anybody's home
     _warm_up()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from coterie.data import Records
-from coterie.data.client_files import Clipped, client_files, formats, read_client
+from coterie.data.client_files import DECLARATION, Clipped, KnownBy, client_files, formats, read_client
+from coterie.data.folder import read_declaration
+from coterie.data.identity import of_records
 from coterie.engines.clients import build_learner
 from coterie.engines.features import encoded
 from coterie.engines.secret import SEEDED
@@ -23,6 +25,8 @@ from coterie.privacy.choices import ChargedChoice, ChoiceLedger
 from coterie.privacy.randomness import Floats
 from coterie.privacy.ranges import EPSILON
 from coterie.privacy.units import number_to_json
+from coterie.privacy.wording import SIMULATION
+from coterie.register import DataSet, Register, Reservation, Use
 from coterie.training.learner import Batch
 from coterie.training.scoring import score_sums
 
@@ -75,6 +79,7 @@ def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None 
     name, records = newcomer(run, data)
     key = key or SecretKey.from_os()
     choice = ChargedChoice(epsilon, _digest(run), len(run.rows), len(records))
+    _enter(run, data, name, records, choice, seeded=key.simulation)
     folder = data / STATE
     folder.mkdir(mode=0o700, exist_ok=True)
     with ChoiceLedger.open(folder / LEDGER) as ledger:
@@ -93,6 +98,28 @@ def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None 
         sums = scores(run, records)
         cluster = choice.selection.choose(sums[:, 0], sums[:, 1], noise)
     return AssignedCluster(cluster, len(run.rows), len(records), calls, promise, ledger.path)
+
+
+def _enter(
+    run: UsableModels, data: Path, name: str, records: Records, choice: ChargedChoice, *, seeded: bool
+) -> None:
+    """Have the register count a choice beside all else that the records have paid; it is made right away."""
+    selection = choice.selection
+    wanted = Reservation(
+        id=Reservation.new_id(),
+        kind="choice",
+        name=str(run.path.resolve()),
+        data=DataSet.of_folder(data),
+        unit=Unit.RECORD,
+        adjacency=selection.adjacency,
+        delta=default_delta(len(records)),
+        uses=(Use(name, of_records(records), selection.event),),
+        weak=(SIMULATION,) if seeded else (),
+        seeded=seeded,
+    )
+    with Register.open() as register:
+        register.reserve(wanted)
+        register.settle(wanted)
 
 
 def check_choosable(run: UsableModels) -> None:
@@ -119,10 +146,13 @@ def newcomer(run: UsableModels, data: Path) -> tuple[str, Records]:
     files = client_files(data, formats(described))
     if len(files) > 1:
         raise DataError(f"--data: {data} holds {len(files)} files of records; allowed: one, the newcomer's")
-    found = read_client(files[0], described, clipped)
+    declared = data / DECLARATION
+    known_by = KnownBy(read_declaration(declared).identifier if declared.exists() else None)
+    found = read_client(files[0], described, clipped, known_by=known_by)
     clipped.tell(data)
     assert found.targets is not None
-    return files[0].stem, Records(described.inputs.features(found.raw), found.targets)
+    features = described.inputs.features(found.raw)
+    return files[0].stem, Records(features, found.targets, identity=found.identity)
 
 
 def scores(run: UsableModels, records: Records) -> Floats:
