@@ -95,8 +95,7 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
 
         serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
         callbacks = Callbacks(on_start=start, on_round=note)
-        expect = link.proxy.expect
-        on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, sent=expect)
+        on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, proxy=link.proxy)
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from coterie.algorithms.aggregation import Rule, combined
 from coterie.algorithms.protocol import Models, PublicFacts, Rng, Vector
 from coterie.algorithms.settings import AlgorithmSettings
 from coterie.errors import InputError
@@ -69,12 +70,18 @@ def cluster_starts(facts: PublicFacts, rng: Rng, settings: StartSettings) -> tup
 
 
 def step_clusters(
-    models: Models, cluster_of: Mapping[str, int], updates: Mapping[str, Released[Vector]]
+    models: Models,
+    cluster_of: Mapping[str, int],
+    updates: Mapping[str, Released[Vector]],
+    rule: Rule = "mean",
 ) -> Models:
-    """Move each cluster's model by the mean update of its members; an empty cluster keeps its model."""
+    """Move each cluster's model by the mean update of its members, or by what another rule makes of them.
+
+    An empty cluster keeps its model.
+    """
     moved = models.copy()
     for cluster in range(len(models)):
-        own = [update.value for client, update in updates.items() if cluster_of[client] == cluster]
+        own = [update for client, update in updates.items() if cluster_of[client] == cluster]
         if own:
-            moved[cluster] = (models[cluster] + np.mean(own, axis=0, dtype=np.float64)).astype(np.float32)
+            moved[cluster] = (models[cluster] + combined(own, rule)).astype(np.float32)
     return moved

@@ -82,6 +82,17 @@ class Schedule(Settings):
         description="0: the last models serve; 8, say: their mean over rounds, where later ones weigh more; "
         "auto: by recipe",
     )
+    aggregation: Annotated[
+        Literal["mean", "filtered-mean", "median", "trimmed-mean"],
+        Acts(
+            "privacy.unit record and an algorithm that averages released updates (not local, mr-mtl)",
+            lambda _, run: run.privacy.unit is Unit.RECORD and run.algorithm.name not in ("local", "mr-mtl"),
+        ),
+    ] = Field(
+        "mean",
+        description="mean | filtered-mean | median | trimmed-mean of a cluster's updates; all but mean "
+        "resist a few that lie",
+    )
     augmentation: AugmentationSettings | None = Field(
         None, description="null, or {copies: 4, kinds: [shift, flip]}: views averaged before the clip"
     )

@@ -17,7 +17,9 @@ from coterie.privacy import Adjacency
 
 def join(
     data: Annotated[Path, typer.Option("--data", help="Folder with federation.yaml and one data file.")],
-    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Where the server listens.")],
+    server: Annotated[
+        str, typer.Option("--server", metavar="HOST:PORT", help="Where it listens; several with commas.")
+    ],
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="The most that may be spent of these records.")
     ] = None,
@@ -125,7 +127,7 @@ def join(
         "it spends adds to what was spent",
     )
     with contextlib.closing(site), log_to_stderr():
-        attend(connection, site.files.path / "node", site.handle, lambda: site.finished)
+        attend(connection, site)
     from coterie.report.site import write_site_report
 
     say(f"finished: {site.files.path}")

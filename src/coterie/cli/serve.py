@@ -53,6 +53,9 @@ def serve(
         bool, typer.Option("--plaintext", help="No TLS and no keys: for a trial, on loopback only.")
     ] = False,
     sites: Annotated[int, typer.Option("--sites", help="With --plaintext: how many to wait for.")] = 0,
+    most_records: Annotated[
+        int | None, typer.Option("--most-records", help="Records that a site may claim to have.")
+    ] = None,
     resume: Resume = False,
     out: Out = None,
     json: Json = False,
@@ -83,6 +86,7 @@ def serve(
         wait=wait,
         timeouts=Timeouts(answer=answer, rejoin=rejoin, consent=wait),
         truth=_read_truth(truth),
+        most_records=most_records,
         resume=resume,
         opened=lambda found, names: notices.note(
             f"serving on {host}:{found}" + (f" for {', '.join(names)}" if names else "")

@@ -153,26 +153,30 @@ class LocalEngine:
         if len(mechanisms) != len(request.jobs):
             raise PlanError(f"release '{request.release}' was asked of one client twice in one request")
         stds: dict[str, float] = {}
+        norms: dict[str, float] = {}
         for job in request.jobs:
             if job.anchor is not None and mechanisms[job.client].projected:
                 raise PlanError(
                     f"release '{request.release}' is a sketch: it takes no step, an anchor pulls at nothing"
                 )
             # What cannot be released is not charged.
-            stds[job.client] = mechanisms[job.client].noise_in_release(self.facts.lr, job.anchor_weight)
+            mechanism, known = mechanisms[job.client], (self.facts.lr, job.anchor_weight)
+            stds[job.client] = mechanism.noise_in_release(*known)
+            norms[job.client] = mechanism.norm_in_release(*known, len(job.start))
         charges = self._charge(request.release, round, job_hashes(self.context, request.jobs))
         calls = {job.client: (job, mechanisms[job.client], charges[job.client]) for job in request.jobs}
         # All as one program, where there is one; sketches, one small release in a run, one after the other.
         apart = [client for client in calls if not self.stacks or mechanisms[client].projected is not None]
         together = [client for client in calls if self.stacks and mechanisms[client].projected is None]
         values = self.clients.run({client: ("train", calls[client]) for client in apart}, self._gradients)
-        answers = {client: Released(values[client], stds[client]) for client in apart}
+        answers = {client: Released(values[client], stds[client], norms[client]) for client in apart}
         if not together:
             return Updates(answers)
 
         def finish(values: Tensor) -> Updates:
             found = zip(together, values.to("cpu", torch.float32).numpy(), strict=True)
-            return Updates(answers | {client: Released(value, stds[client]) for client, value in found})
+            own = {client: Released(value, stds[client], norms[client]) for client, value in found}
+            return Updates(answers | own)
 
         return Begun(self.trainer, tuple(self._stacked(*calls[client]) for client in together), finish)
 

@@ -62,8 +62,13 @@ class Sites(Plain):
     records_per_person: Annotated[int | None, Key(optional=True)] = None
 
     @classmethod
-    def gather(cls, transport: Transport) -> "Sites":
-        """Ask all sites for their public facts."""
+    def gather(cls, transport: Transport, most_records: int | None = None) -> "Sites":
+        """Ask all sites for their public facts.
+
+        Args:
+            most_records: that the server's operator believes a site to have: what one may release grows with
+                the number that it claims.
+        """
         names = sorted(transport.nodes)
         found = server.gather_facts(transport)
         for name, reason in found.missing.items():
@@ -71,6 +76,11 @@ class Sites(Plain):
         sites, first = found.by_client, found.by_client[names[0]]
         task, most = first.task, first.records_per_person
         for name, site in sites.items():
+            if most_records is not None and site.records + site.held_out > most_records:
+                raise InputError(
+                    f"client {name}: claims {site.records + site.held_out:,} records; allowed by "
+                    f"--most-records: {most_records:,}"
+                )
             if site.task != task:
                 raise InputError(f"client {name}: its task is {site.task}, that of {names[0]} is {task}")
             if site.records_per_person != most:

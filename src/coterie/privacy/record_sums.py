@@ -86,6 +86,24 @@ class RecordSums(NoisySum):
             )
         return noise
 
+    def norm_in_release(self, lr: float, pull: float, parameters: int) -> float:
+        """The norm that what is released stays within, but for one release in a million; public.
+
+        A step moves by at most lr clip times the records in its sum over the denominator. Of b records in
+        expectation in all Poisson batches together, more than b + 6 sqrt(b) + 12 have a probability below
+        e^-18 (Bernstein), and the norm of noise in d dimensions exceeds its standard deviation times
+        sqrt(d) + 6 with one below e^-18.
+        With a pull there is no bound: an anchor may be anywhere.
+        """
+        if pull:
+            return math.inf
+        steps, step = (1, 1.0) if self.projected is not None else (self.steps, lr)
+        most, expected = float(steps * self.records), steps * self.rate * self.records
+        if self.rate < 1.0:
+            most = min(most, expected + 6.0 * math.sqrt(expected) + 12.0)
+        spread = math.sqrt(self.length(parameters)) + 6.0
+        return step * self.clip * most / self.denominator + spread * self.noise_in_release(lr, pull)
+
 
 @dataclass(frozen=True)
 class BatchedSteps(RecordSums):

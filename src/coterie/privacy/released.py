@@ -1,5 +1,6 @@
 """Values that left a mechanism: the only ones that clustering, routing and averaging may touch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -19,7 +20,9 @@ class Released(Generic[T]):
     value: T
     noise_std: float
     """Standard deviation of the Gaussian noise in each coordinate (0 where the noise is not Gaussian)."""
+    norm_bound: float = math.inf
+    """Public: the norm that an honest release of this kind stays within, but for one in a million."""
 
     def map(self, function: Callable[[T], U]) -> "Released[U]":
         """Post-process the value; the stated noise level is the caller's to keep meaningful."""
-        return Released(function(self.value), self.noise_std)
+        return Released(function(self.value), self.noise_std)  # which may be longer

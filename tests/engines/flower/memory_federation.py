@@ -17,7 +17,7 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.local import load_federation, truth_of
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import ServedRun
+from coterie.experiment.served_run import ServedRun
 from coterie.privacy import Budget
 
 BASE: dict[str, Any] = {

@@ -21,7 +21,7 @@ from coterie.cli.main import main
 from coterie.engines import clients
 from coterie.engines.flower import messages
 from coterie.engines.flower.session import SiteSession
-from coterie.engines.flower.site import Site
+from coterie.engines.flower.site import AT_HOME, Peer, Site
 
 SECONDS = 600.0
 
@@ -41,8 +41,8 @@ def make_odd(oddities: dict[str, int]) -> None:
             time.sleep(SECONDS)
         return train(*arguments, **options)
 
-    def odd_handle(self: Site, message: Message) -> RecordDict:
-        answer = handle(self, message)
+    def odd_handle(self: Site, message: Message, peer: Peer = AT_HOME) -> RecordDict:
+        answer = handle(self, message, peer)
         plain = dict(answer.config_records["coterie"])
         if message.metadata.message_type != messages.TRAIN or "refused" in plain:
             return answer

@@ -27,9 +27,9 @@ from coterie.engines.flower.review import Reviewer, in_words
 from coterie.engines.flower.site import Site
 from coterie.engines.flower.transport import Transport
 from coterie.errors import InputError
-from coterie.experiment import serving
+from coterie.experiment import served_run
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import ServedRun
+from coterie.experiment.served_run import ServedRun
 from coterie.privacy import Adjacency
 from coterie.register import DataSet
 
@@ -151,7 +151,7 @@ def test_the_server_waits_while_an_operator_reads(tmp_path: Path, monkeypatch: p
     federation = MemoryFederation(experiment(algorithm={"name": "global"}), tmp_path / "sites")
     operator, slow = Operator(), next(iter(federation.sites.values()))
     slow.reviewer = Reviewer(operator.decide)
-    monkeypatch.setattr(serving, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(served_run, "AGAIN_SECONDS", 0.05)
     threading.Timer(0.3, operator.say, [True]).start()
     result = federation.serve(tmp_path / "run")
     assert result.rounds == 5

@@ -28,7 +28,8 @@ from coterie.engines.flower.transport import Timeouts, Transport
 from coterie.experiment import checkpoint, local
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import APP, ServedRun, wait_for
+from coterie.experiment.served_run import ServedRun
+from coterie.experiment.serving import APP, wait_for
 from coterie.privacy import Unit
 
 pytestmark = pytest.mark.deployment
@@ -114,7 +115,10 @@ def test_a_site_that_hangs_is_missing_and_what_it_missed_is_not_executed(federat
     [missed] = missed_rounds()[:1]
     assert missing_in(federation, missed)["cedar"] == "no answer in time"
     federation.joined["cedar"].send_signal(signal.SIGCONT)
-    wait_until("cedar refuses the old message", lambda: "late" in federation.log("cedar"))
+    wait_until(
+        "cedar refuses the old message",
+        lambda: re.search("refused a message of type train: (late|passed)", federation.log("cedar")),
+    )
     assert charged(federation, "cedar")[missed] == 0
 
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from flwr.common.constant import PUBLIC_KEY_HEADER
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from coterie.engines.flower.guard import SECONDS, UNPROVEN, UNPROVEN_EACH, Guard
 from coterie.engines.flower.processes import Upstream, environment, keep_loopback_direct
+from coterie.engines.flower.proof import (
+    HELLO,
+    MESSAGE_HEADER,
+    OPEN,
+    PROTOCOL,
+    Greeting,
+    public_bytes,
+    sign,
+)
 from coterie.engines.flower.proxy import (
-    ALLOWED,
     FIRST_BYTES,
-    KEY_HEADER,
+    FLEET,
     LARGEST_BODY,
+    MOST_AT_ONCE_EACH,
     AllowlistProxy,
+    ServerStatus,
 )
 
 
@@ -34,35 +47,82 @@ class Inside:
         return httpx.Response(200, content=b"from inside", headers={"x-flower": "yes"})
 
 
-def knock(
-    method: str, path: bytes, body: bytes = b"", query: bytes = b"", **options: bool
-) -> tuple[int, bytes, Inside]:
-    """One request at the proxy: the status, the body, and what was inside."""
+KEYS = {name: ec.generate_private_key(ec.SECP384R1()) for name in ("a", "b", "gone", "stranger")}
+
+
+class Ring:
+    """Knows a and b; somebody else's key was revoked."""
+
+    def status(self, key: bytes) -> tuple[str | None, str | None]:
+        names = {public_bytes(own): name for name, own in KEYS.items()}
+        found = names.get(key, "stranger")
+        if found in ("a", "b"):
+            return found, None
+        return None, "key revoked" if found == "gone" else "key unknown"
+
+
+def signed(name: str, now: float | None = None) -> list[tuple[bytes, bytes]]:
+    found = sign(KEYS[name], time.time() if now is None else now)
+    return [(header.encode(), value.encode()) for header, value in found.items()]
+
+
+class Visit:
+    """One request at a proxy: what it was answered, and how much of its body was read."""
+
+    def __init__(
+        self,
+        proxy: AllowlistProxy,
+        method: str,
+        path: bytes,
+        body: bytes = b"",
+        headers: list[tuple[bytes, bytes]] | None = None,
+        *,
+        query: bytes = b"",
+        length: bool = True,
+        client: tuple[str, int] = ("10.0.0.7", 999),
+    ) -> None:
+        self.read = 0
+        sent: list[dict[str, Any]] = []
+        pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)] or [b""]
+
+        async def receive() -> dict[str, Any]:
+            self.read += len(pieces[0])
+            return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        common = [(b"host", b"public"), (b"x-signature", b"abc"), (b"connection", b"close")]
+        announced = [(b"content-length", str(len(body)).encode())] if length else []
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": "/",
+            "raw_path": path,
+            "query_string": query,
+            "client": client,
+            "headers": [*common, *announced, *(signed("a") if headers is None else headers)],
+        }
+        asyncio.run(proxy(scope, receive, send))
+        self.status: int = sent[0]["status"]
+        self.body: bytes = sent[1]["body"]
+
+
+def proxied(**options: Any) -> tuple[AllowlistProxy, Inside]:
     inside = Inside()
-    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None), **options)
+    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None), options.pop("keys", Ring()), **options)
     proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
-    sent: list[dict[str, Any]] = []
-    pieces = [body[start : start + 65536] for start in range(0, len(body), 65536)] or [b""]
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": "/",
-        "raw_path": path,
-        "query_string": query,
-        "headers": [(b"host", b"public"), (b"x-signature", b"abc"), (b"connection", b"close")],
-    }
-    asyncio.run(proxy(scope, receive, send))
-    return sent[0]["status"], sent[1]["body"], inside
+    return proxy, inside
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(ALLOWED))
+def knock(method: str, path: bytes, body: bytes = b"", **options: Any) -> tuple[int, bytes, Inside]:
+    """One request at a proxy of its own: the status, the body, and what was inside."""
+    proxy, inside = proxied(**({"keys": None} if options.pop("without_keys", False) else {}))
+    visit = Visit(proxy, method, path, body, **options)
+    return visit.status, visit.body, inside
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(FLEET))
 def test_what_a_site_needs_passes_unchanged(method: str, path: bytes) -> None:
     status, body, inside = knock(method, path, b"\x00\xff" * 70_000)
     assert (status, body) == (200, b"from inside")
@@ -71,6 +131,72 @@ def test_what_a_site_needs_passes_unchanged(method: str, path: bytes) -> None:
     assert headers["x-signature"] == "abc"
     assert headers["host"] == "127.0.0.1:1"
 
+
+# --- who asks -----------------------------------------------------------------------------------------
+
+
+DISBELIEVED: dict[str, tuple[list[tuple[bytes, bytes]], str]] = {
+    "nobody": ([], "signature"),
+    "a stranger": (signed("stranger"), "key unknown"),
+    "somebody whose key was revoked": (signed("gone"), "key revoked"),
+    "a clock ahead": (signed("a", time.time() + 3600), "clock"),
+    "a clock behind": (signed("a", time.time() - 3600), "clock"),
+    "another's key": ([*signed("a")[:1], *signed("b")[1:]], "signature"),
+}
+
+
+@pytest.mark.parametrize(("headers", "why"), DISBELIEVED.values(), ids=DISBELIEVED.keys())
+def test_of_whom_it_does_not_believe_no_body_is_read(headers: list[tuple[bytes, bytes]], why: str) -> None:
+    proxy, inside = proxied()
+    visit = Visit(proxy, "POST", b"/v1/fleet/push-object", bytes(2**20), headers)
+    assert (visit.status, visit.read) == (401, 0)
+    assert json.loads(visit.body)["refused"] == why
+    assert inside.reached == []
+
+
+def test_how_far_a_clock_is_off_is_told() -> None:
+    visit = Visit(proxied()[0], "POST", b"/v1/fleet/pull-messages", headers=signed("a", time.time() + 60))
+    assert json.loads(visit.body)["ahead"] == pytest.approx(60, abs=5)
+
+
+def test_whoever_asks_is_told_who_the_server_is_and_of_their_own_key_alone() -> None:
+    for headers, site, refused in (
+        (signed("a"), "a", None),
+        (signed("gone"), None, "key revoked"),
+        (signed("stranger"), None, "key unknown"),
+        ([], None, None),
+    ):
+        visit = Visit(proxied()[0], "GET", HELLO, headers=headers)
+        told = Greeting.from_json(visit.body)
+        assert told is not None
+        assert (told.site, told.refused, told.protocol) == (site, refused, PROTOCOL)
+        assert told.time == pytest.approx(time.time(), abs=5)
+
+
+def test_a_site_is_told_whether_its_answer_is_still_waited_for() -> None:
+    status = ServerStatus(is_open=lambda identity: identity == "open")
+    proxy, _ = proxied(status=status)
+    for identity, is_open in (("open", True), ("given up", False), ("", False)):
+        headers = [*signed("a"), (MESSAGE_HEADER.encode(), identity.encode())]
+        assert json.loads(Visit(proxy, "GET", OPEN, headers=headers).body) == {"open": is_open}
+    assert Visit(proxy, "GET", OPEN, headers=signed("stranger")).status == 401
+
+
+def test_numbers_are_for_the_servers_own_machine() -> None:
+    status = ServerStatus(
+        health=lambda: {"state": "in round 2", "sites": ["a"]}, metrics=lambda: {"coterie_round": 2}
+    )
+    proxy, _ = proxied(status=status)
+    here, there = ("127.0.0.1", 1), ("10.0.0.7", 1)
+    assert b"coterie_round 2" in Visit(proxy, "GET", b"/metrics", headers=[], client=here).body
+    assert Visit(proxy, "GET", b"/metrics", headers=[], client=there).status == 404
+    found = json.loads(Visit(proxy, "GET", b"/health", headers=[], client=here).body)
+    assert found == {"state": "in round 2", "sites": ["a"]}
+    shown = json.loads(Visit(proxy, "GET", b"/health", headers=[], client=there).body)
+    assert shown == {"state": "in round 2"}
+
+
+# --- what does not pass -------------------------------------------------------------------------------
 
 STRANGE = [
     ("POST", b"/v1/control/start-run"),
@@ -112,58 +238,40 @@ def test_a_query_does_not_pass() -> None:
 
 
 def test_a_body_that_no_site_sends_does_not_pass() -> None:
-    status, _, inside = knock("POST", b"/v1/fleet/push-object", bytes(LARGEST_BODY + 1))
-    assert status == 413
+    proxy, inside = proxied()
+    visit = Visit(proxy, "POST", b"/v1/fleet/push-object", bytes(LARGEST_BODY + 1))
+    assert (visit.status, visit.read) == (413, 0)
+    assert Visit(proxy, "POST", b"/v1/fleet/push-object", b"x", length=False).status == 411
     assert inside.reached == []
 
 
-def pushing(proxy: AllowlistProxy, key: bytes, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
-    """The status that a node with this key gets for so many bytes."""
-    sent: list[dict[str, Any]] = []
-    headers = [(KEY_HEADER, key)]
+def test_a_site_that_has_much_on_its_way_waits_and_others_do_not() -> None:
+    proxy, _ = proxied()
+    proxy.expect(2**30)
+    proxy._reading[public_bytes(KEYS["a"])] = MOST_AT_ONCE_EACH
+    assert Visit(proxy, "POST", b"/v1/fleet/push-object", b"x").status == 503
+    assert Visit(proxy, "POST", b"/v1/fleet/push-object", b"x", signed("b")).status == 200
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": bytes(size), "more_body": False}
 
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    scope = {"type": "http", "method": "POST", "raw_path": path, "query_string": b"", "headers": headers}
-    asyncio.run(proxy(scope, receive, send))
-    status: int = sent[0]["status"]
-    return status
+def pushing(proxy: AllowlistProxy, name: str, size: int, path: bytes = b"/v1/fleet/push-object") -> int:
+    """The status that a site gets for so many bytes."""
+    return Visit(proxy, "POST", path, bytes(size), signed(name)).status
 
 
 def test_a_site_cannot_fill_the_servers_disk() -> None:
     """A few megabytes at first, then a few times what it was sent; what others push counts for them."""
-    inside = Inside()
-    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None))
-    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(inside))
-    assert pushing(proxy, b"a", FIRST_BYTES) == 200
-    assert pushing(proxy, b"a", 1) == 413
-    assert pushing(proxy, b"a", 1, b"/v1/fleet/push-messages") == 413
-    assert pushing(proxy, b"a", 10**6, b"/v1/fleet/pull-messages") == 200
-    assert pushing(proxy, b"b", FIRST_BYTES) == 200
+    proxy, inside = proxied()
+    assert pushing(proxy, "a", FIRST_BYTES) == 200
+    assert pushing(proxy, "a", 1) == 413
+    assert pushing(proxy, "a", 1, b"/v1/fleet/push-messages") == 413
+    assert pushing(proxy, "a", 10**6, b"/v1/fleet/pull-messages") == 200
+    assert pushing(proxy, "b", FIRST_BYTES) == 200
     model = 650 * 4
     proxy.expect(model)
-    assert pushing(proxy, b"a", 2 * model + 10_000) == 200  # an update in float64, and what goes with it
-    assert pushing(proxy, b"a", 2 * model + 10_000) == 200  # and again, where a connection was lost
-    assert pushing(proxy, b"a", 2**20) == 413
+    assert pushing(proxy, "a", 2 * model + 10_000) == 200  # an update in float64, and what goes with it
+    assert pushing(proxy, "a", 2 * model + 10_000) == 200  # and again, where a connection was lost
+    assert pushing(proxy, "a", 2**20) == 413
     assert len(inside.reached) == 5
-
-
-def test_a_stranger_cannot_use_up_what_a_site_may_push() -> None:
-    """The link answers 401 to who sends another's key: that counts for nobody."""
-    proxy = AllowlistProxy(Upstream("127.0.0.1:1", None))
-    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(401)))
-    for _ in range(3):
-        assert pushing(proxy, b"a", FIRST_BYTES) == 401
-    proxy._client = httpx.AsyncClient(transport=httpx.MockTransport(Inside()))
-    assert pushing(proxy, b"a", FIRST_BYTES) == 200
-
-
-def test_the_key_is_read_where_flower_puts_it() -> None:
-    assert KEY_HEADER.decode() == PUBLIC_KEY_HEADER
 
 
 def test_what_stays_on_this_machine_passes_no_proxy_of_its_environment(
@@ -188,4 +296,58 @@ def test_what_stays_on_this_machine_passes_no_proxy_of_its_environment(
 
 def test_sites_register_themselves_only_where_there_are_no_keys() -> None:
     assert knock("POST", b"/v1/fleet/register-node")[0] == 404
-    assert knock("POST", b"/v1/fleet/register-node", self_registration=True)[0] == 200
+    assert knock("POST", b"/v1/fleet/register-node", without_keys=True, headers=[])[0] == 200
+
+
+# --- connections --------------------------------------------------------------------------------------
+
+
+class Line:
+    """A connection that notes when it is cut."""
+
+    on_close: Any = None
+
+    def __init__(self) -> None:
+        self.cut = False
+
+    def shutdown(self, how: int) -> None:
+        self.cut = True
+
+
+def test_who_proves_nothing_is_cut_off_and_sites_are_not() -> None:
+    now = [0.0]
+    guard = Guard(lambda: now[0])
+    site, stranger = Line(), Line()
+    assert guard.admit(site, ("10.0.0.1", 1))  # type: ignore[arg-type]
+    guard.trust(("10.0.0.1", 1))
+    assert guard.admit(stranger, ("10.0.0.9", 1))  # type: ignore[arg-type]
+    now[0] = SECONDS + 1
+    guard.sweep()
+    assert (site.cut, stranger.cut) == (False, True)
+    assert guard.counts == (1, 0)
+    site.on_close()
+    assert guard.counts == (0, 0)
+
+
+def test_a_siege_from_many_addresses_leaves_room_for_one_more() -> None:
+    guard = Guard()
+    lines = {(f"10.0.{n // 200}.{n % 200}", 1): Line() for n in range(UNPROVEN)}
+    for address, line in lines.items():
+        assert guard.admit(line, address)  # type: ignore[arg-type]
+    newcomer = Line()
+    assert guard.admit(newcomer, ("10.9.9.9", 1))  # type: ignore[arg-type]
+    assert sum(line.cut for line in lines.values()) == 1
+    assert guard.counts == (0, UNPROVEN)
+    guard.trust(("10.9.9.9", 1))
+    assert not newcomer.cut
+
+
+def test_one_address_cannot_take_the_room_of_others() -> None:
+    guard = Guard()
+    other = Line()
+    assert guard.admit(other, ("10.0.0.2", 1))  # type: ignore[arg-type]
+    lines = [Line() for _ in range(3 * UNPROVEN_EACH)]
+    for port, line in enumerate(lines):
+        assert guard.admit(line, ("10.0.0.1", port))  # type: ignore[arg-type]
+    assert sum(not line.cut for line in lines) == UNPROVEN_EACH
+    assert not other.cut

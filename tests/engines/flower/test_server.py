@@ -25,7 +25,7 @@ from coterie.errors import InputError
 from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment
-from coterie.experiment.serving import ServedRun
+from coterie.experiment.served_run import ServedRun
 from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, left_to_sites
 from coterie.files import read_lines
 from coterie.privacy import (

@@ -28,7 +28,7 @@ from coterie.errors import CoterieError, InputError
 from coterie.experiment import checkpoint
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.serving import ServedRun, without_models
+from coterie.experiment.served_run import ServedRun, without_models
 from coterie.experiment.site_models import SiteModels, open_models
 from coterie.privacy import Unit
 from coterie.report.site import write_site_report

@@ -32,7 +32,8 @@ from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.seal import Seal
-from coterie.experiment.serving import ServedRun, Serving, serve
+from coterie.experiment.served_run import ServedRun
+from coterie.experiment.serving import Serving, serve
 from coterie.experiment.sites import check_servable
 from coterie.privacy import POPULATION, Budget, HeldOut, SecretKey, Unit
 

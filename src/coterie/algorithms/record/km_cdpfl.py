@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from coterie.algorithms.aggregation import agreeing, centre, shortened
 from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import PublicFacts, Rng, Rounds, train
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
@@ -35,7 +36,14 @@ class KMCDPFL(GivenClusters[RecordClustersState]):
         # Who did not answer stays where it was.
         cluster_of = {**before, **dict(zip(present, labels.tolist(), strict=True))}
         models, starts = state.models.copy(), state.models[[before[client] for client in present]]
+        rule = self.schedule.aggregation
+        reached = starts + released
+        if rule != "mean":
+            reached = starts + shortened(list(updates.values()))
         for cluster in set(labels.tolist()):
             own = labels == cluster
-            models[cluster] = (starts[own] + released[own]).mean(axis=0, dtype=np.float64)
+            if rule == "filtered-mean":
+                noise = [update.noise_std for update, here in zip(updates.values(), own, strict=True) if here]
+                own[own] = agreeing((reached - starts)[own], noise)
+            models[cluster] = centre(reached[own], rule)
         return self.moved(replace(state, cluster_of=cluster_of), models)

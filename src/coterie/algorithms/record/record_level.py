@@ -77,7 +77,8 @@ class RecordLevel(Algorithm[S]):
     def round(self, state: S) -> Rounds[S]:
         updates = yield from train(TRAINING, self.jobs(state))
         now = self.models(state)
-        return self.moved(state, step_clusters(now.models, now.cluster_of, updates))
+        rule = self.schedule.aggregation
+        return self.moved(state, step_clusters(now.models, now.cluster_of, updates, rule))
 
 
 @dataclass(frozen=True)

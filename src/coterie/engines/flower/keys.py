@@ -5,9 +5,11 @@ the `.pub` file goes to the server's operator. Making all of them in one place i
 """
 
 import datetime
+import hashlib
 import ipaddress
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.errors import InputError
-from coterie.files import check_place, regular, writing
+from coterie.files import check_place, regular, write_bytes, writing
 
 DAYS = 365
 ALWAYS = ("localhost", "127.0.0.1", "::1")
@@ -48,6 +50,11 @@ class KeyFolder:
     def public_keys(self) -> dict[str, bytes]:
         return {name: public_key_bytes(self.sites / f"{name}.pub") for name in self.site_names()}
 
+    @property
+    def revoked(self) -> Path:
+        """Keys that were permitted once and are not any more."""
+        return self.sites / "revoked"
+
     def check(self) -> None:
         """Refuse a folder from which no server can start."""
         for path in (self.authority, self.certificate, self.key):
@@ -55,6 +62,99 @@ class KeyFolder:
             InputError.when(not path.is_file(), f"{path}: no such file; {made}")
         nobody = f"{self.sites}: no public keys (NAME.pub) of sites that may join"
         InputError.when(not self.site_names(), nobody)
+
+
+class SiteKeys:
+    """The keys of a server's folder as they are now: what is added or revoked there acts at once."""
+
+    def __init__(self, files: KeyFolder) -> None:
+        self._files = files
+        self._seen: object = None
+        self._names: dict[bytes, str] = {}
+        self._revoked: set[bytes] = set()
+        self._lock = threading.Lock()
+        self.names()
+
+    def names(self) -> dict[bytes, str]:
+        """The names of sites by their keys."""
+        with self._lock:
+            folders = (self._files.sites, self._files.revoked)
+            files = [path for folder in folders for path in sorted(folder.glob("*.pub"))]
+            state = [(str(path), _stat(path)) for path in files]
+            if state != self._seen:
+                before = self._names.keys() | self._revoked
+                self._names = {key: name for name, key in self._read(self._files.sites).items()}
+                # What was removed while we serve is revoked, too, unless it is put back.
+                refused = set(self._read(self._files.revoked).values())
+                self._revoked = refused | (before - self._names.keys())
+                self._seen = state
+            return self._names
+
+    @staticmethod
+    def _read(folder: Path) -> dict[str, bytes]:
+        """What can be read: a file that is half written now is read when it is whole."""
+        found = {}
+        for path in sorted(folder.glob("*.pub")):
+            with suppress(InputError):
+                found[path.stem] = public_key_bytes(path)
+        return found
+
+    def status(self, key: bytes) -> tuple[str | None, str | None]:
+        """The name of a key's site, or why the key is refused."""
+        names = self.names()
+        if key in self._revoked:
+            return None, "key revoked"
+        return (names[key], None) if key in names else (None, "key unknown")
+
+
+def _stat(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def add_site_key(files: KeyFolder, name: str, public: Path) -> Path:
+    """Let the holder of a key join, also where the server runs already."""
+    check_site_name(name)
+    key, target = public_key_bytes(public), files.sites / f"{name}.pub"
+    InputError.when(target.exists(), f"--add: {target} exists; --rotate puts another key in its place")
+    _check_new(files, name, key)
+    write_bytes(target, public.read_bytes())
+    return target
+
+
+def revoke_site_key(files: KeyFolder, name: str) -> Path:
+    """Let nobody join with a site's key any more, at once; the key is kept, so that it stays refused."""
+    check_site_name(name)
+    source = files.sites / f"{name}.pub"
+    InputError.when(not source.is_file(), f"--revoke: {source}: no such key")
+    digest = hashlib.sha256(public_key_bytes(source)).hexdigest()[:16]
+    files.revoked.mkdir(exist_ok=True)
+    target = files.revoked / f"{name}-{digest}.pub"
+    source.replace(target)
+    return target
+
+
+def rotate_site_key(files: KeyFolder, name: str, public: Path) -> Path:
+    """Put another key of a site's in the place of the one that it had, which is revoked."""
+    check_site_name(name)
+    target = files.sites / f"{name}.pub"
+    InputError.when(not target.is_file(), f"--rotate: {target}: no such key; --add lets a new site in")
+    content = public.read_bytes() if public.is_file() else b""
+    _check_new(files, name, public_key_bytes(public))
+    revoke_site_key(files, name)
+    write_bytes(target, content)
+    return target
+
+
+def _check_new(files: KeyFolder, name: str, key: bytes) -> None:
+    """Refuse a key that somebody has, or had until it was revoked."""
+    for folder in (files.sites, files.revoked):
+        for path in folder.glob("*.pub"):
+            taken = f"{name}: its key is that of {path}; a key belongs to one site, and never comes back"
+            InputError.when(public_key_bytes(path) == key, taken)
 
 
 def check_site_name(name: str) -> None:
@@ -165,6 +265,29 @@ def check_host(host: str, option: str) -> None:
         return
     fits, allowed = _HOST.fullmatch(host) is not None, "an address or a name like server.example.org"
     InputError.when(not fits, f"{option}: {host!r} is not allowed, {allowed} is")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's own key."""
+    try:
+        key = serialization.load_ssh_private_key(regular(path).read_bytes(), None)
+    except (OSError, ValueError, TypeError) as mistake:
+        raise InputError(
+            f"--key: {path} is not a private key in OpenSSH format ({type(mistake).__name__})"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"--key: {path}: {type(key).__name__}; allowed: an elliptic-curve key (P-384)")
+    return key
 
 
 def _write_all(folder: Path, contents: Mapping[Path, bytes]) -> None:

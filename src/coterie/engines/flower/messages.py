@@ -70,6 +70,7 @@ REFUSALS = {
     "model code": "its operator has not allowed the model's code",
     "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
     "closed": "it has finished this experiment",
+    "disk": "its disk has no room for the answer; nothing was charged",
     "review": "its operator is still reading the plan",
     "declined": "its operator has read the plan and said no",
     "rule algorithms": "its operator's policy does not allow the algorithm (algorithms)",

@@ -1,41 +1,45 @@
 """Both ends of the network: the server's link on loopback with the proxy before it, and a site's node."""
 
 import contextlib
-import ipaddress
+import itertools
+import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie.engines.flower import runtime
-from coterie.engines.flower.keys import KeyFolder, check_host
-from coterie.engines.flower.messages import site_log
-from coterie.engines.flower.processes import (
-    Child,
-    ChildEnded,
-    Upstream,
-    free_port,
-    new_secret,
-    wait_until_healthy,
+from coterie.engines.flower.keys import KeyFolder, SiteKeys, check_host, is_loopback
+from coterie.engines.flower.messages import printable, site_log
+from coterie.engines.flower.node import (
+    BUSY_SECONDS,
+    FIRST_WAIT,
+    IDLE_SECONDS,
+    LONGEST_WAIT,
+    POLL_SECONDS,
+    Endpoint,
+    SiteKey,
+    SiteNode,
+    Trouble,
+    greet,
 )
-from coterie.engines.flower.proxy import AllowlistProxy, listening
+from coterie.engines.flower.processes import Child, Upstream, free_port, new_secret, wait_until_healthy
+from coterie.engines.flower.proof import AHEAD
+from coterie.engines.flower.proxy import AllowlistProxy, ServerStatus, listening
+from coterie.engines.flower.site import Peer
 from coterie.errors import InputError
 
 log = site_log(__name__)
 
-LOG = "node.log"
-POLL_SECONDS = 0.2
-AGAIN_SECONDS = 3.0
-"""Between two attempts to reach the server. After a crash the link refuses, for up to a minute, a key that it
-still takes for online."""
-SETTLE_SECONDS = 30.0
-LAST_WORDS_SECONDS = 2.0
-"""For the node to pass on our last answer before it is stopped; it looks every half second."""
-
+WATCH_SECONDS = 0.5
+"""Between two looks for keys that were added."""
 
 # --- the server's ------------------------------------------------------------------------------------
 
@@ -50,15 +54,6 @@ class OpenLink:
     """Registered sites by name; empty where nodes have no keys."""
     grid: Callable[[], contextlib.AbstractContextManager[Grid]]
     """Starts a run and is its server."""
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @contextlib.contextmanager
@@ -85,10 +80,18 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
     with contextlib.closing(child):
         wait_until_healthy(child, upstream)
         pem = keys.authority.read_bytes() if keys else None
-        known = keys.public_keys() if keys else {}
-        with runtime.control(upstream.address, pem) as control:
-            nodes = runtime.register(control, known)
-        proxy = AllowlistProxy(upstream, self_registration=keys is None)
+        nodes: dict[str, int] = {}
+        ring = None if keys is None else SiteKeys(keys)
+        status = ServerStatus()
+        proxy = AllowlistProxy(upstream, ring, status=status)
+
+        def admit() -> None:
+            """Let the link know the keys that are there now."""
+            known = {} if ring is None else {name: key for key, name in ring.names().items()}
+            with runtime.control(upstream.address, pem) as control:
+                nodes.update(runtime.register(control, known))
+
+        admit()
         proof = (keys.certificate, keys.key) if keys else (None, None)
 
         def grid() -> contextlib.AbstractContextManager[Grid]:
@@ -98,7 +101,30 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
 
         with listening(proxy, host, port, *proof) as found:
             log.info("listening on %s:%d for %s", host, found, ", ".join(nodes) or "anybody")
-            yield OpenLink(proxy, found, nodes, grid)
+            with _watching(ring, admit):
+                yield OpenLink(proxy, found, nodes, grid)
+
+
+@contextlib.contextmanager
+def _watching(ring: SiteKeys | None, admit: Callable[[], None]) -> Iterator[None]:
+    """Register keys that are added while we serve; keys that leave are refused by the proxy at once."""
+    done = threading.Event()
+
+    def watch() -> None:
+        known = {} if ring is None else ring.names()
+        while ring is not None and not done.wait(WATCH_SECONDS):
+            if (now := ring.names()) != known:
+                with contextlib.suppress(httpx.HTTPError):
+                    admit()
+                    known = now
+
+    thread = threading.Thread(target=watch, name="keys", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=5)
 
 
 def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:
@@ -128,7 +154,7 @@ class Connection:
     """How to reach the server, and how to prove who we are.
 
     Args:
-        server: HOST:PORT.
+        server: HOST:PORT; several with commas, where the server may move.
         authority: certificate of the authority that signed the server's; None is the plaintext mode.
         key: the site's private key, in OpenSSH format.
     """
@@ -137,67 +163,99 @@ class Connection:
     authority: Path | None
     key: Path | None
 
+    @property
+    def addresses(self) -> list[str]:
+        return self.server.split(",")
+
     def __post_init__(self) -> None:
-        host, _, port = self.server.rpartition(":")
+        for address in self.addresses:
+            self._check(address)
+        half = "--ca and --key belong together: the server proves who it is, and so do you"
+        InputError.when((self.authority is None) != (self.key is None), half)
+        for option, path in (("--ca", self.authority), ("--key", self.key)):
+            InputError.when(path is not None and not path.is_file(), f"{option}: {path} is no file")
+
+    def _check(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
         reachable = re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 2**16
         allowed = "HOST:PORT, with a port from 1 to 65535"
         InputError.when(not (host and reachable), f"--server: {self.server!r} is not allowed, {allowed} is")
         check_host(host.removeprefix("[").removesuffix("]"), "--server")
         bare = self.authority is None
         apart = bare and not is_loopback(host.strip("[]"))
-        InputError.when(apart, f"--plaintext: only on loopback, and --server is {self.server}")
-        half = "--ca and --key belong together: the server proves who it is, and so do you"
-        InputError.when(bare != (self.key is None), half)
-        for option, path in (("--ca", self.authority), ("--key", self.key)):
-            InputError.when(path is not None and not path.is_file(), f"{option}: {path} is no file")
-
-    def arguments(self) -> list[str]:
-        if self.authority is None:
-            return ["--superlink", self.server, "--insecure"]
-        return [
-            *("--superlink", self.server),
-            *("--root-certificates", str(self.authority)),
-            *("--auth-supernode-private-key", str(self.key)),
-        ]
+        InputError.when(apart, f"--plaintext: only on loopback, and --server is {address}")
 
 
-def attend(
-    connection: Connection, folder: Path, handle: Callable[[Message], RecordDict], done: Callable[[], bool]
-) -> None:
-    """Answer messages until there is nothing more to answer, through restarts of either side."""
-    folder.mkdir(parents=True, exist_ok=True)
-    told = False
-    while not done():
+class SaidOnce:
+    """Lines that are said once, until something else is to be said."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def warn(self, line: str) -> None:
+        if line != self._last:
+            log.warning("%s", line)
+        self._last = line
+
+    def well(self, line: str) -> None:
+        if line != self._last:
+            log.info("%s", line)
+        self._last = line
+
+
+class Attending(Protocol):
+    """Whoever answers messages."""
+
+    def handle(self, message: Message, peer: Peer) -> RecordDict: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+
+def attend(connection: Connection, site: Attending) -> None:
+    """Answer messages until there is nothing more to answer, through restarts of either side.
+
+    Where a server cannot be reached or worked with, it is said why, and tried again, at each of its addresses
+    in turn; whatever else happens, this goes on.
+    """
+    key, told, wait = SiteKey.load(connection.key), SaidOnce(), FIRST_WAIT
+    endpoints = itertools.cycle([Endpoint(address, connection.authority) for address in connection.addresses])
+    while not site.finished:
+        endpoint = next(endpoints)
+        began = time.monotonic()
         try:
-            _attend_once(connection, folder, handle, done)
-        except (ChildEnded, runtime.Unreachable):
-            if not told:
-                log.warning("no connection to %s, trying on; %s says more", connection.server, folder / LOG)
-            told = True
-            time.sleep(AGAIN_SECONDS)
+            _attend_once(endpoint, key, site, told)
+        except Trouble as trouble:
+            told.warn(f"{trouble}; trying on")
+        except httpx.HTTPStatusError as refused:
+            told.warn(f"{endpoint.address}: refused with status {refused.response.status_code}; trying on")
+        except (httpx.HTTPError, RuntimeError, ValueError) as trouble:
+            told.warn(f"{endpoint.address}: the connection was lost ({type(trouble).__name__}); trying on")
+        if site.finished:
+            return
+        wait = FIRST_WAIT if time.monotonic() - began > LONGEST_WAIT else min(2 * wait, LONGEST_WAIT)
+        time.sleep(wait * random.uniform(0.5, 1.0))
 
 
-def _attend_once(
-    connection: Connection, folder: Path, handle: Callable[[Message], RecordDict], done: Callable[[], bool]
-) -> None:
-    """One life of Flower's node."""
-    secret_file, port = folder / "task.secret", str(free_port())
-    secret, upstream = new_secret(secret_file), Upstream(f"127.0.0.1:{port}")
-    arguments = [
-        *connection.arguments(),
-        *("--host", "127.0.0.1", "--port", port),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(secret_file)),
-    ]
-    with contextlib.ExitStack() as stack:
-        node = Child("flower-supernode", arguments, folder / "flwr", folder / LOG)
-        stack.callback(node.close)
-        wait_until_healthy(node, upstream)
-        tasks = runtime.TaskClient(upstream.address, secret)
-        stack.callback(tasks.close)
-        worker = runtime.TaskWorker(tasks, handle)
-        while not done():
-            ChildEnded.when(node.ended, f"the node ended; see {node.log}")
-            if not worker.take_next():
-                time.sleep(POLL_SECONDS)
-        worker.settle(SETTLE_SECONDS)
-        time.sleep(LAST_WORDS_SECONDS)
+def _attend_once(endpoint: Endpoint, key: SiteKey, site: Attending, told: SaidOnce) -> None:
+    """One connection, from a greeting to its end."""
+    greeting = greet(endpoint, key)
+    if abs(key.offset) > AHEAD:
+        way = "behind" if key.offset > 0 else "ahead of"
+        log.warning(
+            "this machine's clock is %.0f s %s the server's, by which requests are signed; set it (NTP)",
+            abs(key.offset),
+            way,
+        )
+    node = SiteNode(endpoint, key)
+    with node.connected():
+        told.well(f"connected to {endpoint.address}; the server is {printable(greeting.serving)}")
+        heard = time.monotonic()
+        while not site.finished:
+            message = node.receive()
+            if message is not None:
+                heard = time.monotonic()
+                node.reply(message, site.handle(message, node))
+                continue
+            busy = time.monotonic() - heard < BUSY_SECONDS
+            time.sleep(POLL_SECONDS if busy else IDLE_SECONDS)

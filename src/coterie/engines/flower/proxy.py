@@ -1,17 +1,21 @@
-"""The proxy before the link: passes what sites need, and nothing else.
+"""The proxy before the link: passes what registered sites need, and nothing else.
 
 Flower's link serves three kinds of callers on one port: sites, operators and the server's own task. Only
 sites prove who they are. So the link listens on loopback, and this proxy in front of it passes exactly the
 paths that a registered site uses, by name; whatever else there is, or a later release adds, stays inside.
-Uvicorn, Starlette and httpx, which come with Flower, do the work.
+Who asks is known from a request's head: of strangers no body is read. Uvicorn, Starlette and httpx, which
+come with Flower, do the work; `guard` decides about connections.
 """
 
+import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -20,15 +24,33 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coterie.engines.flower.internals import PUBLIC_KEY_HEADER
+from coterie import __version__
+from coterie.engines.flower.guard import Guard, GuardedSocket
+from coterie.engines.flower.keys import is_loopback
 from coterie.engines.flower.processes import Upstream
+from coterie.engines.flower.proof import (
+    HELLO,
+    MESSAGE_HEADER,
+    OPEN,
+    PROTOCOL,
+    Greeting,
+    KeyRing,
+    Visitor,
+    flower_version,
+    who_asks,
+)
 from coterie.errors import CoterieError
 
 _FLEET = (
     b"activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run get-fab "
     b"pull-object push-object confirm-message-received"
 )
-ALLOWED = frozenset([("GET", b"/health"), *(("POST", b"/v1/fleet/" + name) for name in _FLEET.split())])
+HEALTH = ("GET", b"/health")
+METRICS = ("GET", b"/metrics")
+FLEET = frozenset(("POST", b"/v1/fleet/" + name) for name in _FLEET.split())
+OURS = frozenset({HEALTH, METRICS, ("GET", HELLO), ("GET", OPEN)})
+"""What the proxy answers itself."""
+ALLOWED = FLEET | OURS
 SELF_REGISTRATION = frozenset({("POST", b"/v1/fleet/register-node"), ("POST", b"/v1/fleet/unregister-node")})
 """Needed where nodes have no keys, in the plaintext mode; else the operator registers a site's key."""
 HOP_BY_HOP = frozenset(
@@ -37,27 +59,63 @@ HOP_BY_HOP = frozenset(
 )
 PUSHES = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 """What the link keeps on its disk."""
-KEY_HEADER = PUBLIC_KEY_HEADER.encode()
-"""Under which a node's key travels; the link checks that it is the sender's own."""
 LARGEST_BODY = 16 * 2**20
 """Flower cuts arrays into pieces of 5 MiB."""
+MOST_AT_ONCE, MOST_AT_ONCE_EACH = 16 * LARGEST_BODY, 4 * LARGEST_BODY
+"""Bytes of bodies that are read at a time: in all, and of one site."""
 FIRST_BYTES, TIMES_ASKED, EACH_MESSAGE = 4 * 2**20, 4, 2**18
 """What a node may push: so much at first, and for every message so many times its size and so much beside. An
 update is at most twice the size of the models that were sent for it; a retry pushes it again."""
-MOST_CONNECTIONS = 512
+BODY_SECONDS = 60.0
 SECONDS = 60.0
+SWEEP_SECONDS = 1.0
+
+
+@dataclass
+class ServerStatus:
+    """What the server lets others know of what it does.
+
+    Args:
+        health: its state, for whoever watches over the machine.
+        metrics: numbers for Prometheus, by name; none that tells of a record.
+        is_open: whether the answer to a message is still waited for.
+        last_polls: when each site last asked for messages, by our own clock.
+        troubles: why a site was last refused.
+        arrivals: how often each site has come.
+    """
+
+    health: Callable[[], dict[str, object]] = dict
+    metrics: Callable[[], dict[str, float]] = dict
+    is_open: Callable[[str], bool] = lambda identity: True
+    last_polls: dict[str, float] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
+    arrivals: Counter[str] = field(default_factory=Counter)
 
 
 class AllowlistProxy:
     """The proxy as an ASGI application."""
 
-    def __init__(self, upstream: Upstream, *, self_registration: bool = False) -> None:
-        self._upstream = upstream
-        self._allowed = ALLOWED | (SELF_REGISTRATION if self_registration else frozenset())
+    def __init__(
+        self,
+        upstream: Upstream,
+        keys: KeyRing | None = None,
+        *,
+        guard: Guard | None = None,
+        status: ServerStatus | None = None,
+    ) -> None:
+        """Args:
+
+        keys: of the sites that may pass; None where nodes have no keys, on this machine alone.
+        """
+        self._upstream, self._keys = upstream, keys
+        self._allowed = ALLOWED | (SELF_REGISTRATION if keys is None else frozenset())
         self._client: httpx.AsyncClient | None = None
         self._allowance = FIRST_BYTES
         self._pushed: Counter[bytes] = Counter()
+        self._reading: Counter[bytes] = Counter()
+        self.guard, self.status = guard or Guard(), status or ServerStatus()
         self.passed = 0
+        self.refused: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -78,37 +136,144 @@ class AllowlistProxy:
         ) as self._client:
             await receive()
             await send({"type": "lifespan.startup.complete"})
+            sweeping = asyncio.create_task(self._sweep())
             await receive()
+            sweeping.cancel()
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _sweep(self) -> None:
+        while True:
+            self.guard.sweep()
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def _pass(self, request: Request) -> Response:
         # The raw path, compared as a whole: nothing is decoded, joined or normalised on the way.
         path: bytes = request.scope["raw_path"]
         if (request.method, path) not in self._allowed or request.scope["query_string"]:
-            return Response(status_code=404)
-        # The key of a node that pushes what the link will keep. Nodes without keys are on this machine.
-        pusher = dict(request.headers.raw).get(KEY_HEADER) if path in PUSHES else None
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > LARGEST_BODY:
-                break
-        over = pusher is not None and self._pushed[pusher] + len(body) > self._allowance
-        if len(body) > LARGEST_BODY or over:
-            return Response(status_code=413)
-        assert self._client is not None
-        url, headers = f"{self._upstream.url}{path.decode()}", _passed_on(request.headers.raw)
+            return self._refuse(404, "path")
+        visitor = self._visitor(request)
+        if visitor is not None and visitor.refused is None:
+            self.guard.trust(request.scope.get("client"))
+        if (request.method, path) in OURS:
+            return self._answer(path, request, visitor)
+        if visitor is not None and visitor.refused is not None:
+            return self._disbelieve(visitor)
+        if visitor is None or visitor.name is None:
+            return await self._forward(request, path, b"")
+        if path.endswith(b"/pull-messages"):
+            self.status.last_polls[visitor.name] = time.monotonic()
+        answer = await self._forward(request, path, visitor.key)
+        if path.endswith(b"/activate-node") and answer.status_code == 200:
+            self.status.arrivals[visitor.name] += 1
+            self.status.troubles.pop(visitor.name, None)
+        return answer
+
+    def _visitor(self, request: Request) -> Visitor | None:
+        """Who asks, by the head of a request; None where nobody has a key."""
+        return None if self._keys is None else who_asks(request.headers, self._keys, time.time())
+
+    def _refuse(self, status: int, why: str) -> Response:
+        self.refused[why] += 1
+        return Response(status_code=status)
+
+    def _disbelieve(self, visitor: Visitor) -> Response:
+        """Say why a key is not believed, to whoever sent it."""
+        assert visitor.refused is not None
+        self.refused[visitor.refused] += 1
+        if visitor.name is not None:
+            self.status.troubles[visitor.name] = visitor.refused
+        told = {"refused": visitor.refused, "ahead": visitor.ahead}
+        return Response(json.dumps(told), 401, media_type="application/json")
+
+    # --- what the proxy answers itself ------------------------------------------------------------------
+
+    def _answer(self, path: bytes, request: Request, visitor: Visitor | None) -> Response:
+        if path == OPEN:
+            if visitor is not None and visitor.refused is not None:
+                return self._disbelieve(visitor)
+            waiting = self.status.is_open(request.headers.get(MESSAGE_HEADER, ""))
+            return Response(json.dumps({"open": waiting}), media_type="application/json")
+        if path == HELLO:
+            return Response(self._greet(visitor).to_json(), media_type="application/json")
+        client = request.scope.get("client")
+        here = client is not None and is_loopback(client[0])
+        if path == METRICS[1] and here:
+            sites, others = self.guard.counts
+            numbers = {
+                **self.status.metrics(),
+                "coterie_connections_of_sites": sites,
+                "coterie_connections_of_others": others,
+                "coterie_connections_closed_total": self.guard.closed,
+                "coterie_requests_refused_total": sum(self.refused.values()),
+                "coterie_passed_bytes_total": self.passed,
+            }
+            lines = "".join(f"{name} {value:g}\n" for name, value in numbers.items())
+            return Response(lines, media_type="text/plain; version=0.0.4")
+        if path == METRICS[1]:  # for the server's own operator
+            return self._refuse(404, "path")
+        found = self.status.health()
+        shown = found if here else {"state": found.get("state", "serving")}
+        return Response(json.dumps(shown), media_type="application/json")
+
+    def _greet(self, visitor: Visitor | None) -> Greeting:
+        signed = visitor is not None and visitor.key != b""
+        return Greeting(
+            PROTOCOL,
+            __version__,
+            flower_version(),
+            time.time(),
+            visitor.name if visitor is not None else None,
+            visitor.refused if visitor is not None and signed else None,
+            str(self.status.health().get("state", "serving")),
+        )
+
+    # --- what goes on to the link -----------------------------------------------------------------------
+
+    async def _forward(self, request: Request, path: bytes, key: bytes) -> Response:
+        length = request.headers.get("content-length", "")
+        if not length.isdigit():
+            return self._refuse(411, "length")
+        size = int(length)
+        over = path in PUSHES and self._keys is not None and self._pushed[key] + size > self._allowance
+        if size > LARGEST_BODY or over:
+            return self._refuse(413, "size")
+        if self._reading[key] + size > MOST_AT_ONCE_EACH or self._reading.total() + size > MOST_AT_ONCE:
+            return self._refuse(503, "busy")
+        self._reading[key] += size
         try:
-            answer = await self._client.request(request.method, url, headers=headers, content=bytes(body))
+            body = await asyncio.wait_for(self._body(request, size), BODY_SECONDS)
+            if body is None:
+                return self._refuse(413, "size")
+            answer = await self._send(request, path, body)
+        except TimeoutError:
+            return self._refuse(408, "slow")
         except httpx.HTTPError:
-            return Response(status_code=502)
-        if pusher is not None and answer.is_success:  # the link found that the key is the sender's own
-            self._pushed[pusher] += len(body)
-        self.passed += len(body) + len(answer.content)
+            return self._refuse(502, "link")
+        finally:
+            self._reading[key] -= size
+            self._reading += Counter()  # forgets who reads nothing
+        if path in PUSHES and answer.is_success:
+            self._pushed[key] += size
+        self.passed += size + len(answer.content)
         reply = Response(answer.content, answer.status_code)
         headers = _passed_on(answer.headers.raw)
         reply.raw_headers += [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
         return reply
+
+    @staticmethod
+    async def _body(request: Request, size: int) -> bytes | None:
+        """A body of the length that was announced; None where more came."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > size:
+                return None
+        return bytes(body)
+
+    async def _send(self, request: Request, path: bytes, body: bytes) -> httpx.Response:
+        assert self._client is not None
+        url, headers = f"{self._upstream.url}{path.decode()}", _passed_on(request.headers.raw)
+        return await self._client.request(request.method, url, headers=headers, content=body)
 
 
 def _passed_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -121,7 +286,8 @@ def listening(
 ) -> Iterator[int]:
     """Let the proxy listen, in a thread of this process; the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as opened:
+    with GuardedSocket(family, socket.SOCK_STREAM) as opened:
+        opened.guard = application.guard
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             opened.bind((host, port))
@@ -131,6 +297,7 @@ def listening(
         config = uvicorn.Config(
             application,
             http="h11",
+            loop="asyncio",  # which asks our socket for connections
             ws="none",
             lifespan="on",
             ssl_certfile=None if certificate is None else str(certificate),
@@ -139,7 +306,6 @@ def listening(
             log_level="critical",
             access_log=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=3,
         )

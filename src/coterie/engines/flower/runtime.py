@@ -1,27 +1,24 @@
-"""Our process in the place of the one in which Flower would run an app.
+"""The server's process in the place of the one in which Flower would run a server app.
 
-Flower runs an app by fetching its code from the link and starting a process for every message. A site must
-never run code that a server ships, and need not pay seconds for every message. So our process takes the place
-of that one: it acquires the tasks (with the secret that only it and its own node or link share), pulls a
-task's message, answers with its own installed code, and pushes the reply. The code that the link offers is
-not even opened.
+Flower runs an app by fetching its code from the link and starting a process. Here `coterie serve` is that
+process: it acquires the task (with the secret that only it and its own link share), and is its grid. The code
+that goes with the run is opened by nobody.
 """
 
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 
 from coterie.engines.flower import internals as flower
-from coterie.engines.flower.messages import site_log
 from coterie.errors import CoterieError
-
-log = site_log(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 LINK_SECONDS = 60.0
@@ -47,14 +44,14 @@ def _connect(kind: Any, address: str, authority: bytes | None, component: str, *
 
 
 class TaskClient:
-    """Takes the tasks of a node or a link, which gives them to whoever knows the secret."""
+    """Takes the tasks of a link, which gives them to whoever knows the secret."""
 
     def __init__(
         self,
         address: str,
         secret: bytes,
         authority: bytes | None = None,
-        kind: Any = flower.TaskType.CLIENT_APP,
+        kind: Any = flower.TaskType.SERVER_APP,
     ) -> None:
         self.address, self.authority, self._kind = address, authority, kind
         proof = flower.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
@@ -98,62 +95,89 @@ def _heartbeats(client: Any) -> Iterator[None]:
         thread.join(timeout=5)
 
 
-class TaskWorker:
-    """Takes a node's tasks as they come and answers their messages, one at a time, with our own code.
+UNFINISHED_SECONDS = 20.0
+"""After so long without another piece, a reply is taken for cut off."""
 
-    Every task has a thread, because the message of one may never arrive: a node keeps the task of a run that
-    ended while it was fetching. Only answering is serial.
+
+@dataclass
+class Arriving:
+    """A reply whose head has come, and those of its pieces that have."""
+
+    reply_to: str
+    tree: Any
+    pieces: dict[str, bytes]
+    since: float
+
+
+class PromptGrid(flower.HttpGrid):  # type: ignore[misc]
+    """Takes what has come, and waits for nothing: what is not whole yet is looked for again next time.
+
+    Flower's own waits for every piece of a reply, for minutes, while nobody else is answered or asked again.
     """
 
-    def __init__(self, tasks: TaskClient, handle: Callable[[Message], RecordDict]) -> None:
-        self._tasks = tasks
-        self._handle = handle
-        self._one_at_a_time = threading.Lock()
-        self._answering: set[threading.Thread] = set()
-        self._trouble: httpx.HTTPError | None = None
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._arriving: dict[str, Arriving] = {}
 
-    def take_next(self) -> bool:
-        """Take the next task, if there is one."""
-        if self._trouble is not None:
-            raise Unreachable(f"{self._tasks.address}: {type(self._trouble).__name__}")
-        token = self._tasks.acquire()
-        if token is None:
-            return False
-        threading.Thread(target=self._attend, args=(token,), name="task", daemon=True).start()
-        return True
-
-    def settle(self, seconds: float) -> None:
-        """Wait until answers that are on their way have left."""
-        for thread in list(self._answering):
-            thread.join(timeout=seconds)
-
-    def _attend(self, token: str) -> None:
-        client = self._tasks.connect(token, "flwr-clientapp")
-        try:
-            with _heartbeats(client):
-                message, context, _run, _code = flower.pull_task_input(client)
-                with self._one_at_a_time:
-                    self._answering.add(threading.current_thread())
-                    reply = Message(self._handle(message), reply_to=message)
-                flower.push_message(client, reply, context)
-                client.PushTaskOutput(
-                    flower.PushTaskOutputRequest(
-                        context=flower.context_to_proto(context), sub_status=flower.SubStatus.COMPLETED
-                    )
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = set(message_ids)
+        self._arriving = {name: each for name, each in self._arriving.items() if each.reply_to in wanted}
+        new = wanted - {each.reply_to for each in self._arriving.values()}
+        if new:
+            request = flower.PullAppMessagesRequest(message_ids=sorted(new))
+            found = self._runtime_client.PullMessages(request)
+            for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                told = head.metadata
+                self._arriving[told.message_id] = Arriving(
+                    told.reply_to_message_id, tree, {}, time.monotonic()
                 )
-        except httpx.HTTPStatusError as refused:
-            log.warning("a task was lost: the node answered %d", refused.response.status_code)
-        except httpx.HTTPError as trouble:
-            self._trouble = trouble
-        except Exception as mistake:  # of Flower's own; its text may quote a message
-            log.warning("a task was lost: %s", type(mistake).__name__)
-        finally:
-            self._answering.discard(threading.current_thread())
-            client.close()
+        replies = [self._take(identity) for identity in list(self._arriving)]
+        return [reply for reply in replies if reply is not None]
+
+    def _take(self, identity: str) -> Message | None:
+        """A reply that is whole now, or will never be; None where there is still hope."""
+        arriving = self._arriving[identity]
+        run = self.run.run_id
+        pull = flower.make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, run)
+        for each in flower.iterate_object_tree(arriving.tree):
+            if each.object_id in arriving.pieces:
+                continue
+            try:
+                arriving.pieces[each.object_id] = pull(each.object_id)
+                arriving.since = time.monotonic()
+            except flower.ObjectUnavailableError:
+                if time.monotonic() - arriving.since < UNFINISHED_SECONDS:
+                    return None
+                return self._unfinished(identity)
+            except flower.ObjectPullError:
+                return self._unfinished(identity)
+        del self._arriving[identity]
+        confirm = flower.ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=identity)
+        self._runtime_client.ConfirmMessageReceived(confirm)
+        message = flower.inflate_object_from_contents(identity, arriving.pieces)
+        message.metadata.__dict__["_message_id"] = identity
+        return cast(Message, message)
+
+    def _unfinished(self, identity: str) -> Message:
+        """An error in place of a reply that was cut off."""
+        arriving, node = self._arriving.pop(identity), self.node.node_id
+        metadata = flower.Metadata(
+            run_id=self.run.run_id,
+            message_id="",
+            src_node_id=node,
+            dst_node_id=node,
+            message_type="system",
+            group_id="",
+            ttl=0,
+            reply_to_message_id=arriving.reply_to,
+            created_at=time.time(),
+        )
+        error = flower.Error(code=flower.ErrorCode.MESSAGE_UNAVAILABLE, reason="the reply was cut off")
+        return cast(Message, flower.make_message(metadata=metadata, error=error))
 
 
 @contextlib.contextmanager
-def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[flower.HttpGrid]:
+def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[PromptGrid]:
     """The grid of the run that was started, in place of Flower's own server process."""
     with contextlib.ExitStack() as stack:
         tasks = TaskClient(address, secret, authority, flower.TaskType.SERVER_APP)
@@ -167,7 +191,7 @@ def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterato
         flower.TaskIdentity.task_id = found.task_id
         flower.TaskIdentity.run_id = found.run.run_id
         flower.TaskIdentity.node_id = found.context.node_id
-        grid = flower.HttpGrid(address, authority is None, authority, token=token)
+        grid = PromptGrid(address, authority is None, authority, token=token)
         stack.callback(grid.close)
         grid.set_run(flower.run_from_proto(found.run))
         grid._retry_invoker.max_time = LINK_SECONDS

@@ -206,6 +206,7 @@ class FlowerEngine:
                 client: Released(
                     answers[client].astype(np.float32, copy=False),
                     mechanisms[client].noise_in_release(self.lr, jobs[client].anchor_weight),
+                    mechanisms[client].norm_in_release(self.lr, jobs[client].anchor_weight, self.parameters),
                 )
                 for client in jobs
                 if client in answers

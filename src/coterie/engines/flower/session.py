@@ -11,8 +11,10 @@ something, too. Parameters that are its own stay here, beside its answers.
 
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -73,6 +75,8 @@ from coterie.training.scoring import total_score
 
 log = site_log(__name__)
 
+ROOM_BESIDE = 2**18
+"""Bytes beside an answer: lines of the ledger, the contract."""
 SEVERAL = "several models, and nothing to choose by"
 
 
@@ -375,7 +379,8 @@ class SiteSession:
         found = read_arrays(path) if again else None
         if found is None:
             began = time.perf_counter()
-            found = compute()
+            with self._room():
+                found = compute()
             write_arrays(path, found, {"ledger": json.dumps(self.ledger.head.to_json())})
             self._log_release(wanted, time.perf_counter() - began)
             forget_rounds(self._files.answers, before=wanted.round - 1)
@@ -383,6 +388,29 @@ class SiteSession:
             log.info("round %d, %s: the answer given before", wanted.round, wanted.release)
         self._keep_head()
         return found
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Hold room on the disk for an answer while it is charged and computed: what is paid for is sent."""
+        held = self._files.answers / ".room"
+        size = 8 * (2 * self.parameters + 1024) + ROOM_BESIDE
+        try:
+            with held.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+            free = os.statvfs(self._files.path)
+            short = free.f_bavail * free.f_frsize < ROOM_BESIDE
+        except OSError as trouble:
+            held.unlink(missing_ok=True)
+            log.error("no room on the disk of %s for an answer (%s)", self._files.path, trouble.strerror)
+            raise RefusedError("disk") from None
+        if short:
+            held.unlink(missing_ok=True)
+            log.error("less than %d bytes are left on the disk of %s", ROOM_BESIDE, self._files.path)
+            raise RefusedError("disk")
+        try:
+            yield
+        finally:
+            held.unlink(missing_ok=True)
 
     def _keep_head(self) -> None:
         """Let the contract know how far the ledger is, before what was charged leaves the site."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from flwr.app import Message, RecordDict
 
@@ -50,6 +51,29 @@ REASONS: Mapping[type[CoterieError], str] = {
     RangeError: "out of range",
 }
 """How a site refuses what is wrong with a message."""
+
+
+class Peer(Protocol):
+    """The server, as far as a site asks it something."""
+
+    def now(self) -> float:
+        """The time by its clock."""
+
+    def is_open(self, message: Message) -> bool:
+        """Whether it still waits for the answer to a message."""
+
+
+class AtHome:
+    """A server that is not asked: its clock is ours, and it waits."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def is_open(self, message: Message) -> bool:
+        return True
+
+
+AT_HOME = AtHome()
 
 
 class Site:
@@ -99,15 +123,18 @@ class Site:
             self.session.close()
             self.session = None
 
-    def handle(self, message: Message) -> RecordDict:
+    def handle(self, message: Message, peer: Peer = AT_HOME) -> RecordDict:
         """The answer to a message: what the contract allows, or a refusal in fixed words.
 
         Nothing that goes wrong in here can leave the site as text.
+
+        Args:
+            peer: the server that sent it, as far as a site can ask it something.
         """
         kind = str(message.metadata.message_type)
         try:
             GarbageError.when(not message.has_content(), "a message without content")
-            return self._answer(kind, message)
+            return self._answer(kind, message, peer)
         except Exception as mistake:  # whatever it is, its text stays here
             reason = _reason(mistake)
             if reason == "failed":
@@ -117,7 +144,7 @@ class Site:
                 log.warning("refused a message of type %s: %s", kind, reason)
             return messages.refusal(reason)
 
-    def _answer(self, kind: str, message: Message) -> RecordDict:
+    def _answer(self, kind: str, message: Message, peer: Peer) -> RecordDict:
         content = message.content
         if kind == messages.FACTS:
             messages.plain_of(content, {})
@@ -131,8 +158,10 @@ class Site:
             return self._finish(session, FinalModels.from_content(content, session.parameters))
         RefusedError.when(time_is_over(self.files.consent), "rule hours")
         expires = float(message.metadata.created_at) + float(message.metadata.ttl)
-        RefusedError.when(time.time() > expires, "late")
+        RefusedError.when(peer.now() > expires, "late")
         GarbageError.when(kind not in ANSWERS, "an unknown type of message")
+        # This process may have slept since the message came: what nobody waits for is not released.
+        RefusedError.when(not peer.is_open(message), "passed")
         return ANSWERS[kind](session, SiteRequest.from_content(kind, content, session.parameters))
 
     # --- before the first release -------------------------------------------------------------------

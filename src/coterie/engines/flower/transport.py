@@ -18,8 +18,8 @@ from coterie.files import forget_rounds, read_arrays
 from coterie.privacy.ranges import Range
 
 T = TypeVar("T")
-EXPIRED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
-"""A message, or its reply, is past its time."""
+UNFINISHED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
+"""A message, or its reply, is past its time, or never became whole."""
 TOO_LATE = "no answer in time"
 
 
@@ -49,6 +49,11 @@ class Timeouts:
     consent: float = 600.0
     poll: float = 0.3
 
+    @property
+    def again(self) -> float:
+        """Seconds after which a site that has not answered is asked once more; it answers and pays once."""
+        return max(30.0, self.answer / 10.0)
+
     def __post_init__(self) -> None:
         InputError.unless_within(TIME_TO_ANSWER, "--answer", self.answer)
         InputError.unless_within(PATIENCE, "--rejoin", self.rejoin)
@@ -75,11 +80,15 @@ class Transport:
     ) -> None:
         """Args:
 
+        nodes: numbers of the sites' nodes by name; whoever opened the link may add more.
         sent: is told the bytes of arrays in the largest of the messages that were sent at a time.
         """
         self.grid = grid
         self._sent = sent
-        self.nodes = dict(nodes)
+        self.nodes = nodes
+        self.arrivals: Callable[[str], int] = lambda name: 0
+        self._waiting: dict[str, str] = {}
+        self._pushing = False
         self.timeouts = timeouts
         self._steady = set(nodes)
         self._late: set[str] = set()
@@ -88,6 +97,10 @@ class Transport:
         """The sites that the link has heard of lately."""
         there = set(self.grid.get_node_ids())
         return {name for name, node in self.nodes.items() if node in there}
+
+    def is_open(self, identity: str) -> bool:
+        """Whether the answer to a message is still waited for."""
+        return self._pushing or identity in self._waiting
 
     def present(self, wanted: Sequence[str]) -> list[str]:
         """Those of the wanted who are there; who was there before is waited for."""
@@ -132,14 +145,17 @@ class Transport:
                 long again as the others took.
         """
         began = time.monotonic()
-        waiting = self._send(kind, contents, self.timeouts.answer)
+        self._waiting = waiting = self._send(kind, contents, self.timeouts.answer)
         pending = set(waiting.values())
         missing = {name: "not sent" for name in contents if name not in pending}
         answered: dict[str, T] = {}
         away: dict[str, float] = {}
+        asked = {name: (began, self.arrivals(name)) for name in pending}
         others_done: float | None = None
         while pending:
             now = time.monotonic()
+            left = self.timeouts.answer - (now - began)
+            again: set[str] = set()
             for reply in self.grid.pull_messages(list(waiting)) if waiting else ():
                 # By what it replies to: an error made by the link itself carries no other name.
                 name = waiting.pop(str(reply.metadata.reply_to_message_id), None)
@@ -147,6 +163,9 @@ class Transport:
                     continue  # an answer that nobody waits for any more
                 if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
                     away.setdefault(name, now)
+                    continue
+                if reply.has_error() and reply.error.code in UNFINISHED and left > 0:
+                    again.add(name)  # it was cut off, or its message was lost: the site has its answer
                     continue
                 pending.discard(name)
                 reason = _why_no_answer(reply)
@@ -159,7 +178,6 @@ class Transport:
                 if reason is not None:
                     missing[name] = reason
                     self._late |= {name} if reason == TOO_LATE else set()
-            left = self.timeouts.answer - (now - began)
             if pending <= self._late and others_done is None:
                 others_done = now
             enough = others_done is not None and now - others_done >= others_done - began
@@ -167,14 +185,23 @@ class Transport:
                 missing.update(dict.fromkeys(pending, TOO_LATE))
                 self._late |= pending
                 break
-            for name in self._returned(pending, away, now):
-                waiting = {identity: other for identity, other in waiting.items() if other != name}
+            again |= {
+                name
+                for name in pending - away.keys()
+                if now - asked[name][0] > self.timeouts.again or self.arrivals(name) != asked[name][1]
+            }
+            again |= set(self._returned(pending, away, now))
+            for name in sorted(again & pending):
+                for identity in [each for each, other in waiting.items() if other == name]:
+                    del waiting[identity]
+                asked[name] = (now, self.arrivals(name))
                 waiting.update(self._send(kind, {name: contents[name]}, left))
             lost = {name for name in pending if now - away.get(name, now) > self.timeouts.rejoin}
             missing.update(dict.fromkeys(lost, "went away"))
             pending -= lost
             if pending:
                 time.sleep(self.timeouts.poll)
+        waiting.clear()
         return Answers(
             {name: answered[name] for name in contents if name in answered},
             {name: missing[name] for name in contents if name in missing},
@@ -184,10 +211,14 @@ class Transport:
     def _send(self, kind: str, contents: Mapping[str, RecordDict], seconds: float) -> dict[str, str]:
         """Who waits under which number; who could not be sent anything does not."""
         self._sent(max((_bytes_in(content) for content in contents.values()), default=0))
-        sent = self.grid.push_messages(
-            [Message(content, self.nodes[name], kind, ttl=seconds) for name, content in contents.items()]
-        )
-        return {identity: name for identity, name in zip(sent, contents, strict=True) if identity}
+        self._pushing = True  # a site may have a message before its number is known here
+        try:
+            sent = self.grid.push_messages(
+                [Message(content, self.nodes[name], kind, ttl=seconds) for name, content in contents.items()]
+            )
+            return {identity: name for identity, name in zip(sent, contents, strict=True) if identity}
+        finally:
+            self._pushing = False
 
     def _returned(self, waiting: set[str], away: dict[str, float], now: float) -> list[str]:
         """Those who were away and are there again; notes since when the others are not."""
@@ -203,7 +234,7 @@ class Transport:
 def _why_no_answer(reply: Message) -> str | None:
     """Why a reply is none: an error of Flower's, or a refusal."""
     if reply.has_error():
-        return TOO_LATE if reply.error.code in EXPIRED else f"Flower's error {reply.error.code}"
+        return TOO_LATE if reply.error.code in UNFINISHED else f"Flower's error {reply.error.code}"
     reason = messages.is_refusal(reply.content)
     return None if reason is None else f"refused: {messages.REFUSALS[reason]}"
 

@@ -1,0 +1,90 @@
+"""What a server tells of a run while it goes on: to whoever watches over it, never a number of a record's."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from coterie.engines.flower.proxy import ServerStatus
+from coterie.engines.flower.transport import Transport
+from coterie.experiment.callbacks import Callbacks, RoundReport, RunStart
+
+
+@dataclass
+class RunStatus:
+    """How far a run is.
+
+    Args:
+        state: in words.
+        missing: why a site did not answer, the last time that it did not; empty where that is a secret.
+    """
+
+    state: str = "waiting for sites"
+    round: int = 0
+    rounds: int = 0
+    answers_missing: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    left: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    transport: Transport | None = None
+
+    def watching(self, callbacks: Callbacks) -> Callbacks:
+        """Callbacks that keep this up to date, and tell the others as before."""
+
+        def joined(records: object) -> None:
+            self.state = "waiting for the sites to agree"
+
+        def start(started: RunStart) -> None:
+            self.round, self.rounds = started.done, started.experiment.schedule.rounds
+            self.state = f"in round {min(self.round + 1, self.rounds)} of {self.rounds}"
+
+        def finished_round(report: RoundReport) -> None:
+            self.round, self.missing = report.round, {**self.missing, **report.missing}
+            self.answers_missing += len(report.missing)
+            self.left = {name: report.budget[name] - spent for name, spent in report.spent.items()}
+            over = report.round == report.rounds
+            self.state = (
+                "handing out the models" if over else f"in round {report.round + 1} of {report.rounds}"
+            )
+
+        return replace(
+            callbacks,
+            on_joined=_both(joined, callbacks.on_joined),
+            on_start=_both(start, callbacks.on_start),
+            on_round=_both(finished_round, callbacks.on_round),
+        )
+
+    def attach(self, transport: Transport, status: ServerStatus) -> None:
+        """Let the proxy tell all this, and ask the transport what is still waited for."""
+        self.transport = transport
+        status.health, status.metrics = self.health, self.metrics
+        status.is_open = transport.is_open
+        transport.arrivals = lambda name: status.arrivals[name]
+
+    def health(self) -> dict[str, object]:
+        return {
+            "state": self.state,
+            "round": self.round,
+            "rounds": self.rounds,
+            "sites": sorted(self.transport.nodes) if self.transport is not None else [],
+            "missing": self.missing,
+            "epsilon_left": self.left,
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "coterie_round": self.round,
+            "coterie_rounds": self.rounds,
+            "coterie_sites": len(self.transport.nodes) if self.transport is not None else 0,
+            "coterie_answers_missing_total": self.answers_missing,
+            "coterie_serving_seconds": time.monotonic() - self.began,
+        }
+
+
+def _both(first: Callable[..., object], second: Callable[..., object] | None) -> Callable[..., None]:
+    def told(*arguments: object) -> None:
+        first(*arguments)
+        if second is not None:
+            second(*arguments)
+
+    return told

@@ -1,0 +1,251 @@
+"""No site holds up the others: cut-off replies, lost messages, sleepers, full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message
+from memory_federation import QUICK, MemoryFederation, experiment
+from tiny_site import contract, deliver, joined, training
+
+from coterie.engines.flower import internals as flower
+from coterie.engines.flower import messages, runtime
+from coterie.engines.flower.runtime import PromptGrid
+from coterie.engines.flower.transport import TOO_LATE, Timeouts, Transport
+
+# --- the grid waits for nothing -----------------------------------------------------------------------
+
+
+class Link:
+    """A link with replies whose pieces come when they come."""
+
+    def __init__(self) -> None:
+        self.heads: list[Any] = []
+        self.pieces: dict[str, bytes] = {}
+        self.gone: set[str] = set()
+        self.asked: list[list[str]] = []
+
+    def PullMessages(self, request: Any) -> Any:
+        self.asked.append(list(request.message_ids))
+        heads, self.heads = self.heads, []
+        return SimpleNamespace(
+            messages_list=[head for head, _ in heads], message_object_trees=[tree for _, tree in heads]
+        )
+
+    def PullObject(self, request: Any) -> Any:
+        found = request.object_id not in self.gone
+        content = self.pieces.get(request.object_id, b"")
+        return SimpleNamespace(object_found=found, object_available=bool(content), object_content=content)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Link:
+    made = Link()
+    monkeypatch.setattr(PromptGrid, "_runtime_client", made, raising=False)
+    monkeypatch.setattr(PromptGrid, "run", SimpleNamespace(run_id=1), raising=False)
+    monkeypatch.setattr(PromptGrid, "node", flower.Node(node_id=1), raising=False)
+    return made
+
+
+def answered(link: Link, to: str, *, whole: bool) -> dict[str, bytes]:
+    """Let the head of a reply arrive, and all of its pieces or none, which are returned."""
+    flower.TaskIdentity.run_id, flower.TaskIdentity.node_id, flower.TaskIdentity.task_id = 1, 1, 1
+    asked = Message(messages.pack({}), 100, messages.FACTS, ttl=60)
+    asked.metadata.__dict__["_message_id"] = to
+    reply = Message(messages.pack({"closed": to}), reply_to=asked)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with flower.no_object_id_recompute():
+        tree, objects = flower.get_object_tree(reply), flower.get_all_nested_objects(reply)
+        contents = {name: each.deflate() for name, each in objects.items()}
+    head = flower.message_to_proto(flower.remove_content_from_message(reply))
+    link.heads.append((head, tree))
+    link.pieces.update(contents if whole else {})
+    return contents
+
+
+def test_a_reply_that_is_cut_off_holds_up_nobody(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own grid waited here until the upload's session ended, after minutes."""
+    grid = PromptGrid(token="any")
+    answered(link, "slow", whole=False)
+    answered(link, "quick", whole=True)
+    began = time.monotonic()
+    [reply] = grid.pull_messages(["slow", "quick"])
+    assert reply.metadata.reply_to_message_id == "quick"
+    assert grid.pull_messages(["slow"]) == []
+    assert time.monotonic() - began < 5
+    assert link.asked == [["quick", "slow"]]  # its head has come: it is not asked for again
+    monkeypatch.setattr(runtime, "UNFINISHED_SECONDS", 0.0)
+    [lost] = grid.pull_messages(["slow"])
+    assert (lost.metadata.reply_to_message_id, lost.error.code) == ("slow", 3)
+
+
+def test_a_reply_whose_pieces_come_later_is_taken_when_it_is_whole(link: Link) -> None:
+    grid = PromptGrid(token="any")
+    later = answered(link, "slow", whole=False)
+    assert grid.pull_messages(["slow"]) == []
+    link.pieces.update(later)
+    [reply] = grid.pull_messages(["slow"])
+    assert messages.plain_of(reply.content, {"closed": str}) == {"closed": "slow"}
+
+
+def test_a_piece_that_is_gone_is_an_unfinished_reply(link: Link) -> None:
+    grid = PromptGrid(token="any")
+    link.gone |= set(answered(link, "slow", whole=False))
+    [lost] = grid.pull_messages(["slow"])
+    assert lost.error.code == 3
+
+
+# --- who did not answer is asked again ----------------------------------------------------------------
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Any:
+    made = MemoryFederation(experiment(algorithm={"name": "global"}), tmp_path / "sites")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_an_unfinished_reply_is_asked_for_again_and_paid_once(
+    federation: MemoryFederation, tmp_path: Path, code: int
+) -> None:
+    first = min(federation.nodes.values())
+    spoilt: list[Message] = []
+
+    def spoil(message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type == messages.TRAIN and message.metadata.dst_node_id == first:
+            if len(spoilt) % 2 == 0:
+                spoilt.append(reply)
+                return [Message(Error(code=code, reason="cut off"), reply_to=message)]
+            spoilt.append(reply)
+        return [reply]
+
+    federation.grid.spoil = spoil
+    result = federation.serve(tmp_path / "run")
+    assert all(tally["missed"] == 0 for tally in result.participation.values())
+    assert len(spoilt) == 10  # five rounds, each asked twice
+    [name] = [name for name, node in federation.nodes.items() if node == first]
+    lines = federation.sites[name].files.ledger.read_text().splitlines()
+    assert len(lines) == 1 + 5
+
+
+def test_a_message_that_a_restart_lost_is_sent_again(federation: MemoryFederation) -> None:
+    """The site came anew after the message was sent: nobody will answer the first."""
+    [name, *_] = federation.nodes
+    transport = Transport(federation.grid, {name: federation.nodes[name]}, replace(QUICK, answer=20.0))
+    pull, arrivals = federation.grid.pull_messages, [0]
+    transport.arrivals = lambda site: arrivals[0]
+
+    def lossy(identities: Any) -> Any:
+        if arrivals[0] == 0:
+            federation.grid._boxes.clear()
+            arrivals[0] = 1
+        return pull(identities)
+
+    federation.grid.pull_messages = lossy  # type: ignore[method-assign]
+    found = transport.ask(messages.FACTS, {name: messages.pack({})}, lambda site, content: content)
+    assert set(found.by_client) == {name}
+    assert found.seconds < 10
+
+
+def test_deadlines_mean_what_they_say_whatever_a_site_does(federation: MemoryFederation) -> None:
+    federation.grid.spoil = lambda message, reply: [Message(Error(code=3, reason=""), reply_to=message)]
+    transport = Transport(federation.grid, federation.nodes, replace(QUICK, answer=0.5))
+    began = time.monotonic()
+    asked = dict.fromkeys(federation.nodes, messages.pack({}))
+    found = transport.ask(messages.FACTS, asked, lambda site, content: content)
+    assert time.monotonic() - began < 5
+    assert set(found.missing.values()) == {TOO_LATE}
+    assert Timeouts(answer=600).again == 60.0
+
+
+# --- a site that slept --------------------------------------------------------------------------------
+
+
+class Server:
+    """A server that has given up waiting, or whose clock differs."""
+
+    def __init__(self, *, is_open: bool = True, ahead: float = 0.0) -> None:
+        self.open, self.ahead, self.asked = is_open, ahead, 0
+
+    def now(self) -> float:
+        return time.time() + self.ahead
+
+    def is_open(self, message: Message) -> bool:
+        self.asked += 1
+        return self.open
+
+
+def test_a_woken_site_releases_nothing_that_nobody_waits_for(tmp_path: Path) -> None:
+    made, gave_up = joined(tmp_path), Server(is_open=False)
+    before = made.files.ledger.read_bytes()
+    answer = deliver(lambda message: made.handle(message, gave_up), messages.TRAIN, training())
+    assert messages.is_refusal(answer) == "passed"
+    assert made.files.ledger.read_bytes() == before
+    assert gave_up.asked == 1
+    waiting = Server()
+    answer = deliver(lambda message: made.handle(message, waiting), messages.TRAIN, training())
+    assert messages.is_refusal(answer) is None
+    made.close()
+
+
+def test_whether_a_message_is_late_is_told_by_the_servers_clock(tmp_path: Path) -> None:
+    made = joined(tmp_path)
+    late = Server(ahead=120.0)
+    answer = deliver(lambda message: made.handle(message, late), messages.TRAIN, training())
+    assert messages.is_refusal(answer) == "late"
+    made.close()
+
+
+def test_what_is_open_is_what_is_waited_for(federation: MemoryFederation) -> None:
+    transport = Transport(federation.grid, federation.nodes, QUICK)
+    seen: list[bool] = []
+    pull = federation.grid.pull_messages
+
+    def looking(identities: Any) -> Any:
+        seen.extend(transport.is_open(identity) for identity in identities)
+        return pull(identities)
+
+    federation.grid.pull_messages = looking  # type: ignore[method-assign]
+    asked = dict.fromkeys(federation.nodes, messages.pack({}))
+    transport.ask(messages.FACTS, asked, lambda site, content: content)
+    assert len(seen) == len(federation.nodes)
+    assert all(seen)
+    assert not any(transport.is_open(str(sent.metadata.message_id)) for sent in federation.grid.sent)
+
+
+# --- a full disk --------------------------------------------------------------------------------------
+
+
+def test_without_room_for_the_answer_nothing_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = joined(tmp_path)
+    before = made.files.ledger.read_bytes()
+
+    def full(handle: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("coterie.engines.flower.session.os.posix_fallocate", full)
+    assert messages.is_refusal(deliver(made, messages.TRAIN, training())) == "disk"
+    assert made.files.ledger.read_bytes() == before
+    monkeypatch.undo()
+    nearly = SimpleNamespace(f_bavail=1, f_frsize=1024)
+    monkeypatch.setattr("coterie.engines.flower.session.os.statvfs", lambda path: nearly)
+    assert messages.is_refusal(deliver(made, messages.TRAIN, training())) == "disk"
+    assert made.files.ledger.read_bytes() == before
+    monkeypatch.undo()
+    assert messages.is_refusal(deliver(made, messages.TRAIN, training())) is None
+    assert [path.name for path in made.files.answers.iterdir() if path.name.startswith(".")] == []
+    assert contract().rounds >= 1
+    made.close()
