@@ -85,8 +85,9 @@ def test_the_clipped_sum_is_that_of_a_loop_over_persons(name: str, fast: bool) -
     batch = people(MODELS[name], 11)
     slow = loop_over_persons(learner, name, parameters, batch)
     torch.testing.assert_close(clipped_sum(learner, parameters, batch, CLIP), slow, rtol=1e-4, atol=1e-5)
-    learner.micro_batch = learner.row_batch = 2 * PLACES + 1
-    torch.testing.assert_close(clipped_sum(learner, parameters, batch, CLIP), slow, rtol=1e-4, atol=1e-5)
+    for most in (2 * PLACES + 1, 2, 1):  # of several persons, or less than one has records
+        learner.micro_batch = learner.row_batch = most
+        torch.testing.assert_close(clipped_sum(learner, parameters, batch, CLIP), slow, rtol=1e-4, atol=1e-5)
 
 
 def test_a_clip_per_record_is_found_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +154,9 @@ def test_views_are_averaged_by_record_before_a_person_is_summed() -> None:
     assert batch.present is not None
     person = torch.where(batch.present.view(-1, 1), rows, 0.0).view(6, PLACES, -1).sum(dim=1)
     torch.testing.assert_close(found, clip_rows(person, CLIP).sum(dim=0), rtol=1e-4, atol=1e-6)
+    learner.micro_batch = learner.row_batch = 3
+    in_parts = clipped_sum(learner, parameters, batch, CLIP, views=drawn)
+    torch.testing.assert_close(in_parts, found, rtol=1e-4, atol=1e-6)
 
 
 # --- batches, noise and denominators ----------------------------------------------------------------------
@@ -324,3 +328,20 @@ def test_no_person_adds_more_than_the_clip_to_joint_scores() -> None:
     outputs = learner.predict(parameters, batch.flat.features)
     rows = statistic_rows(learner, outputs, batch.flat.targets, statistics).view(30, PLACES, -1).sum(dim=1)
     assert max(float(np.linalg.norm(mechanism.centred(row.numpy(), 1.0))) for row in rows) > mechanism.clip
+
+
+def test_a_person_with_more_records_than_fit_the_memory_is_added_up_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner, parameters = learner_of("cnn")
+    learner.micro_batch = learner.row_batch = 2
+    sizes: list[int] = []
+    once = learner.gradients
+
+    def noted(parameters: torch.Tensor, batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch))
+        return once(parameters, batch)
+
+    monkeypatch.setattr(learner, "gradients", noted)
+    clipped_sum(learner, parameters, people(IMAGES, 4), CLIP)
+    assert sizes == [2, 1] * 4  # whoever has how many records

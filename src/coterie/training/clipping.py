@@ -121,6 +121,30 @@ def _scales(
     return scales, None if tiles.dynamic and bool(usable.all()) else usable
 
 
+def _unit_rows(learner: Learner, parameters: Tensor, records: Batch, part: Batch, copies: int) -> Tensor:
+    """The gradient of each record, or person, before the clip; of one large person in parts.
+
+    Args:
+        part: the flat batch of all views of the records.
+    """
+    present = records.present
+    if present is None or len(records) > 1 or len(part) <= learner.row_batch:
+        return _summed_rows(learner.gradients(parameters, part), copies, present)
+    views, found = copies * max(1, learner.row_batch // copies), []
+    for first in range(0, len(part), views):
+        rows = learner.gradients(parameters, part.take(slice(first, first + views)))
+        own = slice(first // copies, (first + views) // copies)
+        found.append(_summed_rows(rows, copies, present[:, own]))
+    return torch.stack(found).sum(dim=0)
+
+
+def _summed_rows(rows: Tensor, copies: int, present: Tensor | None) -> Tensor:
+    """Means over the views of each record, and sums over the records of each person."""
+    if copies > 1:
+        rows = rows.view(len(rows) // copies, copies, -1).mean(dim=1)
+    return rows if present is None else Rows(rows).summed(present).rows()
+
+
 def clipped_sum(
     learner: Learner,
     parameters: Tensor,
@@ -139,7 +163,9 @@ def clipped_sum(
     """
     total: Tensor | None = None
     copies = 1 if views is None else views.augmentation.copies
-    book = learner.book if project is None else None
+    # One person may have more records than fit the memory at a time: its rows are added up in parts.
+    large = batch.present is not None and copies * batch.places > learner.micro_batch
+    book = learner.book if project is None and not large else None
     affordable = learner.row_batch if book is None else learner.micro_batch
     first = 0
     for records in batch.split(max(1, affordable // (copies * batch.places))):
@@ -149,11 +175,7 @@ def clipped_sum(
             whole = (parameters[None], part, Tiles(1, len(records)), clip)
             partial = stacked_clipped_sum(book, *whole, copies=copies, persons=records.present)[0]
         else:
-            rows = learner.gradients(parameters, part)
-            if copies > 1:
-                rows = rows.view(len(rows) // copies, copies, -1).mean(dim=1)
-            if records.present is not None:
-                rows = Rows(rows).summed(records.present).rows()
+            rows = _unit_rows(learner, parameters, records, part, copies)
             partial = clip_rows(rows if project is None else project(rows), clip).sum(dim=0)
         total = partial if total is None else total + partial
     if total is None:
