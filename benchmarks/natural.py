@@ -194,13 +194,19 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="file for all runs")
     parser.add_argument("--quick", action="store_true", help="one federation, one budget")
     parser.add_argument("--only", nargs="*", default=list(FEDERATIONS), choices=list(FEDERATIONS))
-    parser.add_argument("--render", type=Path, metavar="CSV", help="print the tables of these runs, and end")
+    parser.add_argument(
+        "--render",
+        type=Path,
+        metavar="CSV",
+        help="print the tables of these runs (a file, or the folder of --out), and end",
+    )
     arguments = parser.parse_args()
     if arguments.prepare:
         prepare(arguments.prepare)
         return
     if arguments.render:
-        print("\n".join(render(read_rows([arguments.render]))))
+        files = sorted(arguments.render.glob("*.csv")) if arguments.render.is_dir() else [arguments.render]
+        print("\n".join(render(read_rows(files))))
         return
     if arguments.data:
         os.environ["COTERIE_DATA"] = str(arguments.data.resolve())

@@ -128,7 +128,7 @@ def best_of(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.setting != RECIPE and row.seed in TRIED:
             found.setdefault(row.setting, []).append(row.score)
-    return max(found, key=lambda setting: statistics.mean(found[setting]))
+    return max(found, key=lambda setting: statistics.mean(found[setting]), default="")
 
 
 QUESTIONS = {
@@ -171,7 +171,12 @@ class Results:
         self.federations = [
             name for name in FEDERATIONS if any(cell.federation == name for cell in self.cells)
         ]
-        self.places = list(product(self.federations, sorted({cell.epsilon for cell in self.cells})))
+        every = product(self.federations, sorted({cell.epsilon for cell in self.cells}))
+        self.places = [own for own in every if len(self._finished(*own)) > 1]
+
+    def _finished(self, federation: str, epsilon: float) -> list[str]:
+        """Algorithms that ran with the recipe."""
+        return [own for own in ALGORITHMS if self.scores(Cell(federation, epsilon, own), RECIPE)]
 
     def scores(self, cell: Cell, setting: str) -> dict[int, float]:
         """By seed, of those on which settings are compared."""
@@ -182,13 +187,16 @@ class Results:
         """The algorithms of one federation and epsilon, seed by seed."""
         scale = 1.0 if FEDERATIONS[federation].regression else 100.0
         read = {}
-        for algorithm in ALGORITHMS:
-            if found := self.scores(Cell(federation, epsilon, algorithm), RECIPE):
-                read[algorithm] = {seed: Reading(scale * score) for seed, score in found.items()}
+        for algorithm in self._finished(federation, epsilon):
+            found = self.scores(Cell(federation, epsilon, algorithm), RECIPE)
+            read[algorithm] = {seed: Reading(scale * score) for seed, score in found.items()}
         means = {name: statistics.mean(own.value for own in found.values()) for name, found in read.items()}
         pairs = [
-            paired(one, other, [(read[one][seed], read[other][seed]) for seed in read[one]])
+            paired(
+                one, other, [(read[one][seed], read[other][seed]) for seed in {*read[one]} & {*read[other]}]
+            )
             for one, other in combinations(read, 2)
+            if {*read[one]} & {*read[other]}
         ]
         measure = "of R²" if scale == 1.0 else "points"
         best = max(means, key=lambda name: means[name])
@@ -243,7 +251,7 @@ class Results:
                 best = best_of(self.cells[cell]) if cell in self.cells else ""
                 ours, theirs = self.scores(cell, RECIPE), self.scores(cell, best)
                 shared = [seed for seed in ours if seed in theirs]
-                if not shared:
+                if len(shared) < max(1, len(ours)):  # not finished
                     line.append("")
                     continue
                 gaps[cell] = statistics.mean(theirs[seed] - ours[seed] for seed in shared)
@@ -256,8 +264,8 @@ class Results:
         near = len(gaps) - len(far)
         told = [
             f"Within {NEAR} of the best of nine, or ahead of it: {near} of {len(gaps)} cells "
-            f"({near / max(1, len(gaps)):.0%}); ahead in {sum(gap < 0 for gap in gaps.values())}; mean gap "
-            f"{statistics.mean(gaps.values()):+.4f}.",
+            f"({near / max(1, len(gaps)):.0%}); ahead in {sum(gap < 0 for gap in gaps.values())}; on average "
+            f"{statistics.mean(gaps.values() or [0.0]):+.4f} behind.",
             "",
             *(
                 f"- not within: {cell.name}, by {gap:.3f}"

@@ -15,12 +15,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from recipe import SIZES, Array, Drawn, noise_multiplier, table_of
 
 from coterie.experiment.calibrated import default_delta
-from coterie.experiment.recipe import AVERAGING, BATCH_SHARE, ROUNDS
+from coterie.experiment.recipe import AVERAGING, BATCH_SHARE, CLASSIFICATION, REGRESSION, ROUNDS
 
 CLIPS = {"classes": (0.25, 1.0), "regression": (0.05, 0.2)}
 LENGTHS = {
@@ -111,27 +112,50 @@ def fit(kind: str) -> None:
         f"{len(every)} cells; mean of the best by averaging and clip:",
         scores.max(3).mean(0).round(4).tolist(),
     )
-    for averaging, clip in product((0, 1), range(len(CLIPS[kind]))):
-        rules = []
-        for power, scale in product(np.arange(0.6, 1.6, 0.1), np.geomspace(0.01, 300, 90)):
-            for top in lengths[2:]:
-                place = np.interp(
-                    np.log(np.clip(scale * noise**-power, lengths[0], top)),
-                    np.log(lengths),
-                    np.arange(len(lengths)),
-                )
-                low = np.minimum(place.astype(int), len(lengths) - 2)
-                own, part = scores[np.arange(len(every)), averaging, clip], place - low
-                reached = own[np.arange(len(every)), low] * (1 - part)
-                reached += own[np.arange(len(every)), low + 1] * part
-                behind = best - reached
-                loss = (behind > FAR).mean() + 3 * np.clip(behind, -0.05, 0.3).mean()
-                rules.append((loss, power, scale, top, (behind <= FAR).mean(), behind.mean()))
-        _, power, scale, top, near, gap = min(rules)
+    for averaging, (place, clip) in product((0, 1), enumerate(CLIPS[kind])):
         served = "means over rounds" if averaging else "the last models"
-        print(
-            f"{served}, clip {CLIPS[kind][clip]}: {scale:.2g} noise^-{power:.1f} up to {top:g}: within {FAR} "
-            f"of the best in {near:.0%}, mean gap {gap:.4f}"
+        own = scores[:, averaging, place]
+        rules = [
+            Rule(scale, power, lengths[0], top)
+            for scale, power, top in product(
+                np.geomspace(0.01, 300, 90), np.arange(0.6, 1.6, 0.1), lengths[2:]
+            )
+        ]
+        found = min(rules, key=lambda rule: rule.loss(own, best, noise, lengths))
+        print(f"{served}, clip {clip}: {found.told(own, best, noise, lengths)}")
+    way = CLASSIFICATION if kind == "classes" else REGRESSION
+    rule = Rule(way.scale, way.power, way.shortest, way.longest)
+    own = scores[:, 1, CLIPS[kind].index(way.clip)]
+    print(f"the recipe as it stands: {rule.told(own, best, noise, lengths)}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A length of the way for every noise: scale * noise ** -power between two ends."""
+
+    scale: float
+    power: float
+    shortest: float
+    longest: float
+
+    def behind(self, scores: Array, best: Array, noise: Array, lengths: tuple[float, ...]) -> Array:
+        """How far behind the best it is in every cell, between lengths that were simulated."""
+        wanted = np.clip(self.scale * noise**-self.power, self.shortest, self.longest)
+        place = np.interp(np.log(wanted), np.log(lengths), np.arange(len(lengths)))
+        low, cell = np.minimum(place.astype(int), len(lengths) - 2), np.arange(len(scores))
+        part = place - low
+        found: Array = best - (scores[cell, low] * (1 - part) + scores[cell, low + 1] * part)
+        return found
+
+    def loss(self, *tried: Any) -> float:
+        behind = self.behind(*tried)
+        return float((behind > FAR).mean() + 3 * np.clip(behind, -0.05, 0.3).mean())
+
+    def told(self, *tried: Any) -> str:
+        behind = self.behind(*tried)
+        return (
+            f"{self.scale:.2g} noise^-{self.power:.1f} from {self.shortest:g} to {self.longest:g}: "
+            f"within {FAR} of the best in {(behind <= FAR).mean():.0%}, mean gap {behind.mean():.4f}"
         )
 
 
