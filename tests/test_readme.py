@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,3 +68,14 @@ def test_the_two_walks_are_the_files_of_the_example() -> None:
     assert len([line for line in ten.splitlines() if line]) == 10
     commands = re.findall(r"^(?:python|coterie) ", five, re.MULTILINE)
     assert len(commands) == 5
+
+
+def test_the_guarantee_of_the_walk_is_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    code = (ROOT / "examples" / "breast-cancer" / "ten_lines.py").read_text(encoding="utf-8")
+    before, _, _ = code.partition("run = ct.run(clinics.experiment")
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+    exec(before, made)
+    promise = calibrate(read_experiment(made["clinics"].experiment, [])).guarantee
+    assert f"> {promise.line}\n" in README

@@ -25,7 +25,7 @@ LIMIT = 120
 what else the machine does."""
 PATIENCE = 900
 """Seconds by the clock after which a cell is taken to hang."""
-WIDTH = 88
+LONG, WIDTH = 110, 88
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -50,7 +50,7 @@ def execute(source: Path, target: Path) -> float:
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if output.output_type == "stream":
-                output.text = "\n".join(map(wrapped, output.text.split("\n")))
+                output.text = "\n".join(map(wrapped, ANSI.sub("", output.text).split("\n")))
     exporter = MarkdownExporter()
     figures = f"{source.stem}-figures"
     text, made = exporter.from_notebook_node(
@@ -70,7 +70,7 @@ def execute(source: Path, target: Path) -> float:
 
 def wrapped(line: str) -> str:
     """A printed sentence that is longer than a page is wide, in several lines; a table stays as it is."""
-    return line if len(line) <= WIDTH or "│" in line else textwrap.fill(line, WIDTH)
+    return textwrap.fill(line, WIDTH) if len(line) > LONG and "│" not in line else line
 
 
 def processor_seconds() -> float:
