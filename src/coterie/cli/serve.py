@@ -92,10 +92,11 @@ def serve(
             f"serving on {host}:{found}" + (f" for {', '.join(names)}" if names else "")
         ),
     )
+    rows = "records" if chosen.privacy.persons is None else "persons"
     with log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
         callbacks = Callbacks(
             on_joined=lambda records: notices.note(
-                f"joined: {', '.join(f'{name} ({count} records)' for name, count in records.items())}"
+                f"joined: {', '.join(f'{name} ({count} {rows})' for name, count in records.items())}"
             ),
             on_start=lambda start: notices.note(f"agreed: {start.guarantee}"),
             on_round=lambda report: _round(report, progress),

@@ -91,7 +91,7 @@ class Callbacks:
     """Functions to call while a run goes on; each may be left out.
 
     Args:
-        on_joined: between sites, when all have come: how many records each has.
+        on_joined: between sites, when all have come: how many records, or persons, each has.
         on_start: when the run begins or goes on.
         on_release: when something was charged and is about to be released.
         on_round: after each round, when its checkpoint is saved.
