@@ -199,6 +199,7 @@ def test_plot_is_written(tmp_path):
         [*SMALL, "--target-pair", "1"],
         [*SMALL, "--target-pair", "1,1"],
         [*SMALL, "--target-pair", "1,12"],
+        [*SMALL, "--target-pair", "1," + "9" * 5000],
         [*SMALL, "--target-pair", "1,2", "--epsilon", 0],
         [*SMALL, "--target-pair", "1,2", "--algorithm", "dp-ogl-plus"],
         [*SMALL, "--epsilon", 3],

@@ -1,5 +1,6 @@
 """What long commands say while they work: on a terminal what is being done, to machines nothing."""
 
+import json
 import os
 import pty
 import re
@@ -10,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from command import Printed, coterie
 
 from coterie.cli import console
-from coterie.cli.compare import show
+from coterie.cli.compare import compare, show
 from coterie.cli.console import ProgressBar, duration
 from coterie.experiment.cells import Progress
 from coterie.experiment.comparison import SweepResult
@@ -137,6 +139,18 @@ def test_a_duration_is_a_rough_word() -> None:
     assert [duration(seconds) for seconds in (0.2, 89, 600, 5400, 90000)] == [
         "1 s", "89 s", "10 min", "1.5 h", "25.0 h",
     ]  # fmt: skip
+
+
+def test_machines_are_told_what_failed_in_lines_beside_the_object(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = SweepResult(tmp_path, Sweep({}, {"seeds.simulation": [1]}), (), {}, {"b": "no GPU here"})
+    monkeypatch.setattr("coterie.api.compare", lambda *_, **__: failed)
+    with pytest.raises(typer.Exit):
+        compare(tmp_path, json=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["failed"] == {"b": "no GPU here"}
+    assert printed.err == "failed: b: no GPU here\n"
 
 
 def test_a_comparison_of_which_nothing_finished_shows_no_table_and_no_page(

@@ -61,6 +61,9 @@ SENSIBLE: dict[str, str] = {
 }
 """Arguments that work, so that one that does not is all that is wrong."""
 
+SHORT = {"audit": ["--trials", "400"]}
+"""What ends a command soon that plays for a minute unless it is told otherwise."""
+
 ENDLESS = {"serve", "join", "bench"}
 """What waits for others, or measures for minutes, when it is asked properly: these get bad arguments only."""
 SWEEP = {
@@ -97,6 +100,8 @@ def command_lines(draw: st.DrawFn, finished: Path) -> Case:
         arguments[draw(st.integers(0, len(arguments) - 1))] = draw(st.sampled_from(WORDS))
     elif strange <= 4 or name in ENDLESS:
         arguments += _given(draw, name, WORDS)
+    if name in SHORT and SHORT[name][0] not in arguments:
+        arguments += SHORT[name]
     if name in ENDLESS:
         arguments += [f"--{draw(st.sampled_from(['slow', 'set', 'x']))}-nothing"]
     return Case("command", (*name.split(), *arguments), FILES, finished.parent)

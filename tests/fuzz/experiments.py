@@ -171,7 +171,7 @@ def _of_type(annotation: Any) -> list[Any]:
 
 
 DATA: list[Tree] = [{"name": "digits"}] * 3 + [{"name": "glyphs", "size": 900}, {"name": "lines"}]
-MODELS = ["softmax"] * 4 + ["cnn", "mcmahan-cnn"]
+MODELS: list[Tree] = [{"name": "softmax"}] * 4 + [{"name": "cnn"}, {"name": "mcmahan-cnn", "hidden": 16}]
 
 
 @st.composite
@@ -180,7 +180,7 @@ def bases(draw: st.DrawFn) -> Tree:
     unit = draw(st.sampled_from([Unit.RECORD, Unit.RECORD, Unit.CLIENT, Unit.WORKER]))
     algorithm = draw(st.sampled_from(algorithm_names(unit)))
     tree = {**copy.deepcopy(UNITS[unit]), "algorithm": {"name": algorithm}}
-    tree["data"], tree["model"] = dict(draw(st.sampled_from(DATA))), {"name": draw(st.sampled_from(MODELS))}
+    tree["data"], tree["model"] = dict(draw(st.sampled_from(DATA))), dict(draw(st.sampled_from(MODELS)))
     if tree["data"]["name"] == "lines":
         tree["model"] = {"name": "linear"}
         if unit is Unit.WORKER:

@@ -26,8 +26,8 @@ BARE = re.compile(
 """Names of Python's or of a library's own in place of words; a sentence may have one in brackets."""
 OWN_CODE = re.compile(r"error: (?:model\.name|algorithm\.name|data\.name|federation\.kind): \S+:\S+: ")
 """How a line begins that says what went wrong in a user's own code, by the name that it has there."""
-LEFT_OVER = re.compile(r"(?:^|/)\.[^/]+")
-"""Names under which something is written before it gets its own: hidden ones."""
+LEFT_OVER = re.compile(r"(?:^|/)\.(?!coterie-register\.json$)[^/]+")
+"""Names under which something is written before it gets its own: hidden ones, but for a folder's mark."""
 SEVERAL = ("broken: ", "failed: ")
 """How the lines begin that may be many: every claim that does not hold, every run of a grid that failed."""
 LEARNT = re.compile(r"(?:^|/)(?:metrics\.jsonl|findings\.json|leakage\.json|checkpoint/.*)$")

@@ -49,6 +49,8 @@ def compare(
     for note in result.sweep.notes if not result.failed else ():
         complain(f"note: {note}", style="none")
     print_result(finite(result.to_json()), json, lambda: show(result))
+    if json:
+        _say_what_failed(result)
     if result.failed:
         raise typer.Exit(1)
 
@@ -68,7 +70,11 @@ def show(result: SweepResult) -> None:
     for row in result.rows:
         label = ", ".join(str(value) for value in row.values.values())
         say(f"{label}: {row.guarantee}")
-    for name, reason in result.failed.items():
-        complain(f"failed: {name}: {reason}")
+    _say_what_failed(result)
     if result.rows:
         say(f"report: {result.report}")
+
+
+def _say_what_failed(result: SweepResult) -> None:
+    for name, reason in result.failed.items():
+        complain(f"failed: {name}: {reason}")

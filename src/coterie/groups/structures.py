@@ -90,7 +90,7 @@ class Structure:
         """The number of the worker that a person calls so."""
         if text in self.names:
             return self.names.index(text)
-        if text.isdecimal() and int(text) < self.workers:
+        if text.isdecimal() and len(text) <= 20 and int(text) < self.workers:
             return int(text)
         raise InputError(
             f"worker: {text!r} is unknown, a number from 0 to {self.workers - 1} or a name is allowed"
