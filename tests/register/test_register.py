@@ -453,3 +453,36 @@ def test_a_hundred_thousand_records_take_about_a_second(data: DataSet) -> None:
     reserve(wanted(data, uses=uses))
     assert time.process_time() - began < 2.0
     assert spent(data) == pytest.approx(theirs(TRAINING, TRAINING), abs=1e-6)
+
+
+def test_rows_that_were_there_and_not_used_have_paid_nothing(data: DataSet) -> None:
+    """Held out and never asked, or of a client that was not drawn: known all the same."""
+    reserve(wanted(data, *range(50), members=records(*range(100))))
+    reserve(wanted(data, *range(50, 100), event=gaussian(9.0)))
+    assert spent(data) == pytest.approx(theirs(TRAINING), abs=1e-6)
+    reserve(wanted(data, 500, event=gaussian(9.0), members=records(500, 501)))  # new since then
+    small = divergences_of(gaussian(9.0), Adjacency.ZERO_OUT)
+    both = divergences_of(TRAINING, Adjacency.ZERO_OUT) + 2 * small
+    assert spent(data) == pytest.approx(composed_epsilon(both, 1e-5), abs=1e-6)
+    reserve(wanted(data, 500, event=gaussian(9.0)))  # and it never forgets what was there before it
+    assert spent(data) == pytest.approx(composed_epsilon(both + small, 1e-5), abs=1e-6)
+
+
+def test_what_a_new_row_is_taken_to_have_paid_follows_it_into_other_data(
+    data: DataSet, other: DataSet
+) -> None:
+    reserve(wanted(data, 1))
+    reserve(wanted(data, 2))
+    reserve(wanted(other, 2))
+    assert spent(other) == pytest.approx(theirs(*[TRAINING] * 3), abs=1e-6)
+    with Register.open() as register:
+        register.enter(data, wanted(data, 3).uses)
+    reserve(wanted(data, 3))
+    reserve(wanted(other, 3))
+    now = RegisterView.read()
+    assert now is not None
+    prints = np.unique(module.fingerprints_of(records(3), now.key))
+    found = now.accounts.spent(prints, None)
+    assert found is not None
+    # In `data` it was said to be new; in `other`, which was used before, it was not.
+    assert found.epsilon == pytest.approx(theirs(*[TRAINING] * 3), abs=1e-6)

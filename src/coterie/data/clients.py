@@ -36,6 +36,7 @@ class Federation:
         preprocessing: how raw values became features, before any shift between clusters.
         caveats: what a guarantee for these records must add.
         records_per_person: where rows are persons, how many records of one count; else None.
+        everyone: digests of all records of the data, also of those that nobody was dealt; or None.
     """
 
     clients: tuple[Client, ...]
@@ -45,6 +46,7 @@ class Federation:
     preprocessing: Preprocessing | None = None
     caveats: tuple[str, ...] = ()
     records_per_person: int | None = None
+    everyone: Array | None = None
 
     def __repr__(self) -> str:
         records = sum(len(client.train) for client in self.clients)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Annotated
 
+import numpy as np
 from pydantic import Discriminator, Tag
 
 from coterie.data.clients import Federation, check_federation
@@ -60,4 +61,7 @@ def build_federation(
             raise
         raise DataError(f"{settings.plugin.key}: {settings.kind}: {problem}") from None
     described = dataset.preprocessing or Preprocessing.as_it_is(dataset.task)
-    return replace(federation, preprocessing=described, caveats=dataset.caveats)
+    parts = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
+    known = [part.identity for part in parts if part.identity is not None]
+    everyone = np.concatenate(known) if len(known) == len(parts) else None
+    return replace(federation, preprocessing=described, caveats=dataset.caveats, everyone=everyone)

@@ -115,6 +115,7 @@ class Booking:
             shared=_shared(experiment),
             weak=tuple(weak),
             seeded=experiment.seeds.noise is not None,
+            members=None if calibrated.federation is None else calibrated.federation.everyone,
         )
         return cls(calibrated, wanted)
 

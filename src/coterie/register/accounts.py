@@ -75,9 +75,14 @@ class MemberOf:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """A record that is new in a known data set: it counts as if it had paid most in each experiment there."""
+    """A record that was new in a known data set: it counts as if it had paid most in each experiment there.
+
+    Args:
+        first: so many experiments there had been before it came.
+    """
 
     data: str
+    first: int
 
 
 @dataclass(frozen=True)
@@ -132,13 +137,13 @@ class Accounts:
     def __init__(
         self,
         charges: Sequence[tuple[Reserved, str, Sequence[ChargedGroup]]],
-        entered: Sequence[Entered],
+        entered: Sequence[tuple[int, Entered]],
         limits: Mapping[str, Lifetime],
         files: RecordFiles,
     ) -> None:
         """Args:
         charges: for each experiment, the file of its fingerprints and what each group of them pays.
-        entered: records that were said to be new.
+        entered: records that were said to be new, and how many experiments there had been before.
         limits: lifetime budgets by data set.
         """
         self._charges, self._entered, self._limits, self._files = charges, entered, limits, files
@@ -157,7 +162,7 @@ class Accounts:
     def members(self, data: str) -> Fingerprints:
         """All records that a data set ever had, in ascending order."""
         files = [records for plan, records, _ in self._charges if plan.data == data]
-        files += [each.records for each in self._entered if each.data == data]
+        files += [each.records for _, each in self._entered if each.data == data]
         return np.unique(
             np.concatenate(
                 [np.empty(0, np.uint64), *(self._files.read(each) for each in dict.fromkeys(files))]
@@ -170,18 +175,38 @@ class Accounts:
         Args:
             data: the data set that they are in; those that are new there count as known.
         """
-        found, known = Histories(prints), np.zeros(len(prints), dtype=np.bool_)
-        for part, charges in self._by_set.items():
-            where = found.places(self._files.read(part.records)[part.start : part.end])
-            found.add(where, part)
-            known[where] |= any(plan.data == data for plan, _ in charges)
-        for entered in self._entered:
-            where = found.places(self._files.read(entered.records))
-            found.add(where, MemberOf(entered.data))
-            known[where] |= entered.data == data
-        if data is not None and self.known(data):
-            found.add(np.flatnonzero(~known), AnyOf(data))
+        found = Histories(prints)
+        for part in self._by_set:
+            found.add(found.places(self._files.read(part.records)[part.start : part.end]), part)
+        for _, entered in self._entered:
+            found.add(found.places(self._files.read(entered.records)), MemberOf(entered.data))
+        for each in dict.fromkeys([*(plan.data for plan, _, _ in self._charges), *([data] if data else [])]):
+            self._add_newcomers(found, each, all_of_them=each == data)
         return found
+
+    def _add_newcomers(self, found: Histories, data: str, *, all_of_them: bool) -> None:
+        """Let records pay for what came before them in a data set, unless they were said to be new.
+
+        Args:
+            all_of_them: whether records that were never in the data set are about to be.
+        """
+        known, before = np.zeros(len(found.prints), dtype=np.bool_), 0
+        entered = [(at, each.records) for at, each in self._entered if each.data == data]
+        for place, (plan, records, _) in enumerate(self._charges):
+            if plan.data != data:
+                continue
+            for _, said in (each for each in entered if each[0] <= place):
+                known[found.places(self._files.read(said))] = True
+            entered = [each for each in entered if each[0] > place]
+            where = found.places(self._files.read(records))
+            if before:
+                found.add(where[~known[where]], AnyOf(data, before))
+            known[where] = True
+            before += 1
+        for _, said in entered:
+            known[found.places(self._files.read(said))] = True
+        if all_of_them and before:
+            found.add(np.flatnonzero(~known), AnyOf(data, before))
 
     def spending(
         self, history: Iterable[object], own: tuple[Reserved, Sequence[ChargedGroup]] | None = None
@@ -193,11 +218,11 @@ class Accounts:
             match part:
                 case ChargedSet():
                     charges += self._by_set[part]
-                case AnyOf(data=name):
+                case AnyOf(data=name, first=first):
+                    there = [(plan, groups) for plan, _, groups in self._charges if plan.data == name]
                     charges += [
                         (plan, tuple(event for group in groups for event in group.events))
-                        for plan, _, groups in self._charges
-                        if plan.data == name
+                        for plan, groups in there[:first]
                     ]
                 case MemberOf(data=name):
                     data.add(name)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.errors import BudgetError, InputError, LedgerError
 from coterie.privacy import Adjacency, Budget, ChainHead, Unit
@@ -63,6 +64,8 @@ class Reservation:
         delta: at which it states its own epsilon.
         weak: what voids or weakens its promise.
         seeded: whether its noise can be repeated by others.
+        members: digests of all records of the data, also of those that are not used: where the data are
+            entered for the first time, none of them is new later.
     """
 
     id: str
@@ -76,6 +79,7 @@ class Reservation:
     shared: bool = False
     weak: tuple[str, ...] = ()
     seeded: bool = False
+    members: NDArray[Any] | None = None
 
     @staticmethod
     def new_id() -> str:
@@ -98,7 +102,7 @@ class RegisterView(HashChain):
         self.reserved: dict[str, Reserved] = {}
         self.settled: dict[str, Settled] = {}
         self.limits: dict[str, Lifetime] = {}
-        self._entered: list[Entered] = []
+        self._entered: list[tuple[int, Entered]] = []
         self._elsewhere: dict[str, set[str]] = {}
         self._files = RecordFiles(folder)
         self.header: Header | None = None
@@ -151,7 +155,7 @@ class RegisterView(HashChain):
             case Reopened():
                 self.settled.pop(line.id, None)
             case Entered():
-                self._entered.append(line)
+                self._entered.append((len(self.reserved), line))
             case Lifetime():
                 self.limits[line.data] = line
         self.__dict__.pop("accounts", None)
@@ -192,10 +196,13 @@ class RegisterView(HashChain):
     def spent(self, data: DataSet, identity: Sequence[Use] = ()) -> Spent | None:
         """What the records of a data set, and those that are in it now, have paid at most."""
         known = self.data_of(data)
-        prints = [np.unique(fingerprints_of(use.identity, self.key)) for use in identity]
+        prints = [self._prints(use.identity) for use in identity]
         if known is not None:
             prints.append(self.accounts.members(known))
         return self.accounts.spent(_together(prints), known)
+
+    def _prints(self, identity: NDArray[Any]) -> Fingerprints:
+        return np.unique(fingerprints_of(identity, self.key))
 
     def spent_by(self, reservation: str) -> Spent | None:
         """What the records of one experiment have paid at most, in it and in all others."""
@@ -295,6 +302,8 @@ class Register(WritableChain, RegisterView):
         if before is None:
             groups, limit = self.check(wanted)
             data = self._enter_source(wanted.data)
+            if wanted.members is not None and not self.accounts.known(data):
+                self._enter_members(data, np.setdiff1d(self._prints(wanted.members), groups.together))
             self._files.write(groups)
             if limit is not None and limit != self.limits[data]:
                 self._append(replace(limit, time=now()))  # from now on its filter is fixed
@@ -323,13 +332,16 @@ class Register(WritableChain, RegisterView):
     def enter(self, data: DataSet, uses: Sequence[Use]) -> int:
         """Say that records which are new in a data set are new indeed; returns how many are."""
         known = self._enter_source(data)
-        prints = _together([np.unique(fingerprints_of(use.identity, self.key)) for use in uses])
-        new = np.setdiff1d(prints, self.accounts.members(known))
+        new = self._enter_members(known, _together([self._prints(use.identity) for use in uses]))
+        self._mark(data)
+        return new
+
+    def _enter_members(self, data: str, prints: Fingerprints) -> int:
+        new = np.setdiff1d(prints, self.accounts.members(data))
         if len(new):
             groups = RecordGroups((new,), ())
             self._files.write(groups)
-            self._append(Entered(known, groups.digest, len(new), now()))
-        self._mark(data)
+            self._append(Entered(data, groups.digest, len(new), now()))
         return len(new)
 
     def limit(

@@ -98,6 +98,7 @@ class SiteBooking:
             uses=self._uses(lambda unit: unit.event, contract),
             weak=(SIMULATION,) if seeded else (),
             seeded=seeded,
+            members=of_records(self.alone.clients[0].test),
         )
 
     def _uses(self, cost: Callable[[UnitPlan], DpEvent], contract: Contract | None) -> tuple[Use, ...]:
