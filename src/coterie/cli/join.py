@@ -70,6 +70,9 @@ def join(
     noise_seed: Annotated[
         int | None, typer.Option("--noise-seed", help="For tests: repeatable noise, private against nobody.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on under a contract; refused where there is none yet.")
+    ] = False,
     review: Annotated[
         bool, typer.Option("--review", help="Show what the server proposes, and wait for yes.")
     ] = False,
@@ -121,6 +124,8 @@ def join(
     )
     connection = Connection(server, ca, key)
     site = open_site(joining, reviewer)
+    if resume and site.session is None and not site.finished:
+        raise InputError(f"--resume: {site.files.contract} does not exist; without it, join begins anew")
     InputError.when(
         site.finished,
         f"{site.files.path}: its experiment is finished; another needs another --state, and what "

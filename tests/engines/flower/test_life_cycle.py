@@ -14,9 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+from site_folders import write_sites
+from typer.testing import CliRunner
 
 from coterie import __version__
 from coterie.cli.keys import keys as keys_command
+from coterie.cli.main import app
 from coterie.engines.flower.keys import (
     KeyFolder,
     SiteKeys,
@@ -226,3 +229,10 @@ def test_a_registered_site_goes_on_while_strangers_hold_the_door(files: KeyFolde
         finally:
             for each in held:
                 each.close()
+
+
+def test_going_on_needs_something_to_go_on_with(tmp_path: Path) -> None:
+    data = write_sites(tmp_path, records=20)["amber"]
+    arguments = ["join", "--data", str(data), "--server", "127.0.0.1:1", "--plaintext", "--epsilon", "8"]
+    with pytest.raises(InputError, match=r"--resume: .*contract\.json does not exist"):
+        CliRunner().invoke(app, [*arguments, "--resume"], catch_exceptions=False)

@@ -3,7 +3,8 @@
 The server keeps the algorithm and its state; every site runs its own installed code on its own records, with
 its own ledger and its own secret noise, and answers only what the plan it approved allows. Flower carries the
 messages. `messages` says what travels, `contract` what a site agrees to, `site` how it answers, `server` how
-answers become an algorithm's replies; `internals` is the one place that imports what is not public in Flower.
+answers become an algorithm's replies; `node` is a site's end of the wire, `proxy` and `guard` the server's
+door; `internals` is the one place that imports what is not public in Flower.
 """
 
 from importlib.metadata import PackageNotFoundError, version
