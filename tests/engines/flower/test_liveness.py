@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -16,7 +17,7 @@ from memory_federation import QUICK, MemoryFederation, experiment
 from tiny_site import contract, deliver, joined, training
 
 from coterie.engines.flower import internals as flower
-from coterie.engines.flower import messages, runtime
+from coterie.engines.flower import messages, network, runtime
 from coterie.engines.flower.runtime import PromptGrid
 from coterie.engines.flower.transport import TOO_LATE, Timeouts, Transport
 
@@ -249,3 +250,41 @@ def test_without_room_for_the_answer_nothing_is_charged(
     assert [path.name for path in made.files.answers.iterdir() if path.name.startswith(".")] == []
     assert contract().rounds >= 1
     made.close()
+
+
+# --- the last answer ----------------------------------------------------------------------------------
+
+
+def test_a_site_stays_until_the_server_has_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that has left, the link passes no answer on: the server would wait for it in vain."""
+    told: list[str] = []
+
+    class Node:
+        def __init__(self, endpoint: Any, key: Any) -> None:
+            self.waiting = 3
+
+        def connected(self) -> Any:
+            return contextlib.nullcontext()
+
+        def receive(self) -> Any:
+            return "finished"
+
+        def reply(self, message: Any, content: Any) -> None:
+            told.append("replied")
+
+        def is_open(self, message: Any) -> bool:
+            self.waiting -= 1
+            told.append("asked")
+            return self.waiting > 0
+
+    class Ending:
+        finished = False
+
+        def handle(self, message: Any, peer: Any) -> Any:
+            self.finished = True
+
+    greeting = SimpleNamespace(serving="handing out the models")
+    monkeypatch.setattr(network, "SiteNode", Node)
+    monkeypatch.setattr(network, "greet", lambda endpoint, key: greeting)
+    network.attend(network.Connection("127.0.0.1:9", None, None), Ending())
+    assert told == ["replied", "asked", "asked", "asked"]

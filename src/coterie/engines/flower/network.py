@@ -38,6 +38,8 @@ from coterie.errors import InputError
 
 log = site_log(__name__)
 
+LAST_WORDS_SECONDS = 60.0
+"""For the server to take our last answer, before we leave."""
 WATCH_SECONDS = 0.5
 """Between two looks for keys that were added."""
 
@@ -256,6 +258,15 @@ def _attend_once(endpoint: Endpoint, key: SiteKey, site: Attending, told: SaidOn
             if message is not None:
                 heard = time.monotonic()
                 node.reply(message, site.handle(message, node))
+                if site.finished:
+                    _until_taken(node, message)
                 continue
             busy = time.monotonic() - heard < BUSY_SECONDS
             time.sleep(POLL_SECONDS if busy else IDLE_SECONDS)
+
+
+def _until_taken(node: SiteNode, message: Message) -> None:
+    """Stay until the server has our last answer: of a node that has left, the link passes nothing on."""
+    until = time.monotonic() + LAST_WORDS_SECONDS
+    while time.monotonic() < until and node.is_open(message):
+        time.sleep(POLL_SECONDS)
