@@ -2,7 +2,7 @@
 
 python benchmarks/natural.py --prepare runs/natural-data       # once: the tables that the runs need, as files
 python benchmarks/natural.py --data runs/natural-data --jobs 2 # all of it: two hours of two cores
-python benchmarks/natural.py --quick                           # one federation, one budget: a minute
+python benchmarks/natural.py --quick                           # one federation and budget: a minute of a core
 python benchmarks/natural.py --render benchmarks/results/natural.csv
 
 Nine federations whose clients are as they are found (hospitals, schools, carriers, departments, communes,
