@@ -15,6 +15,7 @@ from coterie.experiment import checkpoint, local
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.experiment.verify import verify
+from coterie.report.run import write_run_report
 from coterie.testing import facts_of
 
 ROUNDS = 3
@@ -53,6 +54,8 @@ def test_without_noise_everyone_finds_its_cluster(tmp_path: Path) -> None:
     findings = json.loads((result.folder / "findings.json").read_text())
     assert findings["sizes"] == [20, 10]
     assert findings["clients"] == findings["points"] == findings["responsibilities"] == []
+    write_run_report(result.folder)
+    assert "Clients in each cluster" in (result.folder / "report.html").read_text()
 
 
 def test_it_charges_three_sums_of_everyone_and_then_its_training(private: RunResult) -> None:

@@ -50,6 +50,8 @@ EVERYTHING, SUMS = "everything that is released", "the sums alone"
 COUNTS, WITHIN = "the counts alone", "the count within the clip alone"
 BETWEEN_ROUNDS = "the sums, less those of another round"
 RESUMED = "the sums, against those of the same round after a crash"
+FIRST_ROUNDS = 2
+"""In which an algorithm asks for every release that it plans."""
 ROUNDS = 10**6
 """Rounds that the plan of a game allows, of which each trial takes one or two."""
 
@@ -63,20 +65,24 @@ class AskedCohort:
 
 
 def asked_by(audited: Audited) -> dict[str, AskedCohort]:
-    """What an algorithm asks of cohorts in its first round, by release; answers are zeros, nobody
-    computes."""
+    """What an algorithm asks of cohorts in its first rounds, by release; answers are zeros, nobody
+    computes. One that finds clusters first trains from its second round on."""
     found: dict[str, AskedCohort] = {}
     if audited.algorithm is None or audited.facts is None:
         return found
     state = audited.algorithm.start(audited.facts, np.random.default_rng(audited.public_seed))
-    rounds = audited.algorithm.round(state)
-    opened: dict[int, Cohort] = {}
-    try:
-        request: Request = next(rounds)
-        while True:
-            request = rounds.send(_nothing(request, opened, found))
-    except StopIteration:
-        return found
+    for _ in range(min(FIRST_ROUNDS, audited.algorithm.schedule.rounds)):
+        rounds = audited.algorithm.round(state)
+        asked: dict[str, AskedCohort] = {}
+        opened: dict[int, Cohort] = {}
+        try:
+            request: Request = next(rounds)
+            while True:
+                request = rounds.send(_nothing(request, opened, asked))
+        except StopIteration as done:
+            state = done.value
+        found = asked | found
+    return found
 
 
 def _nothing(request: Request, opened: dict[int, Cohort], found: dict[str, AskedCohort]) -> Reply:
@@ -92,7 +98,7 @@ def _nothing(request: Request, opened: dict[int, Cohort], found: dict[str, Asked
             job = opened[handle.number].job
             found[handle.release] = replace(found[handle.release], minimum=minimum)
             sizes = (len(job.members) // job.sums,) * job.sums if minimum else None
-            rows = Released(np.zeros((job.sums, job.models.shape[1])), 1.0)
+            rows = Released(np.zeros((job.sums, job.length)), 1.0)
             return Sums(rows, sizes, None if job.clip is None else Released(0.0, 1.0))
     raise TypeError(f"{type(request).__name__}: not asked of cohorts")
 
@@ -189,10 +195,12 @@ class CohortGame(Game):
         """The canary's direction in what is released, and how far it moves a sum, in clips."""
         rule = LocalSGD(**vars(self.asked.job.training))
         start = self.models[-1] if len(self.models) > 1 else self.models[0]
-        parts = self.asked.job.parts
+        parts, sketch = self.asked.job.parts, self.asked.job.sketch
         kept = np.ones(len(start), np.bool_) if parts is None else ~parts.personal
 
         def clipped(name: str) -> Floats:
+            if sketch is not None and sketch.statistic is not None:
+                return sketch.contribution(engine.clients.sketch(name, sketch.start, sketch.dimensions))
             update = np.where(kept, engine.clients.learn(name, start, rule, 0).astype(np.float64), 0.0)
             return np.asarray(update / max(float(np.linalg.norm(update)), self.mechanism.clip))
 

@@ -226,6 +226,30 @@ def separation_scores(run: RunRecord) -> Iterator[Figure]:
     )
 
 
+def cluster_sizes(run: RunRecord) -> Iterator[Figure]:
+    """How many clients each cluster has, where a noisy count of them was released."""
+    findings = run.findings
+    if findings is None or not findings.sizes:
+        return
+    smallest = min(findings.sizes)
+    apart = (
+        f"The closest two are {fixed(findings.separation, 1)} spreads from the middle between them: a client "
+        f"on the wrong side has a probability of {_probability(findings.overlap / 2)}."
+        if len(findings.sizes) > 1
+        else "There is one."
+    )
+    yield bar_figure(
+        "sizes",
+        "Clients in each cluster",
+        [str(cluster) for cluster in range(len(findings.sizes))],
+        [("", findings.sizes)],
+        f"As counted with noise of standard deviation {fixed(findings.size_noise, 1)} in round 1; the "
+        f"smallest has about {smallest:,}. {apart} No client's own cluster was released.",
+        "cluster",
+        outside=not run.has_privacy,
+    )
+
+
 # --- clients ----------------------------------------------------------------------------------------
 
 
@@ -298,6 +322,7 @@ FIGURES: dict[str, tuple[str, Draw]] = {
     "growth": (WATCHED, lambda run: leakage.growth(run.leakage)),
     "releases": (FOUND, first_round_releases),
     "scores": (FOUND, separation_scores),
+    "sizes": (FOUND, cluster_sizes),
     "clients": (CLIENTS, clients_by_group),
 }
 """The section of the page, and what draws."""

@@ -305,7 +305,7 @@ class SketchCluster(ClientLevel[SketchClusterState]):
             responsibilities=(),
             separation=state.separation,
             overlap=state.overlap,
-            scores={str(place + 1): gain for place, gain in enumerate(state.gains)},
+            scores={str(len(state.centres)): state.separation},
             switch_round=0,
             warnings=tuple(self._warnings(state)),
             clustered=len(state.centres) > 1,
