@@ -19,6 +19,7 @@ from coterie.audit.result import AUDIT_FILE, read_audit
 from coterie.audit.verdicts import AuditVerdict
 from coterie.audit.whole_run import attack_whole_run
 from coterie.cli.main import main
+from coterie.engines import cohorts
 from coterie.errors import InputError
 from coterie.experiment.experiment_file import experiment_of
 from coterie.experiment.local import run
@@ -138,3 +139,25 @@ def test_a_release_that_is_not_planned_is_refused() -> None:
     own = replace(small(FullBatchSteps(1.0, 1.0, 8, 1, Adjacency.ZERO_OUT)), algorithm=None)
     with pytest.raises(InputError, match="--release: 'sums' is not in the plan; allowed: evaluation"):
         attack(own, "small", release="sums", trials=400)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.1])
+def test_sums_of_sketches_are_attacked_as_they_are_asked_for(share: float) -> None:
+    """With the planned noise nothing is found; with a tenth of it, what a client adds to the moments is."""
+    experiment = {
+        "federation": {"sizes": [20, 10], "shift": "label", "records_per_client": 40},
+        "privacy": {"unit": "client", "epsilon": 4, "delta": 1e-2},
+        "algorithm": {"name": "dp-sketch-cluster", "rate": 0.5, "sketch_noise": 2.0, "sketch_dimensions": 8},
+        "schedule": {"rounds": 3, "batch": 20},
+        "evaluation": {"references": False},
+    }
+    audited, _ = audited_run(experiment_of(experiment))
+    names = [each.release.name for each in attacked_releases(audited)]
+    assert names == ["moments", "features", "sizes", "sums"]
+
+    def quieter(stream, shape, std, **rest):  # type: ignore[no-untyped-def]
+        return share * stream.normal(shape, std=std)
+
+    with mock.patch.object(cohorts, "gaussian", quieter):
+        result = attack(audited, "sketches", release="moments", trials=800)
+    assert (result.verdict is AuditVerdict.VIOLATED) == (share < 1)
