@@ -247,12 +247,12 @@ class _Program(Program):
         def each(value: Callable[[StackedJob], float], dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.tensor([value(job) for job in jobs], dtype=dtype)
 
-        start = torch.stack([job.start for job in jobs]).to(self.device).double()
-        anchors = torch.stack([job.start if job.anchor is None else job.anchor for job in jobs])
+        start = self._stacked([job.start for job in jobs])
+        anchors = self._stacked([job.start if job.anchor is None else job.anchor for job in jobs])
         self.load(
             start=start,
             parameters=start,
-            anchors=anchors.to(self.device).double(),
+            anchors=anchors,
             sums=torch.zeros_like(start),
             step=torch.zeros_like(self.row),
             noise_keys=philox.split_keys([job.noise_key for job in jobs]),
@@ -271,6 +271,15 @@ class _Program(Program):
         for std, clip, job in zip(self.noise_stds.tolist(), self.clips.tolist(), jobs, strict=True):
             check_noise(std, job.mechanism.multiplier, clip)
             CLIP.check("clip", clip)
+
+    def _stacked(self, vectors: Sequence[Tensor]) -> Tensor:
+        """In float64 on the device, to which a vector that many clients share goes once.
+
+        Stacked there: on a processor, every vector would be copied by all cores, and wait for the last.
+        """
+        there = {vector.data_ptr(): vector for vector in vectors}
+        there = {at: vector.to(self.device) for at, vector in there.items()}
+        return torch.stack([there[vector.data_ptr()] for vector in vectors]).double()
 
     def run(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The updates of all jobs, from all steps of the round, in groups whose coins fit the memory."""
