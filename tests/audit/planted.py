@@ -308,7 +308,7 @@ class Planted:
     """A mistake, the game that must find it, and with how many trials it does nearly always.
 
     Args:
-        quick: trials that are enough with the keys of the tests.
+        quick, explore: trials that are enough with the keys of the tests.
     """
 
     name: str
@@ -316,6 +316,7 @@ class Planted:
     patch: Patch
     trials: int
     quick: int = 240
+    explore: int = 16
 
 
 _no_clip = lambda given: "clip" not in given  # noqa: E731  a count of choices moves by one
@@ -323,13 +324,13 @@ _no_clip = lambda given: "clip" not in given  # noqa: E731  a count of choices m
 GALLERY = (
     Planted("noise missing", full_batch, _less_noise(dpsgd, 0.0), 400),
     Planted("half the noise", full_batch, _less_noise(dpsgd, 0.5), 800),
-    Planted("half the noise on a sketch", sketch, _less_noise(dpsgd, 0.5), 800),
+    Planted("half the noise on a sketch", sketch, _less_noise(dpsgd, 0.5), 800, 800),
     Planted(
         "noise reused between rounds", full_batch, _streams(lambda c: _of(c, round=1, input_hash="-")), 400
     ),
     Planted("noise reused between clients", full_batch, _streams(lambda c: _of(c, subject="-")), 400),
     Planted("noise key shared by all runs", full_batch, _shared_key, 400),
-    Planted("clip doubled", full_batch, _double_clip, 800, 400),
+    Planted("clip doubled", full_batch, _double_clip, 800, 800),
     Planted(
         "clip after the sum", full_batch, lambda: mock.patch.object(dpsgd, "clipped_sum", _clipped_after), 800
     ),
@@ -338,7 +339,8 @@ GALLERY = (
         full_batch,
         lambda: mock.patch.object(dpsgd, "clipped_sum", _unclipped_bias),
         2400,
-        800,
+        1200,
+        40,
     ),
     Planted(
         "realised batch size as divisor",
@@ -352,7 +354,7 @@ GALLERY = (
     Planted("selection without noise", selection, _less_noise(selections, 0.0), 400),
     Planted("selection by losses in place of counts", selection, _scaled_scores, 400),
     Planted("half precision", many_records, _half_precision, 800),
-    Planted("one layer's rule wrong", full_batch, _wrong_rule, 800, 400),
+    Planted("one layer's rule wrong", full_batch, _wrong_rule, 800, 800),
     Planted("histogram without noise", routed, _less_noise(cohorts, 0.0, _no_clip), 400),
     Planted("route drawn again when a round is resumed", routed, _fresh_route, 1200, 480),
     Planted("updates clipped to three clips", sums, _unclipped_updates, 400),

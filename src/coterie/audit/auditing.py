@@ -28,6 +28,7 @@ CONFIDENCE = 0.95
 SECONDS = 60.0
 """What an audit takes where nobody says otherwise."""
 NOTHING_CLAIMED = "no privacy is claimed of it"
+NO_GAME = "no game is known for such a release"
 NOT_EXECUTED = "no engine executes it"
 NOT_ASKED = "the algorithm does not ask for it in its first round"
 
@@ -83,7 +84,9 @@ def game_of(audited: Audited, attacked: Attacked) -> Game | str:
             if asked is None:
                 return NOT_ASKED
             return CohortGame(audited, unit, release, unit.planned(CohortSums, release.name), asked)
-    return NOT_EXECUTED
+        case "executed":
+            return NOT_EXECUTED
+    return NO_GAME
 
 
 def attack(
