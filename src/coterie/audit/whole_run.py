@@ -25,7 +25,7 @@ from coterie.audit.verdicts import ENOUGH, AuditVerdict
 from coterie.data.records import Records
 from coterie.engines.driver import drive
 from coterie.engines.local import LocalEngine
-from coterie.privacy import RecordSums
+from coterie.privacy import RecordSums, SecretKey
 from coterie.training.learner import Batch
 from coterie.training.sketch import Projection
 
@@ -161,7 +161,8 @@ def attack_whole_run(
     start = sure_start(audited.learner, audited.initial)
     assert start is not None
     client = max(facts.clients, key=lambda name: facts.records[name])
-    unit, coins = audited.plan.for_subject(client), np.random.default_rng()
+    stream = SecretKey.from_os().stream("coins", subject=client, round=0, release=NAME, input_hash="canaries")
+    unit, coins = audited.plan.for_subject(client), np.random.default_rng(stream.integers(64))
     claim = Claim.of(unit.event, audited.plan.adjacency, audited.accountant)
     count = room_for(audited, facts.records[client])
     canaries = canaries_of(audited, start, count, coins)
