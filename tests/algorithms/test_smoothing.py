@@ -1,6 +1,6 @@
 """Means over rounds: the right mean, of released models alone, and training goes on as if there were none."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from coterie.algorithms import algorithm_names
+from coterie.algorithms.protocol import Models
+from coterie.algorithms.record.global_model import Global, GlobalState
 from coterie.algorithms.smoothing import Smoothed, smoothed
+from coterie.errors import InputError
 from coterie.experiment.calibrated import build_algorithm
 from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.local import calibrate, run
@@ -32,7 +35,7 @@ def experiment(name: str, averaging: float, rounds: int = 6) -> Experiment:
 
 def states(averaging: float, shapes: list[int]) -> list[Any]:
     """Drive a stand-in whose models are known: row k of round t holds 10 k + t."""
-    from dataclasses import dataclass, replace
+    from dataclasses import replace
 
     from coterie.algorithms.protocol import Algorithm, Assignment, State
 
@@ -83,6 +86,18 @@ def test_where_the_number_of_models_changes_the_mean_begins_anew() -> None:
     models = states(1.0, [1, 1, 3, 3, 3])
     np.testing.assert_allclose(models[2][:, 0], [2, 12, 22])
     np.testing.assert_allclose(models[3][:, 0], [(2 + 2 * 3) / 3, 10 + 8 / 3, 20 + 8 / 3], rtol=1e-6)
+
+
+def test_a_state_of_ones_own_whose_field_the_mean_would_overwrite_is_refused() -> None:
+    @dataclass(frozen=True)
+    class WithMean(GlobalState):
+        mean: Models
+
+    settings = experiment("global", 1.0)
+    algorithm = Global(settings.algorithm, settings.schedule, settings.privacy)
+    algorithm.state_type = WithMean  # type: ignore[misc]
+    with pytest.raises(InputError, match="WithMean has a field 'mean'"):
+        smoothed(algorithm)
 
 
 def test_without_averaging_an_algorithm_stays_itself() -> None:

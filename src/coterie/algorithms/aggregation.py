@@ -23,7 +23,7 @@ TRIM = 0.25
 """Share of the values of a coordinate that a trimmed mean leaves out at each end."""
 DISAGREEMENT = 0.5
 """By how many standard deviations of its noise an update may speak against the others. More lets a liar pull
-further, less leaves out honest updates when little is left to learn; measured between 0 and 1."""
+further, less leaves out honest updates when little is left to learn; best of 0, 0.5 and 1 on two seeds."""
 
 
 def shortened(updates: Sequence[Released[Vector]]) -> NDArray[np.float64]:

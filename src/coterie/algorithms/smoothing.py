@@ -6,7 +6,7 @@ know where the end is. Averaging touches released values only: it costs no priva
 last models, as it would without.
 """
 
-from dataclasses import make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from coterie.algorithms.protocol import (
     Rounds,
     State,
 )
+from coterie.errors import InputError
 from coterie.privacy import PrivacyPlan
 
 _FORWARDED = (
@@ -43,6 +44,10 @@ class Smoothed(Algorithm[Any]):
         for same in _FORWARDED:
             setattr(self, same, getattr(algorithm, same))
         kind, mean = algorithm.state_type, [("mean", Models), ("mean_from", int)]
+        for taken in {name for name, _ in mean} & {field.name for field in fields(kind)}:
+            raise InputError(
+                f"schedule.averaging: {kind.__name__} has a field {taken!r}, which the mean needs; rename it"
+            )
         growing = {**kind.growing, "mean": 0} if "models" in kind.growing else kind.growing
         self.state_type = make_dataclass(  # type: ignore[misc]
             f"Smoothed{kind.__name__}",
