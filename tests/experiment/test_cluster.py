@@ -23,6 +23,7 @@ from coterie.experiment.keeper import Keeper, pack, settle, unpack
 from coterie.experiment.sweep import Sweep
 from coterie.experiment.verify import verify
 from coterie.files import beside
+from own_package import EXAMPLE, forget, put_on_path
 
 ROUNDS = 60
 SWEEP = Sweep(
@@ -123,6 +124,26 @@ def test_a_cell_that_cannot_run_says_why_and_the_others_finish(ray_head: Any, tm
     [(name, reason)] = result.failed.items()
     assert "1000000" in name
     assert "records_per_client" in reason
+
+
+@pytest.mark.deployment
+def test_cells_with_code_of_ones_own_run_on_a_cluster_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    from ray.cluster_utils import Cluster
+
+    put_on_path(monkeypatch, EXAMPLE)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        read = Sweep.read(EXAMPLE / "sweep.yaml")
+        sweep = Sweep({**read.base, "seeds": {"noise": 1}}, read.grid)
+        here = compare(sweep, tmp_path / "here")
+        assert not here.failed
+        assert_same_runs(here, compare(sweep, tmp_path / "there", ray=nodes.address))
+    finally:
+        nodes.shutdown()
+        forget()
 
 
 @pytest.mark.deployment
