@@ -89,7 +89,7 @@ def test_a_comparison_in_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_progress_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
-    def run(experiment: Experiment, out: Path | None, *, resume: bool, callbacks: Callbacks) -> RunResult:
+    def run(experiment: Experiment, out: Path | None, *, callbacks: Callbacks, **_: object) -> RunResult:
         callbacks.on_round(RoundReport(round=1, rounds=2, accuracy=None, epsilon=EPSILON, seconds=1.0))
         raise KeyboardInterrupt
 

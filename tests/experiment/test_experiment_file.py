@@ -80,7 +80,7 @@ MISTAKES = {
     "privacy: {epsilon: .nan}": r"privacy.epsilon: nan is not allowed",
     "privacy: {epsilon: many}": r"privacy.epsilon: 'many' is not allowed",
     "privacy: {delta: 1}": r"privacy.delta: 1 is not allowed",
-    "privacy: {unit: person}": r"privacy.unit: 'person' is not allowed",
+    "privacy: {unit: family}": r"privacy.unit: 'family' is not allowed",
     "privacy: {clip: 0}": r"privacy.clip: 0 is not allowed",
     "privacy: {clip: 5.0e-324}": r"privacy.clip: 5e-324 is not allowed, should be a number from 1e-06 to",
     "privacy: {clip: 1.0e+9}": r"privacy.clip: 1000000000.0 is not allowed, should be a number from",

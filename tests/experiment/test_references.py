@@ -38,7 +38,7 @@ def test_each_cluster_has_a_model_of_its_own_records_judged_on_held_out_ones() -
     start = np.zeros(learner.layout.size, dtype=np.float32)
     calibrated: Any = SimpleNamespace(
         learner=learner,
-        federation=Federation(clients, TASK),
+        featured=SimpleNamespace(federation=Federation(clients, TASK)),
         experiment=Experiment(),
         facts=SimpleNamespace(initialise=lambda seed: start),
     )

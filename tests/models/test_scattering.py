@@ -11,6 +11,7 @@ import torch
 
 from coterie.data import Task
 from coterie.errors import InputError
+from coterie.models.check import one_thread
 from coterie.models.scattering import Scattering
 
 SHAPE = (1, 12, 16)
@@ -105,6 +106,7 @@ def test_features_of_a_record_have_norm_one_at_most() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@one_thread()  # as features are computed: several threads share the work by the size of a batch
 def test_a_record_has_the_same_bits_in_any_company(shape: tuple[int, ...]) -> None:
     given, made = images(11, shape), transform(shape)
     alone = torch.cat([made(record) for record in torch.split(given, 1)])

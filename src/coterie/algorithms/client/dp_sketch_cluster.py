@@ -231,7 +231,8 @@ class SketchCluster(ClientLevel[SketchClusterState]):
         where = strongest_directions(sums, squares, moments.noise_std / np.sqrt(SQUARES), clients)
         used = where.basis.shape[1]
         frequencies = np.zeros((FREQUENCIES, MOST_DIRECTIONS))
-        frequencies[:, :used] = state.rng().normal(size=(FREQUENCIES, used)) / where.width
+        rng = state.rng()
+        frequencies[:, :used] = rng.normal(size=(FREQUENCIES, used)) / where.width
         basis = np.zeros((dimensions, MOST_DIRECTIONS))
         basis[:, :used] = where.basis
         known = replace(

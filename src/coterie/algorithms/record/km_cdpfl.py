@@ -37,7 +37,7 @@ class KMCDPFL(GivenClusters[RecordClustersState]):
         cluster_of = {**before, **dict(zip(present, labels.tolist(), strict=True))}
         models, starts = state.models.copy(), state.models[[before[client] for client in present]]
         rule = self.schedule.aggregation
-        reached = starts + released
+        reached = starts + released.reshape(starts.shape)
         if rule != "mean":
             reached = starts + shortened(list(updates.values()))
         for cluster in set(labels.tolist()):
