@@ -238,6 +238,7 @@ with Ledger.open(Path(sys.argv[1]), plan(), budget=Budget(500.0, 1e-3), accounta
 """
 
 
+@pytest.mark.deployment
 def test_a_script_without_a_guard_starts_workers_and_runs_once(tmp_path: Path) -> None:
     """A worker is started by name; spawned processes would run the user's script again."""
     script = tmp_path / "script.py"

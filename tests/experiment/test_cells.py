@@ -139,6 +139,7 @@ def children_of(parent: int) -> set[int]:
     return found
 
 
+@pytest.mark.deployment
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_a_comparison_that_is_killed_leaves_no_run_alive(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(

@@ -143,6 +143,7 @@ def inner_address(federation: RealFederation) -> str:
 # --- the sites come ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deployment
 def test_four_sites_find_their_clusters_and_reach_the_simulations_state(federation: RealFederation) -> None:
     for place, name in enumerate(NAMES):
         held_out = ["--held-out", "0.2", "--split", f"0:{place}"]
