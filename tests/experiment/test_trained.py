@@ -73,6 +73,12 @@ def test_a_model_is_a_module_on_raw_values(runs: Runs) -> None:
     np.testing.assert_array_equal(run.predict(images, cluster=1), run.predict(images, client="client-3"))
 
 
+def test_of_no_records_there_are_no_predictions(runs: Runs) -> None:
+    run = runs("oracle")
+    assert run.predict(load_digits().data[:0], client="client-3").shape == (0,)
+    assert run.predict_proba(load_digits().data[:0], client="client-3").shape == (0, 10)
+
+
 def test_classes_come_back_by_name_and_values_in_units(runs: Runs) -> None:
     run = runs("table")
     rows = [{"age": 90, "smoker": "no", "pressure": None}, {"age": 20, "smoker": "yes", "pressure": 100}]

@@ -235,7 +235,7 @@ def check_numbers(raw: Array, preprocessing: Preprocessing, clipped: Clipped, wh
     """
     inputs = preprocessing.inputs
     refuse_rows(
-        ~np.asarray(np.isfinite(raw).reshape(len(raw), -1).all(axis=1)),
+        ~np.asarray(np.isfinite(raw).all(axis=tuple(range(1, raw.ndim)))),
         lambda row: f"{where.format(row)} has a value that is not finite",
     )
     if isinstance(inputs, TokenInputs):
