@@ -409,6 +409,47 @@ def test_what_an_own_algorithm_raises_in_a_round_is_one_line(
         local.run(chosen, tmp_path / "run")
 
 
+def ended(self: Any, *_: Any) -> Any:
+    raise SystemExit(0)
+
+
+def stuck(self: Any, state: Any) -> Any:
+    yield from Global.round(self, state)
+    return state
+
+
+def nothing(self: Any, state: Any) -> Any:
+    yield from Global.round(self, state)
+
+
+@pytest.mark.parametrize(
+    ("method", "does", "said"),
+    [
+        ("plan", ended, r"SystemExit: 0, at .*:\d+$"),
+        ("jobs", ended, r"SystemExit: 0, at .*:\d+; --resume"),
+        ("round", stuck, "its round 1 returned round 0; allowed: a State of round 1"),
+        ("round", nothing, "its round 1 returned a NoneType; allowed: a State of round 1"),
+    ],
+)
+def test_own_code_that_ends_the_program_or_stands_still_is_one_line(
+    tmp_path: Path, module: types.ModuleType, method: str, does: Any, said: str
+) -> None:
+    Broken = type("Broken", (Global,), {method: does, "__module__": __name__})
+    module.Broken = Broken  # type: ignore[attr-defined]
+    chosen = experiment(algorithm={"name": "somebodys:Broken"}, federation={"kind": "clusters", "sizes": [2]})
+    with pytest.raises(InputError, match=rf"algorithm.name: somebodys:Broken: {said}"):
+        local.run(chosen, tmp_path / "run")
+
+
+def test_a_data_function_that_ends_the_program_is_one_line(module: types.ModuleType) -> None:
+    def make() -> Dataset:
+        raise SystemExit(0)
+
+    module.make = make  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="somebodys:make: SystemExit at"):
+        local.load_federation(experiment(data={"name": "somebodys:make"}))
+
+
 def test_names_are_looked_up_without_running_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Cards: every field that a claim must state, from material that verifies, and what is still open."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ def test_a_changed_figure_of_a_card_is_found(
     assert verify(own).verdict == "holds"  # other programs may have written it
     monkeypatch.setenv("COTERIE_REGISTER", str(register) + "-elsewhere")
     assert verify(own).verdict == "holds"
+
+
+def test_a_card_holds_wherever_its_folder_is_moved(own: Path, tmp_path: Path) -> None:
+    write_card(Card.of(own))
+    moved = Path(shutil.copytree(own, tmp_path / "archived"))
+    assert verify(moved).verdict == "holds"
 
 
 def test_a_run_that_does_not_hold_has_no_card(own: Path) -> None:

@@ -83,7 +83,7 @@ class OwnSettings(Settings):
             made = function(**given, **options)
         except CoterieError:
             raise
-        except Exception as mistake:
+        except (Exception, SystemExit) as mistake:
             raise InputError(f"{self.plugin.key}: {self._name}: {where(mistake)}") from None
         if not isinstance(made, kind):
             found = f"{self.plugin.key}: {self._name} returned a {type(made).__name__}"

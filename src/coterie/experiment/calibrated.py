@@ -24,7 +24,7 @@ from coterie.engines.clients import behaviour, build_learner
 from coterie.engines.feature_cache import FeatureCache
 from coterie.engines.features import Featured, featured
 from coterie.errors import BudgetError, InputError, check_memory
-from coterie.experiment.own_code import check_plan_is_ours
+from coterie.experiment.own_code import planned_by
 from coterie.experiment.private_scores import Wanted
 from coterie.experiment.proven import ProvenPlan, one_delta
 from coterie.experiment.schema import EvaluationKind, Experiment, refuse
@@ -188,9 +188,7 @@ def calibrate_run(
         layout={name: shape.numel() for name, shape in learner.layout.shapes.items()},
         structure=population.structure,
     )
-    declared = algorithm.plan(facts)
-    if experiment.own_algorithm:
-        check_plan_is_ours(experiment, declared)
+    declared = planned_by(experiment, algorithm, facts)
     draft, budgets = _with_evaluation(experiment, declared, population)
     log.info("calibrating the noise")
     said = [caveat for caveat, holds in caveats(learner, budgets).items() if holds and caveat is not None]

@@ -45,8 +45,8 @@ FIELDS = (
     *("side_channels", "utility", "worst_client", "audit", "per_client", "justification", "contact"),
 )
 """What a claim must state, in the order in which it is shown."""
-OF_THIS_MACHINE = ("library", "commit")
-"""Fields about the programs that wrote the card, which others may have other versions of."""
+OF_THIS_MACHINE = ("library", "commit", "run")
+"""Fields about where the card was written: versions of programs, and what the folder was called there."""
 _SIDE_CHANNELS = (
     "floating point: norms are added up in double precision and clipped with a margin, and noise in double "
     "precision is put together from several points so that its values are dense; it is not discrete noise, "

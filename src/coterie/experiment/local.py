@@ -102,9 +102,9 @@ def finish(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | N
     except ModelError as error:
         name = calibrated.experiment.model.name
         raise ModelError(f"model.name: {name}: {error}; --resume continues from the last round") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if (theirs := in_own_code(calibrated.experiment, error)) is not None:
-            raise theirs from None
+            raise InputError(f"{theirs}; --resume continues from the last round") from None
         raise
 
 

@@ -244,7 +244,9 @@ class Run:
         log.info("round %d of %d begins", min(state.round + 1, rounds), rounds)
         while state.round < rounds:
             began, waited = time.perf_counter(), engine.waited
-            state = yield from addressed(algorithm.round(state), engine, state.round + 1)
+            number = state.round + 1
+            state = yield from addressed(algorithm.round(state), engine, number)
+            self._check_next(state, number)
             trained = time.perf_counter()
             began += engine.waited - waited
             judged = self.evaluator.after(state)
@@ -262,6 +264,15 @@ class Run:
             )
             callbacks.tell("on_round", report)
         return state
+
+    def _check_next(self, state: object, number: int) -> None:
+        """Refuse what a round of own code must not return: a run would not end, or not be resumed."""
+        if not isinstance(state, State) or state.round != number:
+            told = f"round {state.round}" if isinstance(state, State) else f"a {type(state).__name__}"
+            raise InputError(
+                f"algorithm.name: {self.calibrated.experiment.algorithm.name}: its round {number} returned "
+                f"{told}; allowed: a State of round {number}"
+            )
 
     def _tell_releases(self, charged: Sequence[Charge], callbacks: Callbacks) -> None:
         epsilon, unit = self.calibrated.spent(self.opened.ledger), self.calibrated.plan.unit

@@ -10,8 +10,10 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 from coterie.algorithms import find_algorithm
+from coterie.algorithms.protocol import Algorithm, PublicFacts
 from coterie.errors import CoterieError, InputError, PlanError, one_line
 from coterie.experiment.schema import Experiment
 from coterie.files import Json, read_json
@@ -92,19 +94,28 @@ def _shown(code: Json) -> str:
     return f"{package}sha256 {str(code.get('sha256'))[:12]}" if code else "none"
 
 
-def in_own_code(experiment: Experiment, mistake: Exception) -> InputError | None:
-    """One line for what the user's own algorithm raised in a round, where it sees released values only."""
+def in_own_code(experiment: Experiment, mistake: Exception | SystemExit) -> InputError | None:
+    """One line for what the user's own algorithm raised, which sees public and released values only."""
     if isinstance(mistake, CoterieError) or not experiment.own_algorithm:
         return None
     module = inspect.getmodule(find_algorithm(experiment.privacy.unit, experiment.algorithm.name))
     file = getattr(module, "__file__", None)
     lines = [line for frame, line in walk_tb(mistake.__traceback__) if frame.f_code.co_filename == file]
     said = f"algorithm.name: {experiment.algorithm.name}: {one_line(mistake)}"
-    return (
-        InputError(f"{said}, at {file}:{lines[-1]}; --resume continues from the last round")
-        if lines
-        else None
-    )
+    return InputError(f"{said}, at {file}:{lines[-1]}") if lines else None
+
+
+def planned_by(experiment: Experiment, algorithm: Algorithm[Any], facts: PublicFacts) -> PrivacyPlan:
+    """What an algorithm declares; own code's plan is checked, and what it raises is one line."""
+    try:
+        declared = algorithm.plan(facts)
+    except (Exception, SystemExit) as mistake:
+        if (theirs := in_own_code(experiment, mistake)) is not None:
+            raise theirs from None
+        raise
+    if experiment.own_algorithm:
+        check_plan_is_ours(experiment, declared)
+    return declared
 
 
 def check_plan_is_ours(experiment: Experiment, plan: object) -> None:
