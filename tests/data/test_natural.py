@@ -73,6 +73,13 @@ def test_enough_leaves_small_clients_out_and_a_number_draws_among_the_others() -
     assert drawn == {("large", "middle"), ("large", "another"), ("middle", "another")}
 
 
+def test_whoever_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    build_federation(owned(), NaturalFederation(clients="enough"), 0)
+    said = capsys.readouterr().err
+    assert said.startswith("federation.clients: enough: 1 of 4 clients are left out, with fewer than 10 ")
+    assert said.endswith(": small\n")
+
+
 def test_a_clients_split_does_not_depend_on_who_else_is_drawn() -> None:
     everyone = build_federation(owned(), NaturalFederation(clients="enough"), seed=3)
     few = build_federation(owned(), NaturalFederation(clients=1), seed=3)

@@ -9,6 +9,7 @@ from coterie.data.clients import Client, Federation
 from coterie.data.persons import WholePersons, check_persons, units_of
 from coterie.data.records import UNDIVIDED, Array, Dataset, stream
 from coterie.errors import DataError, InputError
+from coterie.notices import note
 from coterie.privacy import PersonBounds
 from coterie.privacy.ranges import RECORDS
 from coterie.settings import Settings
@@ -130,6 +131,13 @@ def _drawn(
             f"many training {rows}"
         )
     if not isinstance(settings.clients, int):
+        left_out = [names[k] for k in sorted(set(range(len(parts))) - set(enough))]
+        if left_out:
+            shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+            note(
+                f"federation.clients: enough: {len(left_out)} of {len(parts)} clients are left out, with "
+                f"fewer than {settings.minimum_records} training {rows}: {shown}"
+            )
         return enough
     if settings.clients > len(enough):
         raise InputError(
