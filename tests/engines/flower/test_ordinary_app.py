@@ -54,6 +54,8 @@ def test_flwr_run_reaches_sites_through_their_nodes_configuration(tmp_path: Path
             timeout=PATIENCE,
         )
         wait_until("the run is finished", (tmp_path / "run" / "result.json").exists)
+        for name in names:  # each is handed its model once the result is there
+            wait_until(f"{name} is finished", (sites[name] / ".coterie" / "finished.json").exists)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == 1
     assert all(tally == {"answered": 1, "missed": 0} for tally in result["participation"].values())
