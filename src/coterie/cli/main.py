@@ -180,9 +180,6 @@ def main() -> None:
     except Exception as mistake:
         notices.release(said=False)
         line, code = _explain(mistake)
-    except SystemExit:  # not typer's, which returns its code: somebody's own code wanted to end it all
-        notices.release(said=False)
-        line, code = "code that is not coterie's ended the command; it was not finished", 1
     except (KeyboardInterrupt, Ended):
         notices.release()
         _leave("stopped; --resume continues")
