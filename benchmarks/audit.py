@@ -1,25 +1,28 @@
 """Does an audit find what is wrong, and nothing else? Planted mistakes, honest code, power, other libraries.
 
-    python benchmarks/audit.py planted [--repeat 20] [--seconds S]  # how often each mistake is found
-    python benchmarks/audit.py honest [--audits 200] [--seconds S]  # how often honest code is accused
-    python benchmarks/audit.py power [--seconds 300]                # bounds against claims at epsilon 3 and 8
+    python benchmarks/audit.py planted [--repeat 20] [--jobs 2]     # how often each mistake is found
+    python benchmarks/audit.py honest [--audits 200] [--jobs 2]     # how often honest code is accused
+    python benchmarks/audit.py power [--seconds 300] [--jobs 2]     # bounds against claims at epsilon 3 and 8
     python benchmarks/audit.py one-run [--canaries 2000]            # a whole run that claims 8, delta 1e-5
     python benchmarks/audit.py jax-privacy auditing.py              # the same bounds from the same scores
     python benchmarks/audit.py riskcal PYTHON                       # advantage and true positives from a PLD
 
-Keys are drawn from the operating system, so figures differ from run to run. What is planted is in
-`tests/audit/planted.py`. `auditing.py` is a file of the wheel jax_privacy 2.0.0, which needs no jax when it
-is loaded by path; PYTHON is an interpreter of an environment with riskcal 1.5.1 and dp-accounting.
+`--effort` (of `planted`) multiplies the trials that the suite takes. Keys are drawn from the operating
+system, so figures differ from run to run. What is planted is in `tests/audit/planted.py`. `auditing.py` is
+a file of the wheel jax_privacy 2.0.0, which needs no jax when it is loaded by path; PYTHON is an interpreter
+of an environment with riskcal 1.5.1 and dp-accounting.
 """
 
 import argparse
 import importlib.util
 import json
 import math
+import multiprocessing.pool
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +40,7 @@ from coterie.audit.auditing import WHOLE_RUN, audit
 from coterie.audit.bounds import Guesses, Scores
 from coterie.audit.games import Game
 from coterie.audit.playing import Effort, play
-from coterie.audit.verdicts import AuditVerdict
+from coterie.audit.verdicts import AuditVerdict, Judgement
 from coterie.privacy import FullBatchSketch, FullBatchSteps, PrivateSelection
 from coterie.privacy.accounting import accountant_named
 from coterie.privacy.units import Adjacency
@@ -47,59 +50,91 @@ DELTA = planted.DELTA
 
 
 def find_planted(options: argparse.Namespace) -> None:
-    """Every mistake in turn, again and again until the time is over."""
-    ends, found, seconds = time.monotonic() + options.seconds, dict[str, list[bool]](), dict[str, float]()
-    for _ in range(options.repeat):
-        for each in planted.GALLERY:
-            if time.monotonic() > ends:
-                break
-            began = time.process_time()
-            with each.patch():
-                outcome = play(each.game(), Effort(each.trials), 0.05)
-            found.setdefault(each.name, []).append(outcome.found.verdict is AuditVerdict.VIOLATED)
-            seconds[each.name] = max(seconds.get(each.name, 0.0), time.process_time() - began)
+    """Every mistake, again and again."""
+    tasks = [
+        (number, options.effort) for _ in range(options.repeat) for number in range(len(planted.GALLERY))
+    ]
+    hits = defaultdict[int, list[bool]](list)
+    seconds = defaultdict[int, float](float)
+    with _processes(options.jobs) as pool:
+        for number, hit, took in pool.imap_unordered(_find, tasks):
+            hits[number].append(hit)
+            seconds[number] = max(seconds[number], took)
     print("| mistake | trials | found | longest, seconds of one core |\n| --- | --- | --- | --- |")
-    for each in planted.GALLERY:
-        hits = found.get(each.name, [])
-        longest = f"{seconds.get(each.name, 0.0):.1f}"
-        print(f"| {each.name} | {each.trials:,} | {sum(hits)} of {len(hits)} | {longest} |")
+    for number, each in enumerate(planted.GALLERY):
+        found = f"{sum(hits[number])} of {len(hits[number])}"
+        print(f"| {each.name} | {options.effort * each.trials:,} | {found} | {seconds[number]:.1f} |")
+
+
+def _find(task: tuple[int, int]) -> tuple[int, bool, float]:
+    """Whether one audit finds this mistake, and the processor time it took."""
+    number, effort = task
+    each, began = planted.GALLERY[number], time.process_time()
+    with each.patch():
+        outcome = play(each.game(), Effort(effort * each.trials), 0.05)
+    return number, outcome.found.verdict is AuditVerdict.VIOLATED, time.process_time() - began
+
+
+HONEST = (
+    planted.full_batch,
+    planted.poisson,
+    planted.sketch,
+    planted.selection,
+    planted.sums,
+    planted.routed,
+    planted.tracked,
+    planted.scores,
+)
 
 
 def accuse_honest(options: argparse.Namespace) -> None:
     """Honest releases of every kind in turn; each audit is one release at 95 %."""
-    games = [planted.full_batch, planted.poisson, planted.sketch, planted.selection]
-    games += [planted.sums, planted.routed, planted.tracked, planted.scores]
-    ends, rows = time.monotonic() + options.seconds, []
-    while len(rows) < options.audits and time.monotonic() < ends:
-        make = games[len(rows) % len(games)]
-        outcome = play(make(), Effort(800, explore=16), 0.05)
-        rows.append((make.__name__, outcome.found))
-        print(
-            f"{make.__name__}: at least {outcome.found.lower:.3f} of {outcome.found.claimed:.3f}", flush=True
-        )
-    alarms = sum(found.verdict is AuditVerdict.VIOLATED for _, found in rows)
-    print(f"{len(rows)} honest audits of 800 trials at 95 %: {alarms} alarms")
+    alarms, trials = 0, list[int]()
+    with _processes(options.jobs) as pool:
+        for name, found in pool.imap(_accuse, range(options.audits)):
+            alarms += found.verdict is AuditVerdict.VIOLATED
+            trials.append(found.trials)
+            print(f"{name}: at least {found.lower:.3f} of {found.claimed:.3f}", flush=True)
+    print(f"{len(trials)} honest audits of {Effort.seconds:.0f} s at 95 %: {alarms} alarms;", end=" ")
+    print(f"{min(trials):,} to {max(trials):,} trials")
+
+
+def _accuse(number: int) -> tuple[str, Judgement]:
+    make = HONEST[number % len(HONEST)]
+    return make.__name__, play(make(), Effort(), 0.05).found
+
+
+KINDS: dict[str, Callable[[float], Game]] = {
+    "training step": lambda z: planted.of_records(FullBatchSteps(1.0, z, 8, 1, ZERO), times=1),
+    "sketch": lambda z: planted.of_records(FullBatchSketch(1.0, z, 8, 5, ZERO), times=1),
+    "routed sums": lambda z: planted.of_clients(histogram_ratio=4.0, noise=z),
+    "selection": lambda epsilon: planted.of_records(PrivateSelection(epsilon, ZERO), times=1),
+}
 
 
 def show_power(options: argparse.Namespace) -> None:
-    """A training step, a sketch, a selection and routed sums that claim 3 and 8: what is shown of it."""
-    kinds: dict[str, Callable[[float], Game]] = {
-        "training step": lambda z: planted.of_records(FullBatchSteps(1.0, z, 8, 1, ZERO), times=1),
-        "sketch": lambda z: planted.of_records(FullBatchSketch(1.0, z, 8, 5, ZERO), times=1),
-        "routed sums": lambda z: planted.of_clients(histogram_ratio=4.0, noise=z),
-    }
+    """A training step, a sketch, a selection and routed sums that claim 3 and 8: what is shown of it.
+
+    For each claim the four releases share `--seconds` of `--jobs` cores, as in one audit of them."""
+    each = options.seconds * options.jobs / len(KINDS)
+    tasks = [(name, epsilon, each) for epsilon in (3.0, 8.0) for name in KINDS]
     print("| release | claimed epsilon | at least | share | trials |\n| --- | --- | --- | --- | --- |")
-    for epsilon in (3.0, 8.0):
-        games = {name: make(_root(make, epsilon)) for name, make in kinds.items()}
-        games["selection"] = planted.of_records(PrivateSelection(epsilon, ZERO), times=1)
-        for name, game in games.items():
-            outcome = play(game, Effort(None, options.seconds / 8), 0.05)
-            found = outcome.found
-            share = f"{found.lower / found.claimed:.2f}"
-            print(
-                f"| {name} | {found.claimed:.2f} | {found.lower:.2f} | {share} | {found.trials:,} |",
-                flush=True,
-            )
+    with _processes(options.jobs) as pool:
+        for row in pool.imap(_bound, tasks):
+            print(row, flush=True)
+
+
+def _bound(task: tuple[str, float, float]) -> str:
+    name, epsilon, seconds = task
+    make = KINDS[name]
+    game = make(epsilon if name == "selection" else _root(make, epsilon))
+    found = play(game, Effort(None, seconds), 0.05).found
+    share = found.lower / found.claimed
+    return f"| {name} | {found.claimed:.2f} | {found.lower:.2f} | {share:.2f} | {found.trials:,} |"
+
+
+def _processes(jobs: int) -> multiprocessing.pool.Pool:
+    return multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (1,))
 
 
 def _root(make: Callable[[float], Game], epsilon: float) -> float:
@@ -226,9 +261,9 @@ def main() -> None:
     )
     parts = parser.add_subparsers(required=True)
     for name, work, extra in (
-        ("planted", find_planted, {"--repeat": 20, "--seconds": 3600.0}),
-        ("honest", accuse_honest, {"--audits": 200, "--seconds": 3600.0}),
-        ("power", show_power, {"--seconds": 300.0}),
+        ("planted", find_planted, {"--repeat": 20, "--effort": 3, "--jobs": 2}),
+        ("honest", accuse_honest, {"--audits": 200, "--jobs": 2}),
+        ("power", show_power, {"--seconds": 300.0, "--jobs": 2}),
         ("one-run", audit_one_run, {"--canaries": 2000}),
         ("jax-privacy", agree_with_jax_privacy, {"file": Path}),
         ("riskcal", agree_with_riskcal, {"python": str}),
