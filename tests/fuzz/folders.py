@@ -24,6 +24,7 @@ DECLARED: Tree = {
         {"column": "c", "categories": ["u", "v"]},
     ],
 }
+OF_PERSONS: Tree = {**DECLARED, "person": "p"}
 ARRAYS: Tree = {
     "task": "classification",
     "label": {"classes": 2},
@@ -35,6 +36,7 @@ HELD: Tree = {
     "federation": {"kind": "natural"},
     "evaluation": {},
 }
+PERSONS: Tree = {"unit": "person", "records_per_person": 3}
 KEYS = options({**TINY, "data": {"name": "digits"}, "model": {"name": "softmax"}})
 CELLS = [
     "",
@@ -75,13 +77,13 @@ def tables(ending: str) -> dict[str, bytes]:
     for number in range(3):
         rng = np.random.default_rng(number)
         a, b, c = rng.uniform(0, 1, 60), rng.uniform(-5, 5, 60), rng.choice(["u", "v"], 60)
-        y = np.where(a > 0.5, "yes", "no")
+        y, p = np.where(a > 0.5, "yes", "no"), 100 * number + np.sort(rng.integers(0, 30, 60))
         buffer = io.BytesIO()
         if ending == "csv":
-            rows = [f"{row[0]:.4f},{row[1]:.4f},{row[2]},{row[3]}" for row in zip(a, b, c, y, strict=True)]
-            buffer.write("\n".join(["a,b,c,y", *rows, ""]).encode())
+            rows = [f"{r[0]:.4f},{r[1]:.4f},{r[2]},{r[3]},{r[4]}" for r in zip(a, b, c, y, p, strict=True)]
+            buffer.write("\n".join(["a,b,c,y,p", *rows, ""]).encode())
         elif ending == "parquet":
-            parquet.write_table(pa.table({"a": a, "b": b, "c": c, "y": y}), buffer)
+            parquet.write_table(pa.table({"a": a, "b": b, "c": c, "y": y, "p": p}), buffer)
         else:
             np.savez(buffer, x=np.stack([a, b], 1).astype(np.float32), y=(a > 0.5).astype(np.int64))
         files[f"d/c{number}.{ending}"] = buffer.getvalue()
@@ -117,16 +119,20 @@ def data_folders(draw: st.DrawFn) -> Case:
         st.sampled_from(["bytes", "cell", "cell", "declaration", "text", "name", "place", "experiment"])
     )
     tree = json.loads(json.dumps(HELD))
+    declaration = ARRAYS if ending == "npz" else DECLARED
+    if ending != "npz" and draw(st.integers(0, 2)) == 0:
+        declaration, tree["privacy"] = OF_PERSONS, dict(PERSONS)
+        files["d/federation.yaml"] = as_yaml(declaration)
     if kind == "bytes":
         files[client] = draw(damaged(content))
     elif kind == "cell":
         files[client] = _with_cell(draw, content) if ending == "csv" else _arrays(draw, ending)
     elif kind == "declaration":
-        declared = json.loads(json.dumps(ARRAYS if ending == "npz" else DECLARED))
+        declared = json.loads(json.dumps(declaration))
         change(draw, declared)
         files["d/federation.yaml"] = as_yaml(declared)
     elif kind == "text":
-        files["d/federation.yaml"] = draw(damaged(tables(ending)["d/federation.yaml"]))
+        files["d/federation.yaml"] = draw(damaged(as_yaml(declaration)))
     elif kind == "name":
         files[f"d/{draw(st.sampled_from(ODD_NAMES))}"] = content
     elif kind == "place":
@@ -147,7 +153,7 @@ def _with_cell(draw: st.DrawFn, content: bytes) -> bytes:
     lines = content.decode().splitlines()
     row = draw(st.integers(0, len(lines) - 1))
     cells = lines[row].split(",")
-    cells[draw(st.integers(0, 3))] = draw(st.one_of(st.sampled_from(CELLS), st.text(max_size=6)))
+    cells[draw(st.integers(0, 4))] = draw(st.one_of(st.sampled_from(CELLS), st.text(max_size=6)))
     lines[row] = ",".join(cells)
     return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
 
@@ -156,7 +162,7 @@ def _arrays(draw: st.DrawFn, ending: str) -> bytes:
     """Columns or arrays of other shapes and kinds, or a header that claims more rows than there are."""
     buffer = io.BytesIO()
     if ending == "parquet":
-        column = draw(st.sampled_from(["a", "b", "c", "y", "z"]))
+        column = draw(st.sampled_from(["a", "b", "c", "y", "p", "z"]))
         kind = draw(
             st.sampled_from([pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.date32(), pa.null()])
         )
