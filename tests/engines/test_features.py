@@ -22,8 +22,9 @@ from coterie.errors import CoterieError, InputError
 from coterie.experiment import local
 from coterie.experiment.schema import Experiment
 from coterie.models import ModelSettings, build_model, public_features
-from coterie.models.features import OWN_FEATURES, UnitNorm
+from coterie.models.features import UnitNorm
 from coterie.models.scattering import Scattering
+from coterie.models.settings import OWN_FEATURES
 
 TASK = Task("classification", (1, 12, 12), 3)
 CPU = torch.device("cpu")

@@ -10,12 +10,13 @@ from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps
 from coterie.training import philox
-from coterie.training.augmentation import Augmentation, DrawnViews
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clip_rows, clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 from coterie.training.sketch import Projection
 from coterie.training.stacked import StackedJob, StackedTrainer
+from coterie.training.views import DrawnViews, views_of
 
 CPU = torch.device("cpu")
 TASK = Task(kind="classification", shape=(1, 8, 8), classes=10)
@@ -55,7 +56,7 @@ def test_the_sum_equals_a_loop_over_records_that_averages_and_then_clips(name: s
     learner, parameters = learner_of(name, fast=fast)
     learner.micro_batch = learner.row_batch = 13  # four records of three views
     batch = batch_of(11)
-    views = AUGMENTATION.views(batch, everyone(batch), 4, 99)
+    views = views_of(AUGMENTATION, batch, everyone(batch), 4, 99)
     model = build_model(ModelSettings(name=name), TASK, seed=3).double()
     slow = torch.zeros(len(parameters), dtype=torch.float64)
     for record in range(len(batch)):
@@ -116,7 +117,7 @@ def test_one_bad_pixel_that_some_views_shift_away_spoils_the_record_and_nobody_e
     learner, parameters = learner_of("cnn")
     batch = batch_of(20, seed=5)
     batch.features[7, 0, 0, 0] = float("nan")
-    views = AUGMENTATION.views(batch, everyone(batch), 4, 99)
+    views = views_of(AUGMENTATION, batch, everyone(batch), 4, 99)
     spoilt = torch.isnan(views.features).flatten(1).any(dim=1).view(-1, 3)
     assert int(spoilt[7].sum()) > 0
     others = everyone(batch) != 7
@@ -131,7 +132,7 @@ def test_views_written_into_the_data_would_move_the_sum_by_several_clips() -> No
     learner, parameters = learner_of("softmax")
     batch = batch_of(6)
     batch.features[2] = 1.0  # a constant image: all its views are the same
-    views = AUGMENTATION.views(batch, everyone(batch), 4, 99)
+    views = views_of(AUGMENTATION, batch, everyone(batch), 4, 99)
     of_record = torch.arange(len(views)) // 3 == 2
     both = [clipped_sum(learner, parameters, part, CLIP) for part in (views, views.take(~of_record))]
     assert float((both[0] - both[1]).norm()) > 2.9 * CLIP
@@ -142,7 +143,7 @@ def test_views_written_into_the_data_would_move_the_sum_by_several_clips() -> No
 
 def test_a_view_is_the_image_mirrored_and_shifted_with_its_edge_repeated() -> None:
     batch = batch_of(40)
-    views = AUGMENTATION.views(batch, everyone(batch), 2, 5)
+    views = views_of(AUGMENTATION, batch, everyone(batch), 2, 5)
     down, right, mirrored = AUGMENTATION._draw(everyone(batch), 2, 5)
     for record in range(40):
         for copy in range(3):
@@ -159,7 +160,7 @@ def test_a_view_is_the_image_mirrored_and_shifted_with_its_edge_repeated() -> No
 
 def test_without_shift_and_flip_every_view_is_the_record() -> None:
     batch = batch_of(5)
-    views = Augmentation(copies=2).views(batch, everyone(batch), 0, 1)
+    views = views_of(Augmentation(copies=2), batch, everyone(batch), 0, 1)
     torch.testing.assert_close(views.features, batch.features.repeat_interleave(2, dim=0), rtol=0, atol=0)
 
 

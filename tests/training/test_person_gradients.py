@@ -11,7 +11,7 @@ from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSketch, FullBatchSteps, PoissonSteps, RandomStream, SecretKey
 from coterie.privacy.joint_scores import JointScores, Statistic, joint_clip
 from coterie.training import cpu_kernels
-from coterie.training.augmentation import Augmentation, DrawnViews
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clip_rows, clipped_sum
 from coterie.training.contributions import Rows
 from coterie.training.dpsgd import sketch_privately, train_privately
@@ -21,6 +21,7 @@ from coterie.training.scoring import score_sums
 from coterie.training.sketch import Projection
 from coterie.training.stacked import StackedJob, StackedTrainer
 from coterie.training.statistics import statistic_rows, statistic_sums
+from coterie.training.views import DrawnViews
 
 CPU = torch.device("cpu")
 IMAGES = Task(kind="classification", shape=(1, 8, 8), classes=5)

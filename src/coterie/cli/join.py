@@ -88,8 +88,8 @@ def join(
     ] = False,
 ) -> None:
     require_flower()
+    from coterie.engines.flower.attending import Connection, attend
     from coterie.engines.flower.joining import Joining, open_site, parse_split, spent_before
-    from coterie.engines.flower.network import Connection, attend
     from coterie.engines.flower.review import Reviewer
 
     proofs = "--ca and --key: needed, unless --plaintext asks for a trial without any"

@@ -69,7 +69,6 @@ def serve(
     from coterie.experiment.serving import Serving
     from coterie.experiment.serving import serve as serve_experiment
     from coterie.experiment.sites import left_to_sites
-    from coterie.report.run import write_run_report
 
     proofs = "--keys: needed, unless --plaintext asks for a trial on loopback without any"
     InputError.when((keys is None) != plaintext, proofs)
@@ -102,6 +101,8 @@ def serve(
             on_round=lambda report: _round(report, progress),
         )
         result = serve_experiment(chosen, serving, callbacks)
+    from coterie.report.run import write_run_report
+
     written = write_run_report(result.folder)
     if json:
         print_json(finite(result.to_json()))

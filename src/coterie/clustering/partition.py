@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import squareform
-from sklearn.cluster import KMeans
 
 from coterie.clustering.embedding import components_of
 
@@ -52,6 +51,8 @@ def kmeans(vectors: NDArray[np.floating], clusters: int, seed: int) -> Labels:
     """Labels of plain k-means with ten k-means++ starts: the baseline that others use."""
     if not len(vectors):
         return np.zeros(0, dtype=np.intp)
+    from sklearn.cluster import KMeans  # takes a second and 70 MB to import
+
     fitted = KMeans(n_clusters=clusters, n_init=10, random_state=seed % 2**32).fit(
         np.asarray(vectors, dtype=np.float64)
     )

@@ -32,7 +32,7 @@ from coterie.experiment.shown import plan_html
 from coterie.files import Json
 from coterie.groups import Structure
 from coterie.models import build_model
-from coterie.models.features import NONE
+from coterie.models.settings import NONE
 from coterie.privacy import Adjacency, Budget, Custody, Guarantee, HeldOut, Mode, PrivacyPlan, Unit
 from coterie.privacy import calibrate as calibrate_plan
 from coterie.privacy.calibration import has_free_noise, smallest_noise, with_shared_noise

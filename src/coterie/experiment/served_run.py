@@ -21,7 +21,7 @@ from coterie.engines.clients import TrainingFacts
 from coterie.engines.cohorts import Cohorts
 from coterie.engines.driver import answer_all
 from coterie.engines.evaluation import PrivateScores
-from coterie.engines.flower import server
+from coterie.engines.flower import agreement
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.members import RemoteMembers
 from coterie.engines.flower.messages import REFUSALS
@@ -40,16 +40,11 @@ from coterie.experiment.evaluator import Evaluator, Served, rows_of
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.loop import OpenRunFolder, Run, open_folder
 from coterie.experiment.private_scores import Floats
+from coterie.experiment.proposing import calibrate_sites, contracts_of
 from coterie.experiment.recorded import check_folder
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sites import (
-    Sites,
-    calibrate_sites,
-    check_servable,
-    contracts_of,
-    trusts_server,
-)
+from coterie.experiment.sites import Sites, check_servable, trusts_server
 from coterie.files import append_line, forget_rounds, read_lines
 from coterie.privacy import Ledger, Released
 
@@ -131,7 +126,7 @@ class ServedRun:
         """
         waiting = without_models(self.files, self.contracts)
         contracts = {name: self.contracts[name] for name in waiting}
-        told = server.finish(self.transport, contracts, self.calibrated.algorithm.models(state))
+        told = agreement.finish(self.transport, contracts, self.calibrated.algorithm.models(state))
         for name in told.by_client:
             append_line(self.files.handed, {"site": name})
         left = [name for name in waiting if name not in told.by_client]
@@ -160,7 +155,7 @@ class ServedRun:
         until = time.monotonic() + self.transport.timeouts.consent
         told = False
         while True:
-            answers = server.offer(self.transport, contracts)
+            answers = agreement.offer(self.transport, contracts)
             reading = [name for name, why in answers.missing.items() if REFUSALS["review"] in why]
             if not reading or time.monotonic() > until:
                 return answers

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.engines.flower import server
+from coterie.engines.flower.agreement import names_of
 from coterie.engines.flower.keys import KeyFolder, check_host
 from coterie.engines.flower.network import open_link
 from coterie.engines.flower.proxy import AllowlistProxy
@@ -22,11 +23,8 @@ from coterie.engines.flower.transport import (
 from coterie.errors import InputError
 from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.local import finished
-from coterie.experiment.result import RunResult
+from coterie.experiment.folder import RunFolder, check_out
 from coterie.experiment.schema import Experiment, refuse
-from coterie.experiment.served_run import ServedRun, without_models
 from coterie.experiment.serving_status import RunStatus
 from coterie.experiment.sites import (
     Sites,
@@ -35,6 +33,9 @@ from coterie.experiment.sites import (
     trusts_server,
 )
 from coterie.privacy.ranges import CLIENTS, RECORDS
+
+if TYPE_CHECKING:
+    from coterie.experiment.result import RunResult
 
 log = logging.getLogger(__name__)
 APP = Path(__file__).parent / "flower_app"
@@ -79,7 +80,7 @@ class Serving:
         InputError.when(self.keys is not None and self.sites > 0, named)
 
 
-def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> RunResult:
+def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> "RunResult":
     """Serve an experiment from its first round, or from where it stopped, to its end."""
     check_servable(experiment)
     refuse(
@@ -94,9 +95,8 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
     )
     folder = serving.out.with_name(f"{serving.out.name}.link")
     files = RunFolder(serving.out)
-    done = finished(experiment, serving.out, resume=serving.resume)
-    waiting = set(without_models(files, Sites.load(files.sites).records)) if done is not None else set()
-    if done is not None and (serving.keys is None or not waiting):
+    done, waiting = _already_done(experiment, serving)
+    if done and (serving.keys is None or not waiting):
         _forget_link(experiment, folder)  # a crash may have come between result and deletion
         raise InputError(f"{files.result}: the run is finished")
     try:
@@ -104,7 +104,7 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
             serving.opened(link.port, list(link.nodes))
             with link.grid() as grid:
                 nodes = link.nodes or discover(grid, serving.sites, serving.wait, serving.timeouts)
-                if done is not None:
+                if done:
                     nodes = {name: node for name, node in nodes.items() if name in waiting}
                 result = on_grid(experiment, grid, nodes, serving, callbacks, proxy=link.proxy)
     except InputError:
@@ -113,6 +113,20 @@ def serve(experiment: Experiment, serving: Serving, callbacks: Callbacks) -> Run
         raise
     _forget_link(experiment, folder)
     return result
+
+
+def _already_done(experiment: Experiment, serving: Serving) -> tuple[bool, set[str]]:
+    """Whether the run is finished, and who has not got its model yet."""
+    files = RunFolder(serving.out)
+    check_out(serving.out)
+    if not serving.out.exists():
+        return False, set()
+    from coterie.experiment.local import finished
+    from coterie.experiment.served_run import without_models
+
+    if finished(experiment, serving.out, resume=serving.resume) is None:
+        return False, set()
+    return True, set(without_models(files, Sites.load(files.sites).records))
 
 
 def _forget_link(experiment: Experiment, folder: Path) -> None:
@@ -129,7 +143,7 @@ def on_grid(
     callbacks: Callbacks,
     *,
     proxy: AllowlistProxy | None = None,
-) -> RunResult:
+) -> "RunResult":
     """The run itself, once the sites' nodes are known.
 
     Args:
@@ -142,6 +156,10 @@ def on_grid(
         callbacks = status.watching(callbacks)
     files = RunFolder(serving.out)
     wait_for(transport, serving.wait, everyone=not files.exists)
+    # What a model is made of, and torch with it, is not needed before.
+    from coterie.experiment.result import RunResult
+    from coterie.experiment.served_run import ServedRun
+
     run = ServedRun(
         experiment,
         files,
@@ -174,7 +192,7 @@ def discover(grid: Grid, sites: int, seconds: float, timeouts: Timeouts) -> dict
     if not _wait(lambda: len(list(grid.get_node_ids())) >= sites, seconds, timeouts):
         there = len(list(grid.get_node_ids()))
         raise InputError(f"--wait: after {seconds:g} seconds {there} of {sites} sites have joined")
-    return server.names_of(grid, list(grid.get_node_ids()), timeouts)
+    return names_of(grid, list(grid.get_node_ids()), timeouts)
 
 
 def _wait(arrived: Callable[[], bool], seconds: float, timeouts: Timeouts) -> bool:

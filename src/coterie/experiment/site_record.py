@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.engines.flower.contract import Contract
+from coterie.engines.flower.kept import Finished, Signed, SiteFolder
 from coterie.engines.flower.review import in_words
-from coterie.engines.flower.session import Finished, Signed, SiteFolder
 from coterie.errors import LedgerError
 from coterie.experiment.site_models import SiteModels
 from coterie.privacy import Guarantee, LedgerView

@@ -18,14 +18,9 @@ from coterie.data.records import Task
 from coterie.errors import InputError, one_line
 from coterie.models import scattering
 from coterie.models.check import check_encoder
+from coterie.models.settings import NONE, OURS
 from coterie.plugins import FEATURES
 
-NONE = "none"
-OURS = (NONE, "scattering")
-OWN_FEATURES = (
-    "features are made by the user's own frozen encoder, which is trusted to have seen no record that is "
-    "protected here, and to keep nothing between records"
-)
 WIDEST = 2**18
 """Numbers that a transform may make of one record."""
 

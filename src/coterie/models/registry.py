@@ -1,89 +1,21 @@
-"""Models by name: the `model` section of an experiment, and the function behind each name."""
+"""Models by name: built from the settings of an experiment, and a user's own checked."""
 
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any, Self
 
 import torch
-from pydantic import Field, PositiveInt, ValidationInfo, model_validator
 from torch import nn
 
 from coterie.data.records import Task
 from coterie.errors import InputError, check_memory, one_line
 from coterie.models import networks
 from coterie.models.check import check_model
-from coterie.models.features import NONE, OURS, OWN_FEATURES, network_task
-from coterie.plugins import FEATURES, MODEL
-from coterie.settings import NamedSettings, is_recorded
-
-_NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "softmax": networks.softmax,
-    "linear": networks.linear,
-    "mlp": networks.mlp,
-    "cnn": networks.cnn,
-    "resnet18": networks.resnet18,
-    "mcmahan-cnn": networks.mcmahan_cnn,
-    "lstm": networks.lstm,
-    "ngrams": networks.ngrams,
-}
-
+from coterie.models.features import network_task
+from coterie.models.settings import NETWORKS, ModelSettings
+from coterie.plugins import MODEL
 
 _checked: dict[tuple[str, int, Task], object] = {}
 """Users' functions that were seen to build a model that passes: once for all seeds, the code is the same."""
-
-OWN_CODE = "the model is the user's own code, which is trusted to keep nothing between records"
-
-
-WIDEST = 2**16
-"""Width of a layer beyond which a model, which a server may name to a site, is a way to fill its memory."""
-
-
-class ModelSettings(NamedSettings):
-    """Which model, and the options that are its own.
-
-    `package.module:function`, or a name of the entry points `coterie.models`, is a user's own: the function
-    gets the task and returns an `nn.Module` that maps features of shape (n, *task.shape) to outputs of shape
-    (n, task.outputs).
-    """
-
-    functions = _NETWORKS
-    plugin, takes_own = MODEL, True
-
-    name: str = Field("softmax", description=" | ".join([*_NETWORKS, MODEL.form]))
-    hidden: PositiveInt | None = Field(
-        None, le=WIDEST, description="mlp, mcmahan-cnn, lstm: width of a hidden layer (64, 512, 256)"
-    )
-    embedding: PositiveInt | None = Field(
-        None, le=WIDEST, description="lstm: width of the character embedding (8)"
-    )
-    layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
-    order: PositiveInt | None = Field(None, le=4, description="ngrams: last tokens that count (2)")
-    features: str = Field(
-        NONE,
-        description="what the network sees of a record: none (itself) | scattering (wavelets, of images) | "
-        f"{FEATURES.form} (a frozen encoder)",
-    )
-
-    @model_validator(mode="after")
-    def _known_features(self, info: ValidationInfo) -> Self:
-        known = self.features in OURS or is_recorded(info) or FEATURES.target(self.features) is not None
-        if not known:
-            raise ValueError(f"features: {FEATURES.unknown(self.features, OURS)}")
-        return self
-
-    @property
-    def own_features(self) -> bool:
-        """Whether features are made by a user's own code."""
-        return self.features not in OURS
-
-    def given(self) -> dict[str, Any]:
-        """The options of the network that were set."""
-        return {name: value for name, value in super().given().items() if name != "features"}
-
-    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        # Noise is bound to what this says: a model without features says what it always said.
-        return [pair for pair in super().__repr_args__() if pair != ("features", NONE)]
 
 
 @cache
@@ -91,7 +23,7 @@ def parameters_of(settings: ModelSettings, task: Task) -> int:
     """How many parameters a network that is no user's own has, counted without taking their memory."""
     task = network_task(settings.features, task)
     with torch.device("meta"):
-        model = _NETWORKS[settings.name](task, **settings.given())
+        model = NETWORKS[settings.name](task, **settings.given())
     return sum(part.numel() for part in model.parameters())
 
 
@@ -123,7 +55,8 @@ def build_model(settings: ModelSettings, task: Task, seed: int, *, additive: boo
         torch.default_generator.manual_seed(seed)
         if settings.own:
             return _user_model(settings.name, task)
-        return _NETWORKS[settings.name](task, **settings.given())
+        model: nn.Module = NETWORKS[settings.name](task, **settings.given())
+        return model
 
 
 def _user_model(name: str, task: Task) -> nn.Module:
@@ -149,11 +82,3 @@ def _warm_up(model: nn.Module, task: Task) -> None:
         training = model.training
         model.eval()(torch.zeros(1, *task.shape, dtype=kind))
         model.train(training)
-
-
-def code_caveats(settings: ModelSettings) -> Iterator[str]:
-    """What a guarantee must add where a model, or what it sees of records, is a user's own code."""
-    if settings.own:
-        yield OWN_CODE
-    if settings.own_features:
-        yield OWN_FEATURES

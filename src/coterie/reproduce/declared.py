@@ -12,7 +12,7 @@ from coterie.errors import InputError
 from coterie.experiment.experiment_file import override, parse_overrides
 from coterie.experiment.sweep import Part, Sweep
 from coterie.files import parse_yaml
-from coterie.models.features import NONE
+from coterie.models.settings import NONE
 from coterie.settings import Settings, explain
 
 EPSILON = "privacy.epsilon"

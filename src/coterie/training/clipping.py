@@ -17,11 +17,11 @@ from torch import Tensor
 
 from coterie.privacy.ranges import CLIP
 from coterie.training import kernels
-from coterie.training.augmentation import DrawnViews
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import Contribution, Rows
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
+from coterie.training.views import DrawnViews
 
 MARGIN = 1.0 - 2.0**-16
 _SMALL = 1024

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from coterie.privacy import RandomStream, RecordSums
 from coterie.privacy.ranges import gaussian
-from coterie.training.augmentation import Augmentation, DrawnViews
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.sketch import Projection
+from coterie.training.views import DrawnViews
 
 
 def noisy_mean(

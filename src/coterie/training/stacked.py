@@ -21,10 +21,11 @@ from torch import Tensor
 from coterie.privacy import RecordSums
 from coterie.privacy.ranges import CLIP, check_noise
 from coterie.training import kernels, philox
-from coterie.training.augmentation import Augmentation, record_places
+from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import Tiles
+from coterie.training.views import record_places, views_of
 
 log = logging.getLogger(__name__)
 
@@ -362,7 +363,7 @@ class _Program(Program):
             copies, keys = augmentation.copies, tiles.by_record(self.view_keys)
             places = record_places(index - tiles.by_record(self.bases), rows.places)
             keys = keys.repeat_interleave(rows.places)
-            batch = augmentation.views(batch, places, self.step, keys)
+            batch = views_of(augmentation, batch, places, self.step, keys)
         parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
         self.sums += stacked_clipped_sum(
             trainer.book, parameters, batch, tiles, clip, present, copies, rows.present

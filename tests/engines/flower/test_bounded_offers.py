@@ -261,9 +261,7 @@ def test_a_model_larger_than_any_message_is_refused_before_it_takes_memory(
 ) -> None:
     text = dataclasses.replace(TASK, shape=(80,), vocabulary=90)
     offer = contract(model=ModelSettings(name="lstm", hidden=65536, layers=64), task=text)
-    monkeypatch.setattr(
-        "coterie.engines.flower.approval.build_learner", lambda *_, **__: pytest.fail("built")
-    )
+    monkeypatch.setattr("coterie.engines.clients.build_learner", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(messages.RefusedError) as refusal:
         approve(offer, LIMITS, SiteFacts("a", 40, 10, None, text, False))
     assert refusal.value.reason == "out of range"

@@ -20,7 +20,7 @@ from site_folders import NAMES, write_sites
 
 from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Assignment
-from coterie.engines.flower import messages, server
+from coterie.engines.flower import agreement, messages
 from coterie.engines.flower.contract import Contract
 from coterie.engines.flower.messages import RequestId, SiteRequest
 from coterie.engines.flower.network import open_link
@@ -208,7 +208,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
                 return str(answers.missing["amber"])
 
             assert messages.REFUSALS["no contract"] in reason(ask(1, start))
-            assert server.offer(transport, run.contracts).by_client == {"amber": contract.digest}
+            assert agreement.offer(transport, run.contracts).by_client == {"amber": contract.digest}
             assert messages.REFUSALS["other contract"] in reason(ask(1, start, "0" * 64))
             first = ask(1, start).by_client["amber"]
             np.testing.assert_array_equal(ask(1, start).by_client["amber"], first)
@@ -220,7 +220,7 @@ def test_a_greedy_server_gets_what_was_signed_and_no_more(tmp_path: Path) -> Non
             assert messages.REFUSALS["not planned"] in reason(ask(3, start))
             assert charged(made, "amber") == {1: 1, 2: 1}
             final = Assignment(start[None], {"amber": 0})
-            assert server.finish(transport, run.contracts, final).by_client == {"amber": contract.digest}
+            assert agreement.finish(transport, run.contracts, final).by_client == {"amber": contract.digest}
         made.joined["amber"].wait(timeout=120)
         assert made.joined["amber"].returncode == 0
         assert released(made, "amber") == {1: 1, 2: 1}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.engines.flower.attending import Connection
 from coterie.engines.flower.keys import KeyFolder, is_loopback, make_keys, make_site_key, public_key_bytes
-from coterie.engines.flower.network import Connection, open_link
+from coterie.engines.flower.network import open_link
 from coterie.errors import CoterieError, InputError
 
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from coterie import __version__
 from coterie.cli.keys import keys as keys_command
 from coterie.cli.main import app
+from coterie.engines.flower.attending import Connection
 from coterie.engines.flower.keys import (
     KeyFolder,
     SiteKeys,
@@ -30,7 +31,6 @@ from coterie.engines.flower.keys import (
     revoke_site_key,
     rotate_site_key,
 )
-from coterie.engines.flower.network import Connection
 from coterie.engines.flower.node import Endpoint, SiteKey, Trouble, _unreachable, greet
 from coterie.engines.flower.processes import Upstream, free_port
 from coterie.engines.flower.proof import Greeting, public_bytes

@@ -20,8 +20,9 @@ from coterie.engines.flower.messages import SiteFacts
 from coterie.errors import InputError
 from coterie.experiment import local
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.proposing import NOT_COMPARED, calibrate_sites, contracts_of
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sites import NOT_COMPARED, Sites, calibrate_sites, contracts_of
+from coterie.experiment.sites import Sites
 from coterie.experiment.verify import verify
 from coterie.files import write_json
 from coterie.privacy import Budget, HeldOut, PersonBounds, Unit

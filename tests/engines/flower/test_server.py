@@ -24,9 +24,10 @@ from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
 from coterie.errors import InputError
 from coterie.experiment.callbacks import Callbacks
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.proposing import calibrate_sites, contracts_of
 from coterie.experiment.schema import Experiment
 from coterie.experiment.served_run import ServedRun
-from coterie.experiment.sites import Sites, calibrate_sites, check_servable, contracts_of, left_to_sites
+from coterie.experiment.sites import Sites, check_servable, left_to_sites
 from coterie.files import read_lines
 from coterie.privacy import (
     EVALUATION,

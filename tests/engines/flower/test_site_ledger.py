@@ -13,7 +13,7 @@ from tiny_site import FINAL, contract, deliver, joined, selection, site, trainin
 from coterie.engines.flower import messages
 from coterie.engines.flower import session as session_module
 from coterie.engines.flower import site as site_module
-from coterie.engines.flower.session import SiteFolder
+from coterie.engines.flower.kept import SiteFolder
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError, LedgerError
 from coterie.files import read_json, write_json

@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-
-from coterie.engines.clients import build_learner
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
 from coterie.engines.flower.messages import MOST_CAVEATS, RELEASE, RefusedError, SiteFacts, site_log
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
-from coterie.models import parameters_of
-from coterie.models.features import NONE
+from coterie.models.settings import NONE
 from coterie.privacy import EVALUATION, Adjacency, CohortSums, NoisyScores, Unit
 from coterie.privacy.ranges import DELTA, EPOCHS, PULL, RECORDS, ROUNDS, SEED, STEP_SIZE, STEPS, Range
-from coterie.training.learner import Learner
+
+if TYPE_CHECKING:
+    from coterie.training.learner import Learner
 
 log = site_log(__name__)
 
@@ -32,14 +31,19 @@ MOST_PARAMETERS = 5 * 10**8
 """Of a model: a message with more of them would be beyond what the network carries."""
 
 
-def learner_of(contract: Contract) -> Learner:
+def learner_of(contract: Contract) -> "Learner":
     """The contract's model, ready to learn. Its code must have been allowed before."""
+    import torch  # a site that waits for a contract does without
+
+    from coterie.engines.clients import build_learner
+    from coterie.models.registry import parameters_of
+
     model, task, seed = contract.model, contract.task, contract.public_seed
     RefusedError.when(not model.own and parameters_of(model, task) > MOST_PARAMETERS, "out of range")
     return build_learner(model, task, seed, torch.device("cpu"), additive=contract.additive)
 
 
-def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> Learner:
+def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> "Learner":
     """The learner of a contract about the site's own records, of a known model, that spends not too much.
 
     Raises:

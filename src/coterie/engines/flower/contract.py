@@ -34,7 +34,6 @@ from coterie.engines.flower.messages import (
 from coterie.errors import CoterieError
 from coterie.groups import Observer
 from coterie.models import ModelSettings, code_caveats
-from coterie.models.features import public_data_caveats
 from coterie.privacy import (
     Adjacency,
     Budget,
@@ -283,6 +282,8 @@ def promised(contract: Contract, caveats: Sequence[str]) -> Guarantee:
     plan, trusted, delta = contract.plan, contract.trusted is not None, contract.delta
     said = (IN_THE_CLEAR, WHO_IS_ASKED) if trusted else ()
     theirs = (f"the server says: {quoted(caveat)}" for caveat in plan.caveats)
+    from coterie.models.features import public_data_caveats  # brings torch
+
     declared = public_data_caveats(contract.model.features, contract.task)
     said = (*said, *theirs, *code_caveats(contract.model), *declared, *caveats)
     held_by = Custody.TRUSTED_SERVER if trusted else Custody.EACH_SITE

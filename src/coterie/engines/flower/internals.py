@@ -8,12 +8,11 @@ on, and so what an upgrade of Flower broke.
 
 # ruff: noqa: F401
 
+from typing import Any
+
 # Messages travel without their content, which follows in pieces; a reply that never became whole is an error.
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message, remove_content_from_message
-
-# Starting a run needs an app; its code is built into what Flower wants, and loaded by nobody.
-from flwr.cli.build import build_fab_from_disk
 
 # Why a message has no answer (`flwr.app.Error` has the number alone); how a task says that it has ended;
 # under which names a node's key, the time and its signature travel.
@@ -79,9 +78,21 @@ from flwr.supercore.runtime import RuntimeHttpClient
 # Messages are stamped with the run and the node of the process that makes them.
 from flwr.supercore.task_identity import TaskIdentity
 
-# The grid that a server app is handed, made for the task that we took.
-from flwr.superlink.grid import HttpGrid
-
 # A site speaks to the link as Flower's own node does: it comes, asks for messages, takes them in pieces and
 # pushes its replies in pieces.
 from flwr.supernode.fleet_http_client import FleetHttpClient
+
+
+def __getattr__(name: str) -> Any:
+    """What a server needs, when it is asked for: it brings a database, which a site has no use for."""
+    if name == "build_fab_from_disk":
+        # Starting a run needs an app; its code is built into what Flower wants, and loaded by nobody.
+        from flwr.cli.build import build_fab_from_disk
+
+        return build_fab_from_disk
+    if name == "HttpGrid":
+        # The grid that a server app is handed, made for the task that we took.
+        from flwr.superlink.grid import HttpGrid
+
+        return HttpGrid
+    raise AttributeError(name)

@@ -15,9 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Self
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,7 +38,8 @@ from coterie.engines.evaluation import PrivateScores
 from coterie.engines.feature_cache import FeatureCache
 from coterie.engines.features import featured
 from coterie.engines.flower import messages
-from coterie.engines.flower.contract import Contract, cost, leaving, promised
+from coterie.engines.flower.contract import cost, leaving, promised
+from coterie.engines.flower.kept import Signed, SiteFolder
 from coterie.engines.flower.messages import (
     FinalModels,
     GarbageError,
@@ -54,19 +53,14 @@ from coterie.engines.flower.taken_home import write_taken_home
 from coterie.engines.local import LocalEngine, coin_key, input_hash, job_hash
 from coterie.engines.members import OpenCohort
 from coterie.engines.secret import SEEDED
-from coterie.errors import CoterieError, InputError
+from coterie.errors import CoterieError
 from coterie.files import (
     forget_rounds,
-    json_text,
     read_arrays,
-    read_json,
     read_notes,
-    sync,
     write_arrays,
-    write_json,
 )
-from coterie.privacy import EVALUATION, Budget, ChainHead, Charge, CohortSums, Ledger, NoisyScores, SecretKey
-from coterie.privacy.plain import Plain
+from coterie.privacy import EVALUATION, ChainHead, Charge, CohortSums, NoisyScores, SecretKey
 from coterie.privacy.randomness import encode_fields
 from coterie.privacy.units import round_up
 from coterie.training.clipping import clip_rows
@@ -78,83 +72,6 @@ log = site_log(__name__)
 ROOM_BESIDE = 2**18
 """Bytes beside an answer: lines of the ledger, the contract."""
 SEVERAL = "several models, and nothing to choose by"
-
-
-class SiteFolder:
-    """Paths inside a site's folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.contract = path / "contract.json"
-        self.consent = path / "consent.json"
-        self.secret = path / "noise.key"
-        self.ledger = path / "ledger.jsonl"
-        self.answers = path / "answers"
-        self.features = path / "features"
-        self.finished = path / "finished.json"
-
-
-class Kept(Plain):
-    """What a site writes into its folder about a session, one file each."""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        stored = read_json(path)
-        try:
-            return cls.from_json(stored)
-        except CoterieError:
-            raise InputError(f"{path}: not {cls.called} of this version") from None
-
-    def as_read(self) -> Self:
-        """What a file that is written now will say to whoever reads it."""
-        return self.from_json(json.loads(json_text(self.to_json())))
-
-    def save(self, path: Path) -> None:
-        write_json(path, self.to_json())
-        sync(path.parent)
-
-
-@dataclass(frozen=True)
-class Signed(Kept):
-    """What a site agreed to.
-
-    Args:
-        epsilon, evaluation_epsilon: what its operator then allowed.
-        key: fingerprint of its noise key.
-        ledger: its head, when this was last written: the file may be ahead of it, never behind.
-    """
-
-    called = "a contract"
-    contract: Contract
-    epsilon: float
-    evaluation_epsilon: float | None
-    key: str
-    ledger: ChainHead
-
-    def open_ledger(self, files: SiteFolder, anchor: ChainHead | None) -> Ledger:
-        """The ledger that enforces it: of the records that are learnt from, and of those held out."""
-        contract, delta = self.contract, self.contract.delta
-        budgets = {contract.client: Budget(self.epsilon, delta)}
-        if contract.scored is not None:
-            budgets[contract.scored.subject] = Budget(self.evaluation_epsilon or 0.0, delta)
-        return Ledger.open(
-            files.ledger,
-            contract.own_plan,
-            budget=budgets,
-            accountant=contract.accountant,
-            anchor=anchor,
-            seen_by=files.contract.name,
-        )
-
-
-@dataclass(frozen=True)
-class Finished(Kept):
-    """How a session ended: under which contract, what it spent, and the head of its ledger."""
-
-    called = "the end of a session"
-    contract: str
-    epsilon: float
-    ledger: ChainHead
 
 
 class SiteSession:
@@ -228,6 +145,16 @@ class SiteSession:
         self.ledger.close()
 
     # --- answers ------------------------------------------------------------------------------------
+
+    def answer(self, kind: str, request: SiteRequest) -> RecordDict:
+        """What is computed for each kind of request."""
+        answers: Mapping[str, Callable[[SiteRequest], RecordDict]] = {
+            messages.TRAIN: self.train,
+            messages.SELECT: self.select,
+            messages.CONTRIBUTE: self.contribute,
+            messages.EVALUATE: self.evaluate,
+        }
+        return answers[kind](request)
 
     def train(self, request: SiteRequest) -> RecordDict:
         """One released vector."""

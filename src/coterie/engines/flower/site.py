@@ -5,11 +5,11 @@ then on a `SiteSession` answers what the contract allows; whatever else comes is
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flwr.app import Message, RecordDict
 
@@ -18,6 +18,7 @@ from coterie.engines.flower import messages
 from coterie.engines.flower.approval import approve, learner_of
 from coterie.engines.flower.booking import SiteBooking
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores, promised
+from coterie.engines.flower.kept import Finished, Signed, SiteFolder
 from coterie.engines.flower.messages import (
     FinalModels,
     GarbageError,
@@ -27,22 +28,16 @@ from coterie.engines.flower.messages import (
     site_log,
 )
 from coterie.engines.flower.review import Reviewer, in_words, note_consent, time_is_over
-from coterie.engines.flower.session import Finished, Signed, SiteFolder, SiteSession
 from coterie.engines.secret import SEEDED, RunSecret
 from coterie.errors import BudgetError, CoterieError, InputError, ModelError, PlanError, where
 from coterie.privacy import ChainHead, LedgerView, SecretKey
 from coterie.privacy.errors import RangeError
-from coterie.training.learner import Learner
+
+if TYPE_CHECKING:
+    from coterie.engines.flower.session import SiteSession
+    from coterie.training.learner import Learner
 
 log = site_log(__name__)
-
-ANSWERS: Mapping[str, Callable[[SiteSession, SiteRequest], RecordDict]] = {
-    messages.TRAIN: SiteSession.train,
-    messages.SELECT: SiteSession.select,
-    messages.CONTRIBUTE: SiteSession.contribute,
-    messages.EVALUATE: SiteSession.evaluate,
-}
-"""What is computed for each kind of request."""
 
 REASONS: Mapping[type[CoterieError], str] = {
     GarbageError: "garbage",
@@ -159,10 +154,10 @@ class Site:
         RefusedError.when(time_is_over(self.files.consent), "rule hours")
         expires = float(message.metadata.created_at) + float(message.metadata.ttl)
         RefusedError.when(peer.now() > expires, "late")
-        GarbageError.when(kind not in ANSWERS, "an unknown type of message")
+        GarbageError.when(kind not in messages.REQUESTS, "an unknown type of message")
         # This process may have slept since the message came: what nobody waits for is not released.
         RefusedError.when(not peer.is_open(message), "passed")
-        return ANSWERS[kind](session, SiteRequest.from_content(kind, content, session.parameters))
+        return session.answer(kind, SiteRequest.from_content(kind, content, session.parameters))
 
     # --- before the first release -------------------------------------------------------------------
 
@@ -183,7 +178,7 @@ class Site:
         RefusedError.when(contract != self.session.contract, "other experiment")
         return messages.pack({"accepted": contract.digest})
 
-    def _review(self, contract: Contract, learner: Learner) -> None:
+    def _review(self, contract: Contract, learner: "Learner") -> None:
         """Raise `RefusedError` unless the operator, where asked, has agreed."""
         try:
             promise = promised(contract, [SEEDED] if self._seed is not None else [])
@@ -191,7 +186,7 @@ class Site:
             raise RefusedError("not planned") from None
         self.reviewer.check(contract, in_words(contract, promise, learner.layout.size))
 
-    def _sign(self, contract: Contract, learner: Learner) -> SiteSession:
+    def _sign(self, contract: Contract, learner: "Learner") -> "SiteSession":
         """Put the contract into the folder: from then on it binds, whatever happens to this process.
 
         It gets there last, when a session is open: a folder that was left before has no contract, and where
@@ -230,13 +225,13 @@ class Site:
         for path in (self.files.contract, self.files.secret, self.files.ledger, self.files.consent):
             path.unlink(missing_ok=True)
 
-    def _reopen(self) -> SiteSession:
+    def _reopen(self) -> "SiteSession":
         """The session as it is on disk."""
         signed = Signed.load(self.files.contract)
         self._enter(signed.contract)
         return self._open(signed, RunSecret.load(self.files.secret, signed.key))
 
-    def _open(self, signed: Signed, secret: RunSecret, learner: Learner | None = None) -> SiteSession:
+    def _open(self, signed: Signed, secret: RunSecret, learner: "Learner | None" = None) -> "SiteSession":
         """A session; an error where records, limits or files do not fit it, or no longer.
 
         Args:
@@ -263,6 +258,8 @@ class Site:
             cost_of_scores(contract, limit.delta, between) > allowed,
             f"--evaluation-epsilon: {allowed:g} is less than {approved}",
         )
+        from coterie.engines.flower.session import SiteSession  # brings torch
+
         return SiteSession(self.files, signed, learner or learner_of(contract), secret.key, self.alone)
 
     def _check_nothing_spent(self) -> None:
@@ -281,7 +278,7 @@ class Site:
         ledger.check_seen(signed.ledger, self.files.contract.name)
         ledger.check_seen(end.ledger, self.files.finished.name)
 
-    def _finish(self, session: SiteSession, final: FinalModels) -> RecordDict:
+    def _finish(self, session: "SiteSession", final: FinalModels) -> RecordDict:
         """End the session: the models are kept, the key is deleted, the ledger stays."""
         contract = final.contract
         RefusedError.when(contract != session.contract.digest, "other contract")
