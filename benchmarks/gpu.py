@@ -3,10 +3,10 @@
     python benchmarks/gpu.py [--only resnet18] [--seconds 230] [--json results.json]
 
 Prints one line per variant as it finishes, then a table. Every variant does the same work: DP-SGD with
-Poisson batches of 32 on average (peers: batches of exactly 32), coins, clipping, noise and the step included;
-a figure is useful sample gradients per second, padding not counted. A variant that fails prints its exception
-and the rest goes on; variants that no longer fit the time are skipped by name. `--device cpu --tiny` tries
-the script itself.
+Poisson batches of 32 on average (heads on features: 256; peers: batches of exactly so many), coins, clipping,
+noise and the step included; a figure is useful sample gradients per second, padding not counted. A variant
+that fails prints its exception and the rest goes on; variants that no longer fit the time are skipped by
+name. `--device cpu --tiny` tries the script itself.
 """
 
 import argparse
@@ -39,9 +39,13 @@ from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
 
-IMAGES = {"cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
-TINY_IMAGES = {"cnn": (1, 8, 8), "resnet18": (3, 8, 8)}
+IMAGES = {"cnn": (1, 28, 28), "resnet18": (3, 32, 32), "head": (243, 8, 8)}
+TINY_IMAGES = {"cnn": (1, 8, 8), "resnet18": (3, 8, 8), "head": (9, 3, 3)}
+MODELS = {"head": "softmax"}
+"""What is called otherwise here: a head is a softmax on scattering features of colour images, 32 x 32."""
 BATCH = 32
+BATCHES = {"head": 256}
+"""Of models that are trained on larger batches."""
 CLIP = 1.0
 NOISE = 1.0
 LR = 0.1
@@ -99,9 +103,17 @@ def task_of(model: str) -> Task:
     return Task(kind="classification", shape=IMAGES[model], classes=10)
 
 
+def build(name: str, seed: int = 0) -> nn.Module:
+    return build_model(ModelSettings(name=MODELS.get(name, name)), task_of(name), seed)
+
+
+def batch_of(bench: Bench, name: str) -> int:
+    return 4 if bench.tiny else BATCHES.get(name, BATCH)
+
+
 def setup(bench: Bench, name: str, clients: int, records: int) -> tuple[Learner, list[Batch], Tensor]:
     task = task_of(name)
-    model = build_model(ModelSettings(name=name), task, seed=0)
+    model = build(name)
     start = torch.from_numpy(flatten(model)).to(bench.device)
     generator = torch.Generator(bench.device).manual_seed(1)
     data = [
@@ -136,9 +148,7 @@ def poisson(records: int, batch: int) -> PoissonSteps:
 def check(bench: Bench, name: str, tile: int) -> dict[str, Any]:
     """A few steps of three clients against torch.func, client by client, with the same coins and noise."""
     learner, data, start = setup(bench, name, 3, 40)
-    slow = Learner(
-        build_model(ModelSettings(name=name), task_of(name), 0), task_of(name), bench.device, fast=False
-    )
+    slow = Learner(build(name), task_of(name), bench.device, fast=False)
     plan = poisson(40, 10)
     jobs = [StackedJob(w, start, plan, LR, noise_key=11 + w, coin_key=2**62 + w) for w in range(3)]
     trainer = trainer_of(learner, data, tile=tile, tf32=False)
@@ -177,7 +187,7 @@ def ours(
     **options: Any,
 ) -> dict[str, Any]:
     learner, data, start = setup(bench, name, clients, records)
-    plan = poisson(records, BATCH if not bench.tiny else 4)
+    plan = poisson(records, batch_of(bench, name))
     jobs = [StackedJob(w, start, plan, LR, noise_key=3 + w, coin_key=5 + w) for w in range(clients)]
     began = time.perf_counter()
     trainer = trainer_of(learner, data, **options)
@@ -226,12 +236,10 @@ def loop(
     bench: Bench, name: str, clients: int, step: Callable[[nn.Module], Callable[[Tensor, Tensor], None]]
 ) -> dict[str, Any]:
     """A Python loop over clients, each with its own model; `step` prepares one client's training step."""
-    _, data, _ = setup(bench, name, clients, 64)
-    models = [
-        build_model(ModelSettings(name=name), task_of(name), seed=w).to(bench.device) for w in range(clients)
-    ]
+    size = batch_of(bench, name)
+    _, data, _ = setup(bench, name, clients, size)
+    models = [build(name, seed=w).to(bench.device) for w in range(clients)]
     steps = [step(model) for model in models]
-    size = BATCH if not bench.tiny else 4
 
     def round_of_steps() -> None:
         for one, batch in zip(steps, data, strict=True):
@@ -291,11 +299,9 @@ def opacus_step(mode: str) -> Callable[[nn.Module], Callable[[Tensor, Tensor], N
 
 def vmapped(bench: Bench, name: str, clients: int, compiled: bool) -> dict[str, Any]:
     """torch.func over clients and samples at once, with clipping, noise and step; fixed batches."""
-    _, data, _ = setup(bench, name, clients, 64)
-    size = BATCH if not bench.tiny else 4
-    models = [
-        build_model(ModelSettings(name=name), task_of(name), seed=w).to(bench.device) for w in range(clients)
-    ]
+    size = batch_of(bench, name)
+    _, data, _ = setup(bench, name, clients, size)
+    models = [build(name, seed=w).to(bench.device) for w in range(clients)]
     weights, _ = stack_module_state(models)
     weights = {key: value.detach() for key, value in weights.items()}
     skeleton = models[0].to("meta")
@@ -418,6 +424,12 @@ def measure(bench: Bench) -> None:
             lambda: ours(bench, "resnet18", few if not bench.tiny else 2, size, **options),
         )
 
+    def head(label: str, needs: float, **options: Any) -> None:
+        size = 6666 if not bench.tiny else 8
+        bench.variant(
+            f"head {few} clients: {label}", needs, lambda: ours(bench, "head", few, size, **options)
+        )
+
     bench.variant("check cnn, own kernels", 10, lambda: check(bench, "cnn", 4))
     bench.variant("cnn peer: plain PyTorch loop", 5, lambda: loop(bench, "cnn", peers, plain_step))
     bench.variant("cnn peer: Opacus hooks loop", 5, lambda: loop(bench, "cnn", peers, opacus_step("hooks")))
@@ -436,6 +448,11 @@ def measure(bench: Bench) -> None:
     bench.variant("check client-level, own kernels", 10, lambda: check_local(bench))
     bench.variant("client-level round, 100 of 1,000: ours", 10, lambda: our_client_level_round(bench))
     bench.variant("client-level round, 100 of 1,000: plain loop", 25, lambda: plain_client_level_round(bench))
+    bench.variant("check head, own kernels", 10, lambda: check(bench, "head", 16))
+    head("own kernels, graph, tf32", 15, profile=True)
+    head("torch's kernels, graph, tf32", 15, own_kernels=False)
+    for label, step in (("plain PyTorch", plain_step), ("Opacus ghost", opacus_step("ghost"))):
+        bench.variant(f"head peer: {label} loop", 8, partial(loop, bench, "head", peers, step))
     resnet("tile 8, torch's kernels, graph", 15, tile=8, own_kernels=False, tf32=False)
     cnn("tile 4, torch's kernels, graph, tf32", 10, own_kernels=False)
     bench.variant("cnn peer: vmap eager", 10, lambda: vmapped(bench, "cnn", peers, False))

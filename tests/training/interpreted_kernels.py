@@ -10,7 +10,7 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PoissonSteps
-from coterie.training import kernels, philox
+from coterie.training import head, kernels, philox
 from coterie.training.clipping import MARGIN, clip_scales
 from coterie.training.kernels import Geometry, MaxPool
 from coterie.training.learner import Batch, Learner
@@ -210,3 +210,49 @@ def test_local_learning(micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> No
     (program,) = trainer._programs.values()
     assert program.tiles.bounds is not None
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_wide_head_reads_records_where_they_lie(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two passes over the table give what the layer rules find on copies; what is not finite counts zero."""
+    task = Task(kind="classification", shape=(40, 7), classes=5)
+    monkeypatch.setattr(head, "WIDE", 100)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(280, 5, bias=biased))
+    learner, start = Learner(model, task, CPU), torch.from_numpy(flatten(model))
+    table = Batch(torch.randn(24, 40, 7), torch.arange(24) % 5)
+    table.features[5, 3, 3] = float("nan")
+    table.features[17, 0, 0] = float("inf")
+    plan = PoissonSteps(
+        clip=0.7, noise_multiplier=1.0, records=12, batch=6, epochs=1, adjacency=Adjacency.ZERO_OUT
+    )
+    jobs = [StackedJob(k, start, plan, 0.1, noise_key=5 + k, coin_key=8 + k) for k in range(2)]
+    slow = StackedTrainer(learner, table, [12, 12], tf32=False).train(jobs)
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    trainer = StackedTrainer(learner, table, [12, 12], tf32=False)
+    assert trainer.wide_head is not None
+    assert trainer.tile == head.TILE
+    found = trainer.train(jobs)
+    assert bool(torch.isfinite(found).all())
+    torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-6)
+
+
+def test_a_record_moves_a_wide_head_by_the_clip_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one record less, in the same places, and the others as they are; however large its features."""
+    task, clip = Task(kind="classification", shape=(130,), classes=3), 0.5
+    monkeypatch.setattr(head, "WIDE", 100)
+    model = nn.Linear(130, 3)
+    made = head.StackedHead.of(Learner(model, task, CPU))
+    assert made is not None
+    stacked = torch.from_numpy(flatten(model)).expand(2, -1).contiguous()
+    owner, places = torch.tensor([0, 1]), torch.tensor([3, 0, 5, 1, 4, 2])
+    tiles = Tiles(2, 3, owner, dynamic=False, bounds=torch.tensor([0, 1, 2]))
+    clips, present = torch.full((6,), clip, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
+    for size in (1e-3, 1.0, 1e4, 1e18):
+        table = Batch(torch.randn(6, 130), torch.arange(6) % 3)
+        table.features[5] *= size
+        with_it = made.clipped_sum(stacked, table, places, tiles, clips, present)
+        gone = present & (torch.arange(6) != 2)
+        moved = with_it - made.clipped_sum(stacked, table, places, tiles, clips, gone)
+        assert float(moved[1].norm()) == 0.0
+        assert float(moved[0].norm()) <= clip
+        assert size > 1.0 or float(moved[0].norm()) > 0.0

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training import cpu_kernels
-from coterie.training.chain import Chain, steps_of
+from coterie.training.chain import Chain, flat_sequence, steps_of
 from coterie.training.contributions import Contribution
 from coterie.training.layers.base import UnsupportedLayer, find_rule
 from coterie.training.layers.pooling import replace_pools
 from coterie.training.layers.recurrent import RecordingLstm
+from coterie.training.layers.simple import LinearRule
 from coterie.training.parameters import Layout
 from coterie.training.recording import Notes, RecordingLayer, hooked, named_parameters
 from coterie.training.tiles import Tiles
@@ -56,6 +57,15 @@ class Bookkeeping:
             raise UnsupportedLayer(f"parameter {min(missing)} belongs to no layer that has a rule")
         for parameter in self._model.parameters():
             parameter.requires_grad_(False)
+
+    @property
+    def head(self) -> RecordingLayer | None:
+        """The only layer of a model that is one dense layer on its flattened records."""
+        if not self.chained:
+            return None
+        layers = [one for one in flat_sequence(self._model) if not isinstance(one, nn.Flatten | nn.Identity)]
+        only = layers[0] if len(layers) == 1 else None
+        return only if isinstance(only, RecordingLayer) and type(only.rule) is LinearRule else None
 
     def contributions(
         self, stacked: Tensor, features: Tensor, targets: Tensor, tiles: Tiles

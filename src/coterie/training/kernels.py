@@ -1,9 +1,9 @@
 """Kernels for a GPU, where the same thing made of torch's operations would move several times the bytes.
 
 A convolution over patches that are never written down, with weights of each tile's client; every record's
-weight gradient with its norm; sums by client; noise and the step in one pass; pooling without overlap. Each
-has a twin made of torch's operations, in the file that uses it, and the trainer compares both before it
-relies on these.
+weight gradient with its norm; a wide head's outputs, from records where they lie; sums by client; noise and
+the step in one pass; pooling without overlap. Each has a twin made of torch's operations, in the file that
+uses it, and the trainer compares both before it relies on these.
 """
 
 import math
@@ -20,6 +20,10 @@ try:
     from coterie.training import triton_kernels as device_code
 except ImportError:  # torch for processors comes without Triton
     device_code = None  # type: ignore[assignment]
+
+
+SPANS = 8
+"""Programs that share the inputs of a tile of a wide head: one alone would leave most of a GPU idle."""
 
 
 def available(device: torch.device) -> bool:
@@ -144,12 +148,48 @@ def sum_by_client(rows: Tensor, scales: Tensor, usable: Tensor, tiles: Tiles) ->
     return sums
 
 
-def sum_products(left: Tensor, right: Tensor, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
+def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Products of some rows of a table with their clients' weights, and the squared norms of these rows.
+
+    Rows are read where they lie, once for both; several programs share a tile's inputs between them.
+
+    Args:
+        table: float32 (rows, inner), contiguous.
+        places: int64 (records,), which row each record is.
+        weights: float32 (clients, outer, inner), contiguous.
+
+    Returns:
+        float32 (records, outer) and float64 (records,).
+    """
+    assert tiles.owner is not None
+    inner, outer, records = table.shape[1], weights.shape[1], tiles.records
+    block_k, block_o = 64, min(64, max(16, _power_of_two(outer)))
+    parts = max(1, min(SPANS, inner // (4 * block_k)))
+    span = block_k * _blocks(_blocks(inner, parts), block_k)
+    outputs = torch.empty((parts, records, outer), device=table.device)
+    squares = torch.empty((parts, records), dtype=torch.float64, device=table.device)
+    device_code.head_outputs[(tiles.count, parts, _blocks(outer, block_o))](
+        table, places, weights, tiles.owner, outputs, squares, inner, outer, records, span, tiles.size,
+        precision=_precision(), block_m=max(16, _power_of_two(tiles.size)), block_o=block_o, block_k=block_k,
+        num_warps=4,
+    )  # fmt: skip
+    return outputs.sum(dim=0), squares.sum(dim=0)
+
+
+def sum_products(
+    left: Tensor,
+    right: Tensor,
+    scales: Tensor,
+    usable: Tensor,
+    tiles: Tiles,
+    places: Tensor | None = None,
+) -> Tensor:
     """Scaled sums of right (x) left over each client's records, in float64: (clients, outer, inner).
 
     Args:
         left, right: float32 (records, inner) and (records, outer), contiguous.
         scales, usable: float64 and bool (records,).
+        places: int64 (records,), which row of `left` each record is; by default, one after the other.
     """
     assert tiles.bounds is not None
     inner, outer, clients = left.shape[1], right.shape[1], len(tiles.bounds) - 1
@@ -157,8 +197,9 @@ def sum_products(left: Tensor, right: Tensor, scales: Tensor, usable: Tensor, ti
     # What was put in is read once for all outputs of a block.
     block_o, block_i = min(16, _power_of_two(outer)), min(128, max(16, _power_of_two(inner)))
     device_code.sum_products[(clients, _blocks(outer, block_o), _blocks(inner, block_i))](
-        left, right, scales, usable.view(torch.int8), tiles.bounds, sums, inner, outer, tiles.size,
-        block_o=block_o, block_i=block_i, num_warps=4,
+        left, tiles.bounds if places is None else places, right, scales, usable.view(torch.int8),
+        tiles.bounds, sums, inner, outer, tiles.size,
+        placed=places is not None, block_o=block_o, block_i=block_i, at_once=8, num_warps=4,
     )  # fmt: skip
     return sums
 

@@ -58,7 +58,7 @@ class RecordingLayer(nn.Module):
         super().__init__()
         self.where, self.rule, self.notes = where, rule, notes
         self.trained = {local: name for local, (name, value) in parameters.items() if value.requires_grad}
-        self._frozen = {
+        self.frozen = {
             local: value.detach()[None] for local, (_, value) in parameters.items() if not value.requires_grad
         }
 
@@ -73,9 +73,9 @@ class RecordingLayer(nn.Module):
 
     def weights(self) -> Weights:
         weights = {local: self.notes.weights[name] for local, name in self.trained.items()}
-        if self._frozen:
+        if self.frozen:
             some = next(iter(weights.values()))
-            for name, value in self._frozen.items():
+            for name, value in self.frozen.items():
                 weights[name] = value.to(some.device).expand(len(some), *value.shape[1:])
         return weights
 

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from coterie.privacy import RecordSums
 from coterie.privacy.ranges import CLIP, check_noise
-from coterie.training import kernels, philox
+from coterie.training import head, kernels, philox
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import stacked_clipped_sum
+from coterie.training.head import StackedHead
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import Tiles
 from coterie.training.views import record_places, views_of
@@ -66,8 +67,14 @@ def _tiles(owner: Tensor, size: int, clients: int, own_kernels: bool) -> Tiles:
     return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds)
 
 
-def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True) -> bool:
-    """Whether our kernels run here and agree with torch's operations, on records that are nobody's."""
+def kernels_agree(
+    learner: Learner, tile: int, *, tf32: bool = True, wide_head: StackedHead | None = None
+) -> bool:
+    """Whether our kernels run here and agree with torch's operations, on records that are nobody's.
+
+    Args:
+        wide_head: what computes the whole step, where that is to be tried instead of the layer rules.
+    """
     device = learner.device
     if not kernels.available(device) or learner.book is None:
         return False
@@ -77,11 +84,15 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True) -> bool:
         stacked = torch.tensor([[1.0], [0.9], [1.1]], device=device) * learner.initial()
         present = torch.arange(len(probe), device=device) % 3 > 0
         clips = torch.ones(len(probe), dtype=torch.float64, device=device)
+        places = torch.arange(len(probe), device=device)
+        given = (clips, present)
         with precision(tf32=tf32):
-            sums = [
-                stacked_clipped_sum(learner.book, stacked, probe, _tiles(owner, tile, 3, own), clips, present)
-                for own in (True, False)
-            ]
+            ours, theirs = (_tiles(owner, tile, 3, own) for own in (True, False))
+            if wide_head is not None:
+                found = wide_head.clipped_sum(stacked, probe, places, ours, *given)
+            else:
+                found = stacked_clipped_sum(learner.book, stacked, probe, ours, *given)
+            sums = [found, stacked_clipped_sum(learner.book, stacked, probe, theirs, *given)]
         error = float((sums[0] - sums[1]).norm() / sums[1].norm())
     except Exception as reason:  # whatever a compiler or a driver may raise
         log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
@@ -146,7 +157,7 @@ class StackedTrainer:
         table: Batch,
         sizes: Sequence[int],
         *,
-        tile: int = TILE,
+        tile: int | None = None,
         own_kernels: bool = True,
         tf32: bool = True,
         max_memory: int | None = None,
@@ -155,7 +166,7 @@ class StackedTrainer:
         """Args:
         table: all records on the device, one set after the other; or all persons.
         sizes: number of records, or persons, in each set.
-        tile: records per tile.
+        tile: records per tile; by default what suits the model.
         own_kernels: whether to use the kernels of `kernels.py` where they work.
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default.
         max_memory: bytes that a wave may use; by default, most of what is free.
@@ -165,13 +176,18 @@ class StackedTrainer:
         if learner.book is None:
             raise ValueError("clients can only be stacked where every layer has a rule")
         self.learner, self.book, self.table = learner, learner.book, table
-        self.tile, self.tf32, self.augmentation = tile, tf32, augmentation
+        self.tf32, self.augmentation = tf32, augmentation
         self._sizes = list(sizes)
         self._bases = list(accumulate(sizes, initial=0))
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int], _Program] = {}
         wanted = own_kernels and augmentation is None and table.present is None
-        self.own_kernels = wanted and kernels_agree(learner, tile, tf32=tf32)
+        wide_head = StackedHead.of(learner) if wanted else None
+        suits = wide_head is not None and kernels.available(learner.device)
+        self.tile = tile or (head.TILE if suits else TILE)
+        suits = suits and kernels_agree(learner, self.tile, tf32=tf32, wide_head=wide_head)
+        self.wide_head = wide_head if suits else None
+        self.own_kernels = suits or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
         copies = augmentation.copies if augmentation else 1
         self._bytes_per_record = learner.bytes_per_record * copies * table.places
 
@@ -357,6 +373,11 @@ class _Program(Program):
             values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner)
         )
         tiles = _tiles(owner, trainer.tile, self.clients, trainer.own_kernels)
+        parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
+        self.row += 1
+        if trainer.wide_head is not None:
+            self.sums += trainer.wide_head.clipped_sum(parameters, trainer.table, index, tiles, clip, present)
+            return
         rows, copies = trainer.table.take(index), 1
         batch = rows.flat
         if augmentation is not None:
@@ -364,11 +385,9 @@ class _Program(Program):
             places = record_places(index - tiles.by_record(self.bases), rows.places)
             keys = keys.repeat_interleave(rows.places)
             batch = views_of(augmentation, batch, places, self.step, keys)
-        parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
         self.sums += stacked_clipped_sum(
             trainer.book, parameters, batch, tiles, clip, present, copies, rows.present
         )
-        self.row += 1
 
     def _finish_step(self) -> None:
         """Move by the noisy sums, and towards the anchors."""

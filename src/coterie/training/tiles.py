@@ -42,8 +42,9 @@ class Tiles:
         return stacked if self.owner is None else stacked.index_select(0, self.owner)
 
     def by_record(self, values: Tensor) -> Tensor:
-        """Each record's client's value, from one value per client."""
-        return self.gather(values)[:, None].expand(-1, self.size).reshape(-1)
+        """Each record's client's value, or row, from one for each client."""
+        own = self.gather(values)
+        return own[:, None].expand(-1, self.size, *own.shape[1:]).flatten(0, 1)
 
     def by_client(self, tile_sums: Tensor, clients: int) -> Tensor:
         """Sums of each client's tiles, as a matrix product: atomic additions would not repeat their order."""

@@ -125,9 +125,41 @@ def sum_by_client(
 
 
 @triton.jit
+def head_outputs(
+    table, places, weights, owner, outputs, squares, inner, outer, records, span, tile_size,
+    precision: tl.constexpr, block_m: tl.constexpr, block_o: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """A tile's products with its client's weights over a span of the inputs, and the squares of these."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    client = tl.load(owner + tile)
+    m = tl.arange(0, block_m)
+    n = tile * tile_size + m
+    o = tl.program_id(2) * block_o + tl.arange(0, block_o)
+    place = tl.load(places + n, mask=m < tile_size, other=0).to(tl.int64)
+    own = weights + client.to(tl.int64) * inner * outer
+    total = tl.zeros((block_m, block_o), dtype=tl.float32)
+    square = tl.zeros((block_m,), dtype=tl.float64)
+    end = tl.minimum((part + 1) * span, inner)
+    for first in range(part * span, end, block_k):
+        k = first + tl.arange(0, block_k)
+        seen = (m < tile_size)[:, None] & (k < end)[None, :]
+        a = tl.load(table + place[:, None] * inner + k[None, :], mask=seen, other=0.0)
+        known = (o < outer)[:, None] & (k < end)[None, :]
+        b = tl.load(own + o[:, None] * inner + k[None, :], mask=known, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=precision)
+        exact = a.to(tl.float64)
+        square += tl.sum(exact * exact, axis=1)
+    row = part.to(tl.int64) * records + n
+    kept = (m < tile_size)[:, None] & (o < outer)[None, :]
+    tl.store(outputs + row[:, None] * outer + o[None, :], total, mask=kept)
+    if tl.program_id(2) == 0:
+        tl.store(squares + row, square, mask=m < tile_size)
+
+
+@triton.jit
 def sum_products(
-    left, right, scales, usable, first_tile, sums, inner, outer, tile_size,
-    block_o: tl.constexpr, block_i: tl.constexpr,
+    left, places, right, scales, usable, first_tile, sums, inner, outer, tile_size,
+    placed: tl.constexpr, block_o: tl.constexpr, block_i: tl.constexpr, at_once: tl.constexpr,
 ):  # fmt: skip
     """A block of one client's weights: the scaled sum of its records' products, in float64."""
     client = tl.program_id(0)
@@ -136,14 +168,19 @@ def sum_products(
     begin = tl.load(first_tile + client) * tile_size
     end = tl.load(first_tile + client + 1) * tile_size
     total = tl.zeros((block_o, block_i), dtype=tl.float64)
-    for n in range(begin, end):
-        counts = tl.load(usable + n) != 0
-        own = tl.load(right + n * outer + o, mask=counts & (o < outer), other=0.0).to(tl.float64)
-        weight = own * tl.load(scales + n)
-        value = tl.load(left + n * inner + i, mask=counts & (i < inner), other=0.0).to(tl.float64)
-        total += weight[:, None] * value[None, :]
-    place = (client.to(tl.int64) * outer + o)[:, None] * inner + i[None, :]
-    tl.store(sums + place, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
+    for first in range(begin, end, at_once):
+        # Several records that do not wait for one another.
+        for step in tl.static_range(at_once):
+            n = first + step
+            inside = n < end
+            counts = inside & (tl.load(usable + n, mask=inside, other=0) != 0)
+            place = tl.load(places + n, mask=inside, other=0).to(tl.int64) if placed else n.to(tl.int64)
+            own = tl.load(right + n * outer + o, mask=counts & (o < outer), other=0.0).to(tl.float64)
+            weight = own * tl.load(scales + n, mask=inside, other=0.0)
+            value = tl.load(left + place * inner + i, mask=counts & (i < inner), other=0.0).to(tl.float64)
+            total += weight[:, None] * value[None, :]
+    target = (client.to(tl.int64) * outer + o)[:, None] * inner + i[None, :]
+    tl.store(sums + target, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
 
 
 @triton.jit

@@ -1,0 +1,70 @@
+"""A wide dense layer on records that lie on a GPU: a step reads what it drew twice, and copies nothing.
+
+On public features a model is one dense layer. The gradient of a record is the product of its features and of
+the gradient at the outputs, so its norm is known from both norms, which come with the outputs, and the
+clipped sum is one more product: two passes over the records drawn, straight from the table. The layer rules
+(`stacked_clipped_sum`) compute the same from a copy of the records, and are the twin of this.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from coterie.training import kernels
+from coterie.training.clipping import MARGIN
+from coterie.training.learner import Batch, Learner
+from coterie.training.parameters import Layout
+from coterie.training.tiles import Tiles
+
+WIDE = 2**11
+"""Inputs from which copies of records cost more than anything else."""
+TILE = 16
+"""Records per tile: what a matrix unit takes at least, and few beside the batches that suit heads."""
+
+
+@dataclass(frozen=True)
+class StackedHead:
+    """One dense layer for many clients.
+
+    Args:
+        weight, bias: names of its parameters; a layer may have no bias.
+        gradients: from outputs and targets to the gradient of the losses' sum at the outputs.
+    """
+
+    layout: Layout
+    weight: str
+    bias: str | None
+    gradients: Callable[[Tensor, Tensor], Tensor]
+
+    @classmethod
+    def of(cls, learner: Learner) -> Self | None:
+        """The learner's model as a wide head, if it is one."""
+        layer = None if learner.book is None else learner.book.head
+        if layer is None:
+            return None
+        shapes, weight, bias = learner.layout.shapes, layer.trained.get("weight"), layer.trained.get("bias")
+        if weight is None or shapes[weight][1] < WIDE or layer.frozen:
+            return None
+        return cls(learner.layout, weight, bias, learner.output_gradients)
+
+    @torch.no_grad()
+    def clipped_sum(
+        self, stacked: Tensor, table: Batch, places: Tensor, tiles: Tiles, clips: Tensor, present: Tensor
+    ) -> Tensor:
+        """What `stacked_clipped_sum` finds for the table's records at these places."""
+        own = self.layout.split_stacked(stacked)
+        rows = table.features.flatten(1)
+        outputs, squares = kernels.head_outputs(rows, places, own[self.weight].contiguous(), tiles)
+        if self.bias is not None:
+            outputs = outputs + tiles.by_record(own[self.bias])
+            squares = squares + 1.0
+        gradient = self.gradients(outputs, table.targets.index_select(0, places)).contiguous()
+        squares = squares * gradient.double().square().sum(dim=1)
+        scales, usable = kernels.clip_scales([squares], clips, present, MARGIN)
+        sums = {self.weight: kernels.sum_products(rows, gradient, scales, usable, tiles, places).flatten(1)}
+        if self.bias is not None:
+            sums[self.bias] = kernels.sum_by_client(gradient, scales, usable, tiles)
+        return torch.cat([sums[name] for name in self.layout.shapes], dim=1)
