@@ -1,10 +1,14 @@
-"""What a round over Flower costs in bytes and seconds, beside Flower's own FedAvg with the same model.
+"""What a round over Flower costs in bytes, seconds and memory, beside Flower's own FedAvg.
 
-    python benchmarks/flower_overhead.py [--rounds 6]
+    python benchmarks/flower_overhead.py [--rounds 6] [--sites 4] [--ours-only]
 
-Both run for real on this machine: TLS, node keys, four sites, through the same counting proxy. Bytes are
+Both run for real on this machine: TLS, node keys, as many sites, through the same counting proxy. Bytes are
 bodies of requests and answers as they pass it, both ways, heartbeats and polls included; seconds are wall
 time. The plain one starts a process for every message, which is how Flower runs an app by itself.
+
+A round of `global` asks every site once, for training that takes a few hundredths of a second here: its
+seconds are the overhead of one request. Memory is the proportional set size that the kernel counts for a
+process (Pss in /proc/PID/smaps_rollup): while it waits, before it has a contract, and after its last round.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -42,21 +47,54 @@ from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut
 from coterie.training.parameters import flatten
 
-NAMES = ("amber", "birch", "cedar", "dune")
 DECLARATION = "task: classification\nlabel: {classes: 10}\nfeatures: {shape: [1, 8, 8], range: [0, 1]}\n"
 HERE = Path(__file__).parent
 Rounds = list[tuple[float, int]]
 """Seconds and bytes of each round."""
 
 
-def write_sites(folder: Path) -> dict[str, Path]:
+@dataclass
+class Ours:
+    """What was measured of `coterie serve` and `coterie join`.
+
+    Args:
+        joined: seconds from the start of the sites' commands until the server knows the facts of all.
+        waiting, trained: MB of each site, before it has a contract and after the last round.
+        alone: MB that a site would take on a machine of its own: everything it maps, shared or not.
+        server: MB of the server's own process, beside its link.
+        idle_cpu: share of a processor that a site uses while it waits.
+    """
+
+    rounds: Rounds = field(default_factory=list)
+    joined: float = 0.0
+    waiting: list[float] = field(default_factory=list)
+    trained: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    server: float = 0.0
+    idle_cpu: float | None = None
+
+
+def memory(process: int | str, kind: str = "Pss") -> float:
+    """MB of a process, as the kernel counts it."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
+
+
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def write_sites(folder: Path, count: int) -> dict[str, Path]:
+    """Folders of so many sites, with 300 digits each (of 1,437: several sites have the same)."""
     images = load_dataset(DataSettings(name="digits"), 0).train
     found = {}
-    for index, name in enumerate(NAMES):
+    for index in range(count):
+        name = f"site-{index + 1:02d}"
         found[name] = folder / name
         found[name].mkdir(parents=True)
         (found[name] / "federation.yaml").write_text(DECLARATION)
-        part = images.take(slice(400 * index, 400 * (index + 1)))
+        part = images.take((np.arange(300) + 300 * index) % len(images))
         np.savez(found[name] / f"{name}.npz", x=part.features, y=part.targets)
     return found
 
@@ -64,13 +102,19 @@ def write_sites(folder: Path) -> dict[str, Path]:
 # --- the two contestants ----------------------------------------------------------------------------
 
 
-def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int) -> Rounds:
-    """Seconds and bytes of each round of `global` over `coterie serve` and `coterie join`."""
+def measure_ours(
+    folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int, idle: float = 0.0
+) -> Ours:
+    """`global` over `coterie serve` and `coterie join`.
+
+    Args:
+        idle: seconds for which all sites wait for the server, before it asks for anything.
+    """
     experiment = folder / "experiment.yaml"
     experiment.write_text(
         yaml.safe_dump({"algorithm": {"name": "global"}, "schedule": {"rounds": rounds, "batch": 40}})
     )
-    found: list[tuple[float, int]] = []
+    found, pids = Ours(), list[int]()
     with ExitStack() as stack:
         link = stack.enter_context(open_link(folder / "link", keys, "127.0.0.1", 0, APP))
         for name, data in sites.items():
@@ -82,19 +126,36 @@ def measure_ours(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: 
             )
             stack.callback(process.wait)
             stack.callback(process.terminate)
+            pids.append(process.pid)
+        began = time.monotonic()
+        if idle:
+            while len(link.proxy.status.last_polls) < len(sites):
+                time.sleep(0.2)
+            time.sleep(40)  # until they ask once a second
+            before = sum(map(cpu_seconds, pids))
+            time.sleep(idle)
+            found.idle_cpu = (sum(map(cpu_seconds, pids)) - before) / idle / len(pids)
         grid = stack.enter_context(link.grid())
         last = [0]
 
         def note(report: RoundReport) -> None:
             now = link.proxy.passed
-            found.append((report.seconds, now - last[0]))
+            found.rounds.append((report.seconds, now - last[0]))
             last[0] = now
+            if report.round == rounds:
+                found.trained = [memory(pid) for pid in pids]
+                found.alone = [memory(pid, "Rss") for pid in pids]
+                found.server = memory("self")
+
+        def joined(records: object) -> None:
+            found.joined = time.monotonic() - began
+            found.waiting = [memory(pid) for pid in pids]
 
         def start(told: object) -> None:
             last[0] = link.proxy.passed
 
         serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
-        callbacks = Callbacks(on_start=start, on_round=note)
+        callbacks = Callbacks(on_joined=joined, on_start=start, on_round=note)
         on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, proxy=link.proxy)
     return found
 
@@ -199,7 +260,10 @@ def size_of(content: object) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--sizes-only", action="store_true")
+    parser.add_argument("--ours-only", action="store_true", help="without Flower's FedAvg")
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds to watch sites that wait")
     options = parser.parse_args()
     task = Task("classification", (1, 8, 8), 10)
     parameters = len(flatten(build_model(ModelSettings(name="softmax"), task, 0)))
@@ -210,22 +274,32 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        keys = make_keys(folder / "keys", [], NAMES)
-        sites = write_sites(folder / "data")
+        sites = write_sites(folder / "data", options.sites)
+        keys = make_keys(folder / "keys", [], list(sites))
         (folder / "ours").mkdir()
-        found = {
-            "coterie, private": measure_ours(folder / "ours", sites, keys, options.rounds),
-            "Flower FedAvg, not private": measure_plain(folder / "plain", sites, keys, options.rounds),
-        }
-    payload = 2 * 4 * parameters * len(NAMES)
-    print(f"\nfour sites, {options.rounds} rounds; the model itself, both ways, is {payload} bytes a round")
+        ours = measure_ours(folder / "ours", sites, keys, options.rounds, options.idle)
+        found = {"coterie, private": ours.rounds}
+        if not options.ours_only:
+            plain = measure_plain(folder / "plain", sites, keys, options.rounds)
+            found["Flower FedAvg, not private"] = plain
+    payload = 2 * 4 * parameters * options.sites
+    print(
+        f"\n{options.sites} sites, {options.rounds} rounds; the model itself, both ways, is {payload} bytes"
+    )
     print(f"load of this machine now: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{'':<28}{'bytes a round':>15}{'seconds a round, median':>26}{'fastest':>9}")
     for name, rounds in found.items():
         seconds = [second for second, _ in rounds]
         size = statistics.median(size for _, size in rounds)
-        print(f"{name:<28}{size:>15,.0f}{statistics.median(seconds):>26.1f}{min(seconds):>9.1f}")
-    print(json.dumps({"payload": payload, "rounds": found}))
+        print(f"{name:<28}{size:>15,.0f}{statistics.median(seconds):>26.2f}{min(seconds):>9.2f}")
+    print(f"joined in {ours.joined:.1f} s; MB (proportional set size, the largest of all sites):")
+    print(f"  a site that waits {max(ours.waiting):.0f}, after training {max(ours.trained):.0f}; server")
+    print(
+        f"  {ours.server:.0f}; a site with all that it maps, shared with others or not: {max(ours.alone):.0f}"
+    )
+    if ours.idle_cpu is not None:
+        print(f"a site that waits uses {ours.idle_cpu:.2%} of a processor")
+    print(json.dumps({"payload": payload, "rounds": found, "ours": asdict(ours)}))
 
 
 if __name__ == "__main__":

@@ -277,7 +277,9 @@ class Learner:
     # --- how gradients are found ----------------------------------------------------------------------
 
     def _bookkeeping(self) -> Bookkeeping | None:
-        """The model's twin of layer rules, if it gives the gradients that torch.func gives."""
+        """The model's twin of layer rules, if it gives the gradients that single records have."""
+        # Not by vmap, which brings torch's compiler: 65 MB, and seconds, that nothing else needs.
+        single = Isolation(self.model, self.layout, self.output_losses, self.task.outputs, mapped=False)
         for compiled in (True, False):
             try:
                 book = self._new_book(compiled=compiled)
@@ -285,7 +287,7 @@ class Learner:
                 with precision(tf32=False):
                     for probe in map(self.random_batch, (3, 5)):
                         given = (self.initial(), probe.features, probe.targets)
-                        if not agree(book.rows(*given), self._alone.gradients(*given)):
+                        if not agree(book.rows(*given), single.gradients(*given)):
                             raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
             except Exception as reason:  # a user's model may raise anything when its layers are replaced
                 text = " ".join(str(reason).split())

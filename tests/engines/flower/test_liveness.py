@@ -16,8 +16,8 @@ from flwr.app import Error, Message
 from memory_federation import QUICK, MemoryFederation, experiment
 from tiny_site import contract, deliver, joined, training
 
+from coterie.engines.flower import attending, messages, runtime
 from coterie.engines.flower import internals as flower
-from coterie.engines.flower import messages, network, runtime
 from coterie.engines.flower.runtime import PromptGrid
 from coterie.engines.flower.transport import TOO_LATE, Timeouts, Transport
 
@@ -284,7 +284,7 @@ def test_a_site_stays_until_the_server_has_its_last_answer(monkeypatch: pytest.M
             self.finished = True
 
     greeting = SimpleNamespace(serving="handing out the models")
-    monkeypatch.setattr(network, "SiteNode", Node)
-    monkeypatch.setattr(network, "greet", lambda endpoint, key: greeting)
-    network.attend(network.Connection("127.0.0.1:9", None, None), Ending())
+    monkeypatch.setattr(attending, "SiteNode", Node)
+    monkeypatch.setattr(attending, "greet", lambda endpoint, key: greeting)
+    attending.attend(attending.Connection("127.0.0.1:9", None, None), Ending())
     assert told == ["replied", "asked", "asked", "asked"]

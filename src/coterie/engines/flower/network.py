@@ -109,7 +109,7 @@ def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:
     host, _, port = address.rpartition(":")
     arguments = [
         *("--host", host, "--port", port),
-        *("--database", str(folder / "link.db")),
+        *("--database", ":flwr-in-memory:"),
         # The server's task is ours alone: nobody else knows the secret, and no process is started for it.
         *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "task.secret")),
         "--disable-runtime-dependency-installation",
