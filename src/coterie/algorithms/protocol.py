@@ -282,7 +282,7 @@ class Sum:
 
     Args:
         route: probabilities by which a member who chose row i is added to sum j; every row adds up to 1. It
-            is public, hence a function of the released histogram and nothing else. Each member draws for
+            is public, hence a function of released counts and nothing else. Each member draws for
             itself, with a coin of its own: a quota would tie members together and void the bound. None: to
             the sum that it chose.
         minimum: for the published rebalancing, clusters with fewer members are filled up to so many.

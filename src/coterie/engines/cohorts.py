@@ -178,7 +178,10 @@ class Cohorts:
         problems = {
             "plans identifiers of choices, and nobody chooses": rebalanced and not cohort.chooses,
             "plans a histogram: ask for it before the sums": counts and not cohort.counted,
-            "plans no histogram that a route could follow from": route is not None and not counts,
+            "plans no histogram that a route could follow from": (
+                # Those who choose by their sketch were counted once, before.
+                route is not None and not counts and cohort.job.choice is not Choice.SKETCH
+            ),
             "plans no identifiers to fill clusters by": bool(request.minimum) and not rebalanced,
         }
         _refuse(cohort.release, problems)

@@ -12,7 +12,7 @@ from coterie.privacy.plain import Json, MalformedError, record
 from coterie.privacy.ranges import CLIENTS, DIMENSIONS, RATIO
 from coterie.privacy.units import Unit
 
-CLIENTS_PER_NOISE = 300.0
+CLIENTS_PER_NOISE = 190.0
 """Clients for each unit of noise on second moments at which a cluster of a fourteenth of them is still found
 (`benchmarks/client_clusters.py`)."""
 

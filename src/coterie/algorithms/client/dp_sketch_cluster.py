@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
-from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSettings, ClientLevelState
+from coterie.algorithms.client.client_level import ClientLevelState
+from coterie.algorithms.client.known_sizes import KnownSizes, KnownSizesSettings
+from coterie.algorithms.client.rebalancing import routed_denominators, routing_matrix
 from coterie.algorithms.clusters import check_clusters, equal_starts
 from coterie.algorithms.protocol import (
     Choice,
@@ -50,14 +52,14 @@ from coterie.errors import InputError
 from coterie.privacy import NoiseRule, PlannedRelease, Released, SketchSums
 from coterie.privacy.ranges import CLUSTERS, NOISE, Range
 from coterie.privacy.sketch_sums import EVERYONE
-from coterie.settings import within
+from coterie.settings import Acts, Settings, within
 
 # Numbers of a sketch: fewer bring clusters together by chance, more add noise to their moments.
-DIMENSIONS = 36
+DIMENSIONS = 48
 # Frequencies at which features are taken.
 FREQUENCIES = 256
 # Noise of features and of sizes over that of moments: what each needs, measured.
-FEATURES_RATIO, SIZES_RATIO = 1.3, 2.7
+FEATURES_RATIO, SIZES_RATIO = 0.8, 2.1
 # Standard deviations of its noise above which a component's released size must be, or it is none.
 CLEAR_SIZE = 2.5
 # Most components that are looked for where their number is not told.
@@ -76,17 +78,35 @@ _RATIOS = {
 }
 
 
-class SketchClusterSettings(ClientLevelSettings):
+class SmallClusters(Settings):
+    """What becomes of clusters of which a round expects fewer than so many clients."""
+
+    rule: Annotated[
+        Literal["none", "route", "gmfsc"],
+        Acts("algorithm.rebalance.minimum above 0", lambda own, _: own.minimum > 0),
+    ] = Field("none", description="none | route (filled up from large ones) | gmfsc (they step as all do)")
+    minimum: Annotated[
+        NonNegativeInt,
+        Acts("algorithm.rebalance.rule route or gmfsc", lambda own, _: own.rule != "none"),
+    ] = Field(0, description="B, least clients that a round expects in a cluster's own update")
+
+
+class SketchClusterSettings(KnownSizesSettings):
     """Options of dp-sketch-cluster."""
 
     clusters: Annotated[int | Literal["auto"], within(CLUSTERS, "auto")] = Field(
         "auto", description="most clusters to look for, or auto: as many as stand out of the noise"
     )
     sketch_dimensions: Annotated[int | Literal["auto"], within(Range(2, 128, whole=True), "auto")] = Field(
-        "auto", description="numbers of a client's sketch, a random projection of its gradient; auto: 36"
+        "auto",
+        description="numbers of a client's sketch, a random projection of its gradient; auto: 48, or half as "
+        "many as clients if that is less",
     )
     sketch_noise: Annotated[float | Literal["auto"], within(NOISE, "auto"), PRIVATE] = Field(
         "auto", description="noise multiplier of the first round's moments, or auto: a small part of all"
+    )
+    rebalance: SmallClusters = Field(
+        SmallClusters(), description="{rule: route | gmfsc | none, minimum: B}, by the sizes of round 1"
     )
 
 
@@ -116,7 +136,7 @@ class SketchClusterState(ClientLevelState):
     noise: float
 
 
-class SketchCluster(ClientLevel[SketchClusterState]):
+class SketchCluster(KnownSizes[SketchClusterState]):
     name = "dp-sketch-cluster"
     settings: SketchClusterSettings
     choice = Choice.SKETCH
@@ -134,6 +154,12 @@ class SketchCluster(ClientLevel[SketchClusterState]):
     def first_releases(self, facts: PublicFacts) -> Sequence[PlannedRelease]:
         if self.settings.clusters != "auto":
             check_clusters(self.settings.clusters, len(facts.clients), also="auto, or ")
+        least, most = self.settings.rebalance.minimum, self.expected(facts)
+        if least > most:
+            raise InputError(
+                f"algorithm.rebalance.minimum: {least}; a round samples {self.settings.rate:g} of "
+                f"{len(facts.clients)} clients, that allows 0 to {int(most)}"
+            )
         dimensions = self.dimensions(facts)
         if dimensions > facts.parameters:
             raise InputError(
@@ -152,7 +178,10 @@ class SketchCluster(ClientLevel[SketchClusterState]):
     def dimensions(self, facts: PublicFacts) -> int:
         """Of a sketch."""
         wanted = self.settings.sketch_dimensions
-        return min(DIMENSIONS, facts.parameters) if wanted == "auto" else wanted
+        if wanted != "auto":
+            return wanted
+        # In as many directions as there are clients any few of them stand apart by chance.
+        return min(DIMENSIONS, facts.parameters, max(2, len(facts.clients) // 2))
 
     @property
     def most_components(self) -> int:
@@ -202,13 +231,26 @@ class SketchCluster(ClientLevel[SketchClusterState]):
         if state.round == 0:
             return (yield from self._cluster(state))
         cohort = yield from self.opened(state)
-        sums = yield from ask(Sum(cohort), Sums)
-        moved = self.moved(state, sums, self.divisors(state)[:, None])
-        return replace(moved, noise=sums.rows.noise_std / (state.clip or self.privacy.clip))
+        rebalance, expected = self.settings.rebalance, self.expected_in(state)
+        least, louder = float(rebalance.minimum), np.ones(len(expected))
+        if rebalance.rule == "route":
+            # Of released sizes alone: clients need not be counted again in every round.
+            route = routing_matrix(expected, least)
+            sums = yield from ask(Sum(cohort, route), Sums)
+            expected = routed_denominators(expected, route, least)
+        else:
+            sums = yield from ask(Sum(cohort), Sums)
+        if rebalance.rule == "gmfsc":
+            small = expected < least
+            rows = sums.rows.map(lambda own: np.where(small[:, None], own.sum(axis=0), own))
+            sums = replace(sums, rows=rows)
+            louder = np.where(small, np.sqrt(len(small)), louder)
+            expected = np.where(small, self.expected(state), expected)
+        moved = self.stepped(state, sums, expected, louder)
+        return replace(moved, noise=self.noise_in_clips(state, sums))
 
-    def divisors(self, state: SketchClusterState) -> Floats:
-        """Clients that a round expects in each cluster, at least one: a function of released sizes."""
-        return np.asarray(np.maximum(1.0, self.settings.rate * state.sizes))
+    def sizes(self, state: SketchClusterState) -> Floats:
+        return state.sizes
 
     def sketch(self, state: SketchClusterState) -> Sketch:
         return Sketch(

@@ -2,21 +2,22 @@
 
 A sampled client trains its own cluster's model, and its update is added to that cluster's sum. The clusters,
 and with them their sizes, were handed to the algorithm: there is nothing to choose, to count or to route, and
-all of the budget goes into the sums. A sum is divided by how many clients of its cluster a round expects.
+all of the budget goes into the sums.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from coterie.algorithms.client.client_level import ClientLevel, ClientLevelSettings, ClientLevelState
+from coterie.algorithms.client.client_level import ClientLevelState
+from coterie.algorithms.client.known_sizes import KnownSizes, KnownSizesSettings
 from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import Assignment, Choice, Floats, PublicFacts, Rng, Rounds, Sum, Sums, ask
 from coterie.algorithms.record.oracle import TOLD
 from coterie.algorithms.settings import PrivacySettings, Schedule
 
 
-class ClientOracle(ClientLevel[ClientLevelState]):
+class ClientOracle(KnownSizes[ClientLevelState]):
     name = "oracle"
     choice = Choice.TOLD
     needs_truth = True
@@ -24,7 +25,7 @@ class ClientOracle(ClientLevel[ClientLevelState]):
 
     def __init__(
         self,
-        settings: ClientLevelSettings,
+        settings: KnownSizesSettings,
         schedule: Schedule,
         privacy: PrivacySettings,
         *,
@@ -43,12 +44,11 @@ class ClientOracle(ClientLevel[ClientLevelState]):
     def round(self, state: ClientLevelState) -> Rounds[ClientLevelState]:
         cohort = yield from self.opened(state)
         sums = yield from ask(Sum(cohort), Sums)
-        return self.moved(state, sums, self.divisors(state)[:, None])
+        return self.stepped(state, sums, self.expected_in(state))
 
-    def divisors(self, state: ClientLevelState) -> Floats:
-        """Clients that a round expects in each cluster, at least one: functions of what was told."""
-        sizes = np.bincount([self.truth[client] for client in state.clients], minlength=len(state.models))
-        return np.asarray(np.maximum(1.0, self.settings.rate * sizes))
+    def sizes(self, state: ClientLevelState) -> Floats:
+        own = [self.truth[client] for client in state.clients]
+        return np.bincount(own, minlength=len(state.models)).astype(np.float64)
 
     def models(self, state: ClientLevelState) -> Assignment:
         return Assignment(state.models, {client: self.truth[client] for client in state.clients})
