@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data import Dataset, DirichletFederation, Federation, Records, Task, build_federation
+from coterie.data import (
+    ClustersFederation,
+    Dataset,
+    DirichletFederation,
+    Federation,
+    Records,
+    Task,
+    build_federation,
+)
 from coterie.errors import InputError
 
 
@@ -105,3 +115,22 @@ def test_regression_is_refused() -> None:
     table = Dataset("table", flat, None, Task("regression", (3,), 0), "")
     with pytest.raises(InputError, match="dirichlet; it needs classes"):
         build_federation(table, DirichletFederation(clients=2, alpha=1.0), 0)
+
+
+def test_clients_of_a_cluster_may_have_mixtures_of_labels_and_share_no_record() -> None:
+    settings = ClustersFederation(sizes=(20, 10), shift="label", records_per_client=200, alpha=0.1)
+    federation = build_federation(numbered(20_000, test=4_000, classes=10), settings, 0)
+    train, test = mixtures(federation, "train"), mixtures(federation, "test")
+    assert np.median(train.max(axis=1)) > 0.4
+    # Held-out records of a class are dealt in proportion, in whole records.
+    assert np.abs(train - test).max() < 0.02
+    assert {len(client.train) for client in federation.clients} == {200}
+    assert min(len(client.test) for client in federation.clients) > 100
+    for members in (federation.clients[:20], federation.clients[20:]):
+        owned = np.concatenate([client.train.features[:, 0] for client in members])
+        assert len(np.unique(owned)) == len(owned) == 200 * len(members)
+    even = ClustersFederation(sizes=(20, 10), shift="label", records_per_client=200, alpha=1e4)
+    assert np.abs(mixtures(build_federation(numbered(20_000, 4_000, 10), even, 0)) - 0.1).max() < 0.1
+    table = replace(numbered(400), task=Task("regression", (1,), 0))
+    with pytest.raises(InputError, match=r"federation.alpha: 1; it needs classes"):
+        build_federation(table, ClustersFederation(sizes=(2,), shift="none", alpha=1.0), 0)

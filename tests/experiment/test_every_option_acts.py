@@ -97,6 +97,7 @@ ALGORITHMS: dict[tuple[Unit, str], list[dict[str, Any]]] = {
         {**REBALANCED, "rebalance": {"minimum": 2}},
         {**REBALANCED, "rebalance": {"rule": "rebalance", "minimum": 2}},
     ],
+    (Unit.CLIENT, "dp-sketch-cluster"): [{"rate": 0.8}, {"rate": 0.8, "rebalance": {"minimum": 2}}],
     (Unit.CLIENT, "gmfsc"): [REBALANCED],
     (Unit.CLIENT, "dp-fesem"): [],  # has the options of dp-ifca
     (Unit.CLIENT, "dp-fedcam"): [],

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from coterie.data.clients import Client, Federation, client_name
+from coterie.data.dirichlet import Concentration, dealt_by_label
 from coterie.data.records import UNDIVIDED, Dataset, Records, Task, stream
 from coterie.errors import InputError, check_memory
 from coterie.privacy.ranges import CLIENTS, RECORDS
@@ -39,10 +40,14 @@ class ClustersFederation(Settings):
     validation_per_client: NonNegativeInt = Field(
         0, le=RECORDS.most, description="further records that a client keeps apart"
     )
+    alpha: Concentration | None = Field(
+        None,
+        description="labels of a cluster's clients: Dirichlet mixtures of this concentration; null: as dealt",
+    )
     test_per_client: PositiveInt | None = Field(
         None,
         le=RECORDS.most,
-        description="test records of every client; null: what the largest cluster allows",
+        description="test records of every client (with alpha, about); null: what the largest cluster allows",
     )
     test_share: Annotated[
         float,
@@ -66,16 +71,17 @@ class ClustersFederation(Settings):
         clients: list[Client] = []
         for cluster, size in enumerate(self.sizes):
             rng = stream(seed, 1, cluster)
-            order, test_order = rng.permutation(len(train)), rng.permutation(len(test))
-            for member in range(size):
-                mine = order[member * dealt : (member + 1) * dealt]
+            if self.alpha is None:
+                order, test_order = rng.permutation(len(train)), rng.permutation(len(test))
+                shares = [order[member * dealt :][:dealt] for member in range(size)]
+                tests = [test_order[member * tested :][:tested] for member in range(size)]
+            else:
+                labels, classes, shape = (train.targets, test.targets), dataset.task.classes, (size, dealt)
+                shares, tests = dealt_by_label(labels, classes, shape, self.alpha, rng, tested)
+            for mine, held_out in zip(shares, tests, strict=True):
                 parts = [
                     _shifted(part, cluster, self.shift, dataset.task)
-                    for part in (
-                        train.take(mine[:kept]),
-                        train.take(mine[kept:]),
-                        test.take(test_order[member * tested : (member + 1) * tested]),
-                    )
+                    for part in (train.take(mine[:kept]), train.take(mine[kept:]), test.take(held_out))
                 ]
                 clients.append(Client(client_name(len(clients), sum(self.sizes)), *parts))
         # Without a shift the clusters are one cluster.
@@ -125,6 +131,10 @@ def _shares(name: str, train: int, test: int, settings: ClustersFederation) -> t
 
 def _check_shift(task: Task, settings: ClustersFederation) -> None:
     clusters = len(settings.sizes)
+    if settings.alpha is not None and task.kind != "classification":
+        raise InputError(
+            f"federation.alpha: {settings.alpha:g}; it needs classes and this task is regression"
+        )
     if settings.shift == "rotation":
         if len(task.shape) != 3 or task.shape[1] != task.shape[2]:
             raise InputError(

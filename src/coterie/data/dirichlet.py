@@ -51,12 +51,8 @@ class DirichletFederation(Settings):
                 f"{len(train) // clients} training records for each of {clients} clients"
             )
         rng = stream(seed, 1)
-        available = np.bincount(train.targets, minlength=task.classes)
-        counts = _label_counts(available, share, self, rng)
-        ends = counts.cumsum(axis=0)
-        reach = ends / np.maximum(ends[-1], 1)
-        test_ends = np.rint(reach * np.bincount(test.targets, minlength=task.classes)).astype(np.int64)
-        mine, tests = _dealt(train.targets, ends, rng), _dealt(test.targets, test_ends, rng)
+        labels = train.targets, test.targets
+        mine, tests = dealt_by_label(labels, task.classes, (clients, share), self.alpha, rng)
         kept = share - round(self.validation_share * share)
         return Federation(
             tuple(
@@ -72,12 +68,36 @@ class DirichletFederation(Settings):
         )
 
 
-def _label_counts(
-    available: Array, share: int, settings: DirichletFederation, rng: np.random.Generator
-) -> Array:
+def dealt_by_label(
+    labels: tuple[Array, Array],
+    classes: int,
+    shape: tuple[int, int],
+    alpha: float,
+    rng: np.random.Generator,
+    tested: int | None = None,
+) -> tuple[list[Array], list[Array]]:
+    """Positions of each client's training and test records, by mixtures of labels drawn for them.
+
+    Args:
+        labels: of all training and of all test records.
+        shape: how many clients, and training records of each.
+        tested: test records of a client, about; as many of each class as its training records ask for, or
+            fewer where a class has too few for all. None: all test records are dealt.
+    """
+    (train, test), (_, share) = labels, shape
+    available, held_out = (np.bincount(part, minlength=classes) for part in (train, test))
+    ends = _label_counts(available, shape, alpha, rng).cumsum(axis=0)
+    last = ends[-1]
+    reach = ends / np.maximum(last, 1)
+    if tested is not None:
+        held_out = last * min(tested / share, (held_out[last > 0] / last[last > 0]).min())
+    return _dealt(train, ends, rng), _dealt(test, np.rint(reach * held_out).astype(np.int64), rng)
+
+
+def _label_counts(available: Array, shape: tuple[int, int], alpha: float, rng: np.random.Generator) -> Array:
     """Records of each class for each client, together never more of a class than there are."""
-    left = available.copy()
-    mixtures = rng.dirichlet([settings.alpha] * len(left), settings.clients)
+    left, (clients, share) = available.copy(), shape
+    mixtures = rng.dirichlet([alpha] * len(left), clients)
     counts = np.zeros(mixtures.shape, dtype=np.int64)
     for row, mixture in zip(counts, mixtures, strict=True):
         while (wanted := share - int(row.sum())) > 0:

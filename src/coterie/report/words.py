@@ -68,7 +68,8 @@ def _federation(run: RunRecord) -> str:
             return count(len(run.clients), "site")
         case ClustersFederation():
             sizes = listed(list(map(str, settings.sizes)))
-            return f"{clients} in clusters of {sizes}; {_SHIFTS[settings.shift]}"
+            labels = "" if settings.alpha is None else f"; labels by Dirichlet, alpha {settings.alpha:g}"
+            return f"{clients} in clusters of {sizes}; {_SHIFTS[settings.shift]}{labels}"
         case DirichletFederation():
             return f"{clients}, labels by a Dirichlet distribution with alpha {settings.alpha:g}"
         case NaturalFederation():

@@ -82,13 +82,12 @@ class SmallClusters(Settings):
     """What becomes of clusters of which a round expects fewer than so many clients."""
 
     rule: Annotated[
-        Literal["none", "route", "gmfsc"],
+        Literal["route", "gmfsc"],
         Acts("algorithm.rebalance.minimum above 0", lambda own, _: own.minimum > 0),
-    ] = Field("none", description="none | route (filled up from large ones) | gmfsc (they step as all do)")
-    minimum: Annotated[
-        NonNegativeInt,
-        Acts("algorithm.rebalance.rule route or gmfsc", lambda own, _: own.rule != "none"),
-    ] = Field(0, description="B, least clients that a round expects in a cluster's own update")
+    ] = Field("route", description="route (filled up from large ones) | gmfsc (they step as all do)")
+    minimum: NonNegativeInt = Field(
+        0, description="B, least clients that a round expects in a cluster's own update (0: any number)"
+    )
 
 
 class SketchClusterSettings(KnownSizesSettings):
@@ -106,7 +105,8 @@ class SketchClusterSettings(KnownSizesSettings):
         "auto", description="noise multiplier of the first round's moments, or auto: a small part of all"
     )
     rebalance: SmallClusters = Field(
-        SmallClusters(), description="{rule: route | gmfsc | none, minimum: B}, by the sizes of round 1"
+        SmallClusters(),
+        description="{rule: route | gmfsc, minimum: B}, by the sizes of round 1; B = 0: as it is",
     )
 
 
@@ -233,13 +233,12 @@ class SketchCluster(KnownSizes[SketchClusterState]):
         cohort = yield from self.opened(state)
         rebalance, expected = self.settings.rebalance, self.expected_in(state)
         least, louder = float(rebalance.minimum), np.ones(len(expected))
-        if rebalance.rule == "route":
+        route = None
+        if least and rebalance.rule == "route":
             # Of released sizes alone: clients need not be counted again in every round.
             route = routing_matrix(expected, least)
-            sums = yield from ask(Sum(cohort, route), Sums)
             expected = routed_denominators(expected, route, least)
-        else:
-            sums = yield from ask(Sum(cohort), Sums)
+        sums = yield from ask(Sum(cohort, route), Sums)
         if rebalance.rule == "gmfsc":
             small = expected < least
             rows = sums.rows.map(lambda own: np.where(small[:, None], own.sum(axis=0), own))
