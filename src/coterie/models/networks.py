@@ -11,21 +11,21 @@ from coterie.data.records import Task
 from coterie.errors import InputError
 
 
-def softmax(task: Task) -> nn.Module:
+def softmax(task: Task, bias: bool = True) -> nn.Module:
     """Logistic regression on the flattened features."""
     if task.kind != "classification" or task.vocabulary is not None:
         raise _unsuitable("softmax", "numeric features and classes", task)
-    head = nn.Linear(math.prod(task.shape), task.classes)
+    head = nn.Linear(math.prod(task.shape), task.classes, bias=bias)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
 
 
-def linear(task: Task) -> nn.Module:
+def linear(task: Task, bias: bool = True) -> nn.Module:
     """Linear regression on the flattened features, from zero: random weights would only be unlearnt."""
     if task.kind != "regression" or task.vocabulary is not None:
         raise _unsuitable("linear", "numeric features and a regression target", task)
-    head = nn.Linear(math.prod(task.shape), 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    head = nn.Linear(math.prod(task.shape), 1, bias=bias)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
 
 

@@ -68,6 +68,11 @@ class ModelSettings(NamedSettings):
     )
     layers: PositiveInt | None = Field(None, le=64, description="lstm: number of LSTM layers (2)")
     order: PositiveInt | None = Field(None, le=4, description="ngrams: last tokens that count (2)")
+    bias: bool | None = Field(
+        None,
+        description="softmax, linear: whether outputs have constants of their own (true); a constant is "
+        "one more feature, 1 for every record: half of every squared norm where features have norm 1",
+    )
     features: str = Field(
         NONE,
         description="what the network sees of a record: none (itself) | scattering (wavelets, of images) | "
@@ -91,8 +96,9 @@ class ModelSettings(NamedSettings):
         return {name: value for name, value in super().given().items() if name != "features"}
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        # Noise is bound to what this says: a model without features says what it always said.
-        return [pair for pair in super().__repr_args__() if pair != ("features", NONE)]
+        # Noise is bound to what this says: a model without these keys says what it always said.
+        newer = (("features", NONE), ("bias", None))
+        return [pair for pair in super().__repr_args__() if pair not in newer]
 
 
 def code_caveats(settings: ModelSettings) -> Iterator[str]:

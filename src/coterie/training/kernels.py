@@ -22,8 +22,11 @@ except ImportError:  # torch for processors comes without Triton
     device_code = None  # type: ignore[assignment]
 
 
-SPANS = 8
-"""Programs that share the inputs of a tile of a wide head: one alone would leave most of a GPU idle."""
+SPANS, INPUTS_AT_ONCE = 8, 64
+"""Programs that share the inputs of a tile of a wide head (one alone would leave most of a GPU idle), and
+inputs that one of them takes at a time."""
+WEIGHTS_AT_ONCE, RECORDS_AT_ONCE = 128, 8
+"""Inputs whose weights one program sums up, and records that it reads without waiting for one of them."""
 
 
 def available(device: torch.device) -> bool:
@@ -163,7 +166,7 @@ def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -
     """
     assert tiles.owner is not None
     inner, outer, records = table.shape[1], weights.shape[1], tiles.records
-    block_k, block_o = 64, min(64, max(16, _power_of_two(outer)))
+    block_k, block_o = INPUTS_AT_ONCE, min(64, max(16, _power_of_two(outer)))
     parts = max(1, min(SPANS, inner // (4 * block_k)))
     span = block_k * _blocks(_blocks(inner, parts), block_k)
     outputs = torch.empty((parts, records, outer), device=table.device)
@@ -195,11 +198,11 @@ def sum_products(
     inner, outer, clients = left.shape[1], right.shape[1], len(tiles.bounds) - 1
     sums = torch.empty((clients, outer, inner), dtype=torch.float64, device=left.device)
     # What was put in is read once for all outputs of a block.
-    block_o, block_i = min(16, _power_of_two(outer)), min(128, max(16, _power_of_two(inner)))
+    block_o, block_i = min(16, _power_of_two(outer)), min(WEIGHTS_AT_ONCE, max(16, _power_of_two(inner)))
     device_code.sum_products[(clients, _blocks(outer, block_o), _blocks(inner, block_i))](
         left, tiles.bounds if places is None else places, right, scales, usable.view(torch.int8),
         tiles.bounds, sums, inner, outer, tiles.size,
-        placed=places is not None, block_o=block_o, block_i=block_i, at_once=8, num_warps=4,
+        placed=places is not None, block_o=block_o, block_i=block_i, at_once=RECORDS_AT_ONCE, num_warps=4,
     )  # fmt: skip
     return sums
 
