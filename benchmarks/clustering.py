@@ -90,9 +90,10 @@ SOURCES = (
     Source("fashion-mnist", "cnn", 1000, {"sketch": (3, 7, 11, 22), "update": (1.2, 2.5, 4, 9)}),
 )
 ON_FEATURES = tuple(
-    Source("fashion-mnist", "softmax", 500, {"sketch": (2, 4, 8, 16)}, features)
+    Source("fashion-mnist", "softmax", 60, {"sketch": (0.25, 0.5, 1, 2)}, features)
     for features in ("none", "scattering")
 )
+"""Few records, whose features a processor computes in a minute, and noise that is less in proportion."""
 SIZES = {
     "rotation": ((2, 6), (2, 6, 6), (3, 6, 6, 6), (2, 2, 2, 2)),
     "label": ((2, 2, 2, 2, 2), (2, 3, 4, 5, 6, 6), (3, 3, 3, 6, 6, 6, 6), (4,) * 8),

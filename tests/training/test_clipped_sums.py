@@ -10,6 +10,7 @@ from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSketch, FullBatchSteps, PoissonSteps, SecretKey
 from coterie.training import cpu_kernels
 from coterie.training.clipping import clip_rows, clipped_sum
+from coterie.training.contributions import WIDE
 from coterie.training.dpsgd import noisy_mean
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
@@ -58,6 +59,28 @@ def test_clipped_sum_equals_a_loop_of_single_backward_passes(name: str) -> None:
     batch = batch_of(19)
     slow = loop_of_backward_passes(build_model(ModelSettings(name=name), TASK, seed=3), batch, CLIP)
     torch.testing.assert_close(clipped_sum(learner, parameters, batch, CLIP), slow, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_wide_head_sums_what_single_backward_passes_sum(bias: bool) -> None:
+    """On as many features as a transform makes; one record moves it by the clip, if finite."""
+    task = Task(kind="classification", shape=(WIDE + 52,), classes=10)
+    settings = ModelSettings(name="softmax", bias=bias)
+    model = build_model(settings, task, seed=3)
+    learner, parameters = Learner(model, task, CPU), torch.from_numpy(flatten(model))
+    rng = np.random.default_rng(0)
+    scales = 10.0 ** rng.integers(-3, 2, size=(9, 1))
+    features = torch.from_numpy((scales * rng.normal(size=(9, *task.shape))).astype(np.float32))
+    batch = Batch(features, torch.arange(9))
+    slow = loop_of_backward_passes(build_model(settings, task, seed=3), batch, CLIP)
+    found = clipped_sum(learner, parameters, batch, CLIP)
+    torch.testing.assert_close(found, slow, rtol=1e-4, atol=1e-5)
+    for gone in range(9):
+        without = clipped_sum(learner, parameters, batch.take(torch.arange(9) != gone), CLIP)
+        assert float((found - without).norm()) <= CLIP
+    features[4, 7] = float("inf")
+    others = clipped_sum(learner, parameters, batch.take(torch.arange(9) != 4), CLIP)
+    torch.testing.assert_close(clipped_sum(learner, parameters, batch, CLIP), others)
 
 
 def test_micro_batches_do_not_change_the_sum() -> None:

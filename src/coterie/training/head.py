@@ -15,12 +15,11 @@ from torch import Tensor
 
 from coterie.training import kernels
 from coterie.training.clipping import MARGIN
+from coterie.training.contributions import WIDE
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import Layout
 from coterie.training.tiles import Tiles
 
-WIDE = 2**11
-"""Inputs from which copies of records cost more than anything else."""
 TILE = 16
 """Records per tile: what a matrix unit takes at least, and few beside the batches that suit heads."""
 
@@ -46,7 +45,7 @@ class StackedHead:
         if layer is None:
             return None
         shapes, weight, bias = learner.layout.shapes, layer.trained.get("weight"), layer.trained.get("bias")
-        if weight is None or shapes[weight][1] < WIDE or layer.frozen:
+        if weight is None or shapes[weight][1] <= WIDE or layer.frozen:
             return None
         return cls(learner.layout, weight, bias, learner.output_gradients)
 
