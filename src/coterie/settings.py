@@ -187,6 +187,7 @@ _WANTED = {
     "float_type": "a number",
     "float_parsing": "a number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "string_type": "a text",
     "path_type": "a path",
 }
