@@ -22,6 +22,7 @@ DOCUMENTS = [
     ROOT / "SECURITY.md",
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("docs/reference/*.md"),
+    *ROOT.glob("docs/reproduce/*.md"),
     ROOT / "benchmarks/README.md",
     ROOT / "examples/README.md",
     *ROOT.glob("examples/*/README.md"),
@@ -122,7 +123,8 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     # The site's own file has tags of its plug-ins only where it configures them; the navigation has none.
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     named = set(re.findall(r"[\w/.-]+\.md", json.dumps(nav)))
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/reference/*.md"), *ROOT.glob("examples/*/README.md")]
+    patterns = ("docs/*.md", "docs/reference/*.md", "docs/reproduce/*.md", "examples/*/README.md")
+    pages = [path for pattern in patterns for path in ROOT.glob(pattern)]
     there = {path.relative_to(ROOT).as_posix() for path in pages}
     there |= {f"docs/notebooks/{notebook.stem}.md" for notebook in NOTEBOOKS}
     missing = sorted(there - named)

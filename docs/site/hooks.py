@@ -18,6 +18,8 @@ SHOWN = [
     "*.md",
     "docs/*.md",
     "docs/reference/*.md",
+    "docs/reproduce/*.md",
+    "docs/reproduce/*.svg",
     "docs/*.svg",
     "docs/*.png",
     "docs/demo/*",

@@ -77,7 +77,7 @@ CASES = {
         {"nothing.yaml": ["nothing.yaml"], "--ray": ["--ray", "127.0.0.1:1"]}, ["sweep.yaml", "--out", "out"]
     ),
     "reproduce": Cases(
-        {"no-such": ["no-such"], "--scale": ["rdpcfl-noise", "--scale", "big"]},
+        {"no-such": ["no-such"], "--scale": ["rdpcfl-noise", "--scale", "big"], "--all": ["x", "--all"]},
         ["rdpcfl-noise", "--out", "out"],
     ),
     "plan experiment": Cases(

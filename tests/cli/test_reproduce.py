@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from command import coterie
 
+from coterie.reproduce.stored import StoredTable
+
 
 def test_without_a_name_all_are_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -33,6 +35,16 @@ def test_the_list_is_one_object_for_machines(
         "rdpcfl-mnist --render --seeds 3",
         "rdpcfl-mnist --render --workers 2",
         "rdpcfl-mnist --render --set schedule.rounds=2",
+        "rdpcfl-mnist --all",
+        "rdpcfl-mnist --docs README.md",
+        "rdpcfl-mnist --render --docs README.md",
+        "--all --docs README.md",
+        "--all --epsilon 3",
+        "--all --store here",
+        "--all --render --scale paper",
+        "--all --render --resume",
+        "--store here",
+        "rdpcfl-noise --render --store /proc/x",
     ],
 )
 def test_options_that_cannot_act_are_refused(
@@ -88,26 +100,75 @@ def test_a_part_on_other_data_runs_through_and_prints_one_object(
     assert "R-DPCFL on MNIST" in page
     assert "Changed on the command line: data={name: digits}" in page
     assert "exactly as planned" in page
-    document = tmp_path / "notes.md"
-    document.write_text(
-        "before\n<!-- coterie reproduce rdpcfl-mnist --scale quick -->\nold\n<!-- end -->\nafter\n"
-    )
+    kept = tmp_path / "kept"
     render = ("reproduce", "rdpcfl-mnist", "--render", "--out", str(out))
-    again = coterie(capsys, monkeypatch, *render, "--docs", str(document))
+    again = coterie(capsys, monkeypatch, *render, "--store", str(kept))
     assert again.code == 0
     assert "printed" in again.out
     assert "charged no more than planned" in again.out
-    written = document.read_text()
-    assert written.startswith("before\n<!-- coterie reproduce rdpcfl-mnist --scale quick -->\n")
-    assert written.endswith("<!-- end -->\nafter\n")
-    assert "old" not in written
-    assert "| oracle | 1 |" in written
-    coterie(capsys, monkeypatch, *render, "--docs", str(document))
-    assert document.read_text() == written
-    document.write_text("nothing\n")
-    refused = coterie(capsys, monkeypatch, *render, "--docs", str(document))
-    assert refused.code == 2
-    assert "has no place for this table" in refused.err
+    (stored,) = StoredTable.read(kept / "rdpcfl-mnist-quick.csv", "rdpcfl-mnist", "quick").rows
+    number = stored.numbers["mean"]
+    assert (stored.row, stored.epsilon, number.seeds, number.rounds) == ("oracle", 10, (3,), 2)
+    assert number.ours == line["figures"]["mean"]["ours"]
+    assert number.base_rate is not None
+    assert 5 < number.base_rate < 25
+    coterie(capsys, monkeypatch, *render, "--store", str(kept))
+    assert StoredTable.read(kept / "rdpcfl-mnist-quick.csv", "rdpcfl-mnist", "quick").rows == (stored,)
     (out / "report.html").unlink()
     assert coterie(capsys, monkeypatch, "report", str(out)).code == 0
     assert (out / "report.html").exists()
+
+
+def test_all_is_rendered_from_what_is_stored_and_printed_as_one_object(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    document, out = tmp_path / "notes.md", tmp_path / "pages"
+    document.write_text(
+        "before\n<!-- coterie reproduce --all --render: counts -->\nold\n<!-- end -->\nafter\n"
+    )
+    render = ("reproduce", "--all", "--render", "--out", str(out))
+    printed = coterie(capsys, monkeypatch, *render, "--docs", str(document), "--json")
+    assert printed.code == 0, printed.err
+    content = json.loads(printed.out)
+    assert {Path(page).name for page in content["pages"]} == {
+        "r-dpcfl.md",
+        "rr-cluster.md",
+        "dp-ogl.md",
+        "summary.md",
+    }
+    counts = content["counts"]
+    assert counts["printed"] == counts["run"] + counts["not_run"]
+    assert counts["run"] == counts["at_least_as_good"] + counts["worse"] + counts["no_verdict"]
+    written = document.read_text()
+    assert "old" not in written
+    assert f"Of the {counts['printed']} numbers" in written
+    assert written.endswith("<!-- end -->\nafter\n")
+    assert json.loads((out / "summary.json").read_text())["counts"] == counts
+    again = coterie(capsys, monkeypatch, *render)
+    assert again.code == 0
+    assert f"{counts['not_run']} were not run" in again.out.replace("\n", " ")
+    document.write_text("nothing\n")
+    refused = coterie(capsys, monkeypatch, *render, "--docs", str(document))
+    assert (refused.code, refused.out) == (2, "")
+    assert "has no place for the summary" in refused.err
+
+
+def test_all_of_them_are_run_one_after_the_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two that need no runs stand for all; another file in the way is found before anything is run."""
+    monkeypatch.setattr("coterie.reproduce.declared.names", lambda: ["rdpcfl-illustration", "rdpcfl-noise"])
+    every = ("reproduce", "--all", "--out", str(tmp_path))
+    printed = coterie(capsys, monkeypatch, *every, "--json")
+    assert printed.code == 0, printed.err
+    content = json.loads(printed.out)
+    assert [each["reproduction"] for each in content["reproductions"]] == [
+        "rdpcfl-illustration",
+        "rdpcfl-noise",
+    ]
+    assert content["counts"]["run"] == 0
+    assert (tmp_path / "reproduce-rdpcfl-noise-quick" / "report.html").exists()
+    refused = coterie(capsys, monkeypatch, *every)
+    assert refused.code == 2
+    assert "exists already; --resume continues it" in refused.err
+    assert coterie(capsys, monkeypatch, *every, "--resume").code == 0

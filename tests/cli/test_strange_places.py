@@ -105,11 +105,19 @@ def test_other_folders_and_files_to_write_are_checked_first(run: Run, tmp_path: 
 
 
 @pytest.mark.parametrize("docs", ["../file/doc.md", "../empty", "../nothing.md", "../e.yaml", "/proc/x"])
-def test_a_document_that_cannot_take_the_table_is_refused_before_anything_is_run(
-    run: Run, docs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_document_that_cannot_take_the_summary_is_refused_before_anything_is_written(
+    run: Run, docs: str, tmp_path: Path
+) -> None:
+    one_line(run("reproduce", "--all", "--render", "--out", "pages", "--docs", docs), 2, docs)
+    assert os.listdir(tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize("store", ["../file/kept", "/proc/x"])
+def test_results_that_cannot_be_stored_are_refused_before_anything_is_run(
+    run: Run, store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("coterie.reproduce.running.reproduce", lambda *_, **__: pytest.fail("it was run"))
-    one_line(run("reproduce", "rdpcfl-mnist", "--docs", docs), 2, docs)
+    one_line(run("reproduce", "rdpcfl-mnist", "--store", store), 2, "--store")
     assert os.listdir(tmp_path / "empty") == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,9 +12,12 @@ import typer
 from coterie.cli.console import complain, print_result, print_table, progress_of, say
 from coterie.cli.options import Json, Out, Overrides, Resume, Workers
 from coterie.errors import InputError
-from coterie.files import check_place, finite
+from coterie.files import check_place, finite, write_text
 
 if TYPE_CHECKING:
+    from coterie.reproduce.declared import Subset
+    from coterie.reproduce.stored import StoredTable
+    from coterie.reproduce.summary import Summary
     from coterie.reproduce.table import Line, Reproduction
 
 
@@ -20,6 +25,10 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="A published experiment; without one, the names are listed.")
     ] = None,
+    all_: Annotated[
+        bool,
+        typer.Option("--all", help="Every published experiment; with --render a summary of what is stored."),
+    ] = False,
     scale: Annotated[
         Literal["quick", "paper"],
         typer.Option("--scale", help="quick: minutes on a CPU; paper: the publication's size."),
@@ -40,61 +49,181 @@ def reproduce(
         typer.Option("--render", help="Write tables and pages from the runs that are there; run nothing."),
     ] = False,
     out: Out = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="A folder of stored results that the table is added to.")
+    ] = None,
     docs: Annotated[
-        Path | None, typer.Option("--docs", help="A document whose table of this reproduction is replaced.")
+        list[Path] | None,
+        typer.Option("--docs", help="With --all --render: a document whose summary is replaced."),
     ] = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    from coterie.reproduce.declared import ScaleName, Subset, find, names
-    from coterie.reproduce.markdown import parted, write_into
+    from coterie.reproduce.declared import Subset, find, names
 
     selecting = {"--epsilon": epsilon, "--algorithms": algorithms, "--seeds": seeds, "--set": overrides}
     running_them = {**selecting, "--workers": workers, "--resume": resume}
-    if name is None:
-        others = {
-            **running_them,
-            "--render": render,
-            "--out": out,
-            "--docs": docs,
-            "--scale": scale != "quick",
-        }
-        if idle := [option for option, given in others.items() if given]:
-            raise InputError(f"{idle[0]}: of which experiment? allowed: {', '.join(names())}")
+    if name is None and not all_:
+        others = {**running_them, "--render": render, "--out": out, "--store": store, "--docs": docs}
+        if idle := _given({**others, "--scale": scale != "quick"}):
+            raise InputError(f"{idle}: of which experiment? allowed: --all, {', '.join(names())}")
         print_result({"experiments": {each: find(each).line for each in names()}}, json, _list)
         return
-    if render and (idle := [option for option, given in running_them.items() if given]):
-        raise InputError(f"{idle[0]}: nothing is run with --render; allowed: without it")
-    published = find(name)
+    if name is not None and all_:
+        raise InputError(f"--all: is every experiment, not {name} alone; allowed: without it")
+    if all_ and (idle := _given({**selecting, "--store": store})):
+        raise InputError(f"{idle}: narrows or keeps one experiment; allowed: with a name instead of --all")
+    if docs and not (all_ and render):
+        raise InputError("--docs: takes the summary of all papers; allowed: with --all --render")
+    if render and (idle := _given(running_them)):
+        raise InputError(f"{idle}: nothing is run with --render; allowed: without it")
+    if store is not None:
+        check_place(store, "--store")
+    if name is None:
+        if render and scale != "quick":
+            raise InputError("--scale: stored results of both scales are shown; allowed: without --render")
+        _render_all(out, docs or [], json) if render else _run_all(scale, out, resume, workers, json)
+        return
     wanted = tuple(part for text in algorithms or [] for part in text.split(",") if part)
     selection = Subset(tuple(epsilon or ()), wanted, tuple(seeds or ()))
-    target = out or Path("runs") / f"reproduce-{name}-{scale}"
-    if docs is not None and not render:
-        check_place(docs, "--docs", file=True)
-        parted(docs, published.name, ScaleName(scale))
-    with progress_of(name, quiet=json) as bar:
-        from coterie.reproduce import running  # takes seconds
-
-        if render:
-            result = running.render(target)
-            if result.experiment.name != name:
-                raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
-        else:
-            result = running.reproduce(
-                published,
-                target,
-                scale=ScaleName(scale),
-                selection=selection,
-                overrides=overrides or [],
-                resume=resume,
-                workers=workers,
-                progress=bar.update_cells,
-            )
-    if docs is not None:
-        write_into(docs, result)
+    target = out or _folder(Path("runs"), name, scale)
+    if render:
+        find(name)
+        result = _rendered(name, target)
+    else:
+        result = _reproduced(name, target, scale, selection, overrides or [], resume, workers, json)
+    if store is not None:
+        _store(result, store)
     print_result(finite(result.to_json()), json, lambda: show(result))
     if not result.is_sound or result.missing:
         raise typer.Exit(1)
+
+
+def _given(options: Mapping[str, object]) -> str | None:
+    """The first of these options that was given."""
+    return next((option for option, given in options.items() if given), None)
+
+
+def _folder(under: Path, name: str, scale: str) -> Path:
+    return under / f"reproduce-{name}-{scale}"
+
+
+def _reproduced(
+    name: str,
+    target: Path,
+    scale: str,
+    selection: Subset,
+    overrides: list[str],
+    resume: bool,
+    workers: int | None,
+    quiet: bool,
+) -> Reproduction:
+    from coterie.reproduce.declared import find
+
+    published = find(name)
+    with progress_of(name, quiet=quiet) as bar:
+        from coterie.reproduce import running  # takes seconds
+
+        return running.reproduce(
+            published,
+            target,
+            scale=scale,
+            selection=selection,
+            overrides=overrides,
+            resume=resume,
+            workers=workers,
+            progress=bar.update_cells,
+        )
+
+
+def _rendered(name: str, target: Path) -> Reproduction:
+    from coterie.reproduce import running
+
+    result = running.render(target)
+    if result.experiment.name != name:
+        raise InputError(f"{target}: holds {result.experiment.name}, not {name}")
+    return result
+
+
+def _stored(result: Reproduction) -> StoredTable:
+    """What a folder holds, as it is kept."""
+    from coterie.reproduce.declared import sees_features
+    from coterie.reproduce.stored import StoredTable
+
+    kind = "features" if sees_features(result.overrides) else result.scale_name.value
+    return StoredTable.read(result.folder / "table.csv", result.experiment.name, kind)
+
+
+def _store(result: Reproduction, folder: Path) -> None:
+    from coterie.reproduce.stored import store
+
+    if result.compared is None:
+        raise InputError(f"--store: {result.experiment.name} has no runs whose numbers could be kept")
+    folder.mkdir(parents=True, exist_ok=True)
+    store(_stored(result), folder)
+
+
+def _run_all(scale: str, out: Path | None, resume: bool, workers: int | None, json: bool) -> None:
+    from coterie.reproduce.declared import EVERYTHING, names
+    from coterie.reproduce.pages import counts_text
+    from coterie.reproduce.summary import summarise
+
+    under, results = out or Path("runs"), []
+    if not resume and (there := [each for each in names() if _folder(under, each, scale).exists()]):
+        known = _folder(under, there[0], scale)
+        raise InputError(f"{known}: exists already; --resume continues it, --out names another folder")
+    for name in names():
+        target = _folder(under, name, scale)
+        results.append(_reproduced(name, target, scale, EVERYTHING, [], resume, workers, json))
+    tables = [_stored(each) for each in results if each.compared is not None]
+    summary = summarise({(each.name, each.kind): each for each in tables})
+    content = {"reproductions": [each.to_json() for each in results], **summary.to_json()}
+    print_result(finite(content), json, lambda: _shown_all(results, counts_text(summary)))
+    if any(not each.is_sound or each.missing for each in results):
+        raise typer.Exit(1)
+
+
+def _shown_all(results: list[Reproduction], counts: str) -> None:
+    for each in results:
+        for cell in each.missing:
+            complain(f"not finished: {each.experiment.name}, {cell}")
+        say(f"{each.experiment.name}: {each.report}")
+    say(counts)
+
+
+def _render_all(out: Path | None, docs: list[Path], json: bool) -> None:
+    from coterie.reproduce.pages import PLACE, read_document, with_places, write_pages
+    from coterie.reproduce.summary import summarise
+
+    target = out or Path("runs") / "reproduce"
+    check_place(target, "--out")
+    summary, texts, home = summarise(), {}, ""
+    for document in docs:
+        check_place(document, "--docs", file=True)
+        folder = Path(os.path.relpath(target, document.parent)).as_posix() + "/"
+        texts[document] = with_places(summary, read_document(document), folder, str(document))
+        if PLACE.format("summary") in texts[document]:
+            home = home or Path(os.path.relpath(document, target)).as_posix()
+    pages = write_pages(summary, target, home)
+    for document, text in texts.items():
+        write_text(document, text)
+    content = {**summary.to_json(), "pages": [str(page) for page in pages]}
+    print_result(finite(content), json, lambda: _shown_summary(summary, pages))
+
+
+def _shown_summary(summary: Summary, pages: list[Path]) -> None:
+    from coterie.reproduce.pages import counts_text, summary_rows
+    from coterie.reproduce.summary import RULE
+
+    headings, rows = summary_rows(summary)
+    print_table(headings[:-1], [row[:-1] for row in rows])
+    for paper, place, *_, text in rows:
+        if text:
+            say(f"{paper}, {place}: {text}")
+    say(counts_text(summary))
+    say(RULE.replace("*", ""))
+    for page in pages:
+        say(f"page: {page}")
 
 
 def _list() -> None:

@@ -117,8 +117,12 @@ class PublishedExperiment(Settings):
     def at(self, scale: ScaleName, overrides: Sequence[str] = ()) -> ExperimentScale:
         """One of its sizes, as these overrides want it."""
         found = self.scales[scale]
-        wanted = parse_overrides(overrides).get("model.features", NONE)
-        return found if wanted == NONE else found.on_features()
+        return found.on_features() if sees_features(overrides) else found
+
+
+def sees_features(overrides: Sequence[str]) -> bool:
+    """Whether these overrides put public features before the models."""
+    return bool(parse_overrides(overrides).get("model.features", NONE) != NONE)
 
 
 @dataclass(frozen=True)

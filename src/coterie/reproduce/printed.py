@@ -9,6 +9,7 @@ Example:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from coterie.files import parse_yaml
 
@@ -27,11 +28,18 @@ class Printed:
 
 @dataclass(frozen=True)
 class Publication:
-    """The numbers of one publication, all but f_loss in percent, and what it calls each of our algorithms."""
+    """The numbers of one publication, all but f_loss in percent, and what it calls each of our algorithms.
+
+    Args:
+        setting: what it says of its runs; `rounds` and `seeds` where it does.
+        otherwise: figures that we compute otherwise, and how.
+    """
 
     source: str
     algorithms: Mapping[str, str]
     numbers: Mapping[Key, Printed]
+    setting: Mapping[str, Any]
+    otherwise: Mapping[str, str]
 
     def printed(self, data: str, shift: str, algorithm: str, figure: str, epsilon: float) -> Printed | None:
         """The number with its table, or None if the publication prints none for this."""
@@ -56,4 +64,6 @@ def read_publication(name: str) -> Publication:
         source=f"{source['authors']}, {source['title']} ({source['year']}), {source['part']}",
         algorithms=content["algorithms"],
         numbers=numbers,
+        setting=content["setting"],
+        otherwise=content.get("otherwise", {}),
     )

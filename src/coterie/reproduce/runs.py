@@ -1,6 +1,7 @@
 """Finished runs of a reproduction: what each charged against its plan, and the figures that tables print."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,7 @@ class Quantity:
     Args:
         is_promise: an epsilon, never to be rounded down.
         unit: the unit of privacy that papers which print it are about; None: any.
+        base: what needs no learning, of a figure that is a score.
     """
 
     key: str
@@ -116,6 +118,12 @@ class Quantity:
     digits: int = 1
     is_promise: bool = False
     unit: Unit | None = None
+    base: Callable[[FinishedRun], float | None] | None = None
+
+    def base_rate(self, run: FinishedRun) -> float | None:
+        """What this would be without learning, in the figure's own scale, where it is a score."""
+        found = self.base(run) if self.base and self.value(run) is not None else None
+        return None if found is None else self.scale * found
 
     def value(self, run: FinishedRun) -> float | None:
         found = self.of(run) if self.unit in (None, run.record.plan.unit) else None
@@ -146,18 +154,37 @@ def _worst_cluster(run: FinishedRun) -> float | None:
     return min(tests.values()) if tests and not personal else None
 
 
+def _base_rate(run: FinishedRun) -> float | None:
+    """Of always giving the most frequent label of all held-out records."""
+    score = run.result.scores.get("base_rate")
+    return score.value if score else None
+
+
+def _one_cluster(run: FinishedRun) -> float | None:
+    """Of putting all clients into one cluster: the share of the largest."""
+    truth = run.record.truth
+    return max(Counter(truth.values()).values()) / len(truth) if truth else None
+
+
 CLIENT, WORKER = Unit.CLIENT, Unit.WORKER
 QUANTITIES = (
-    Quantity("mean", "average", lambda run: run.accuracy.mean, True),
-    Quantity("majority", "majority", _of_group("majority"), True),
-    Quantity("minority", "minority", _of_group("minority"), True),
-    Quantity("min", "worst client", lambda run: run.accuracy.min, True),
+    Quantity("mean", "average", lambda run: run.accuracy.mean, True, base=_base_rate),
+    Quantity("majority", "majority", _of_group("majority"), True, base=_base_rate),
+    Quantity("minority", "minority", _of_group("minority"), True, base=_base_rate),
+    Quantity("min", "worst client", lambda run: run.accuracy.min, True, base=_base_rate),
     Quantity("disparity", "disparity", lambda run: run.fairness.disparity, False),
     Quantity("f_acc", "F_acc", lambda run: run.fairness.f_acc, False),
     Quantity("f_loss", "F_loss", lambda run: run.fairness.f_loss, False, scale=1.0, digits=2),
-    Quantity("max", "best client", lambda run: run.accuracy.max, True, unit=CLIENT),
-    Quantity("worst_cluster", "worst cluster, whole test set", _worst_cluster, True),
-    Quantity("clustering", "clustered right", lambda run: run.result.clustering_accuracy, True, unit=CLIENT),
+    Quantity("max", "best client", lambda run: run.accuracy.max, True, unit=CLIENT, base=_base_rate),
+    Quantity("worst_cluster", "worst cluster, whole test set", _worst_cluster, True, base=_base_rate),
+    Quantity(
+        "clustering",
+        "clustered right",
+        lambda run: run.result.clustering_accuracy,
+        True,
+        unit=CLIENT,
+        base=_one_cluster,
+    ),
     Quantity("live", "live clusters", lambda run: run.result.live_clusters, True, scale=1.0, unit=CLIENT),
     Quantity(
         "loss",

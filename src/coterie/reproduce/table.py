@@ -33,25 +33,36 @@ _NAMED = 8
 """So many missing runs are called by their names; more are counted."""
 
 
+def is_no_worse(quantity: Quantity, ours: float, printed: float) -> bool:
+    """Whether ours, rounded to the two decimals that publications print, is no worse than theirs."""
+    gap = round(round(ours, 2) - printed, 6)
+    return gap >= 0 if quantity.more_is_better else gap <= 0
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One cell: ours with its standard deviation over seeds, and the printed number where there is one."""
+    """One cell: ours with its standard deviation over seeds, and the printed number where there is one.
+
+    Args:
+        base_rate: what needs no learning, where the figure is a score.
+    """
 
     quantity: Quantity
     ours: float | None
     spread: float | None
     printed: Printed | None
+    base_rate: float | None = None
 
     @property
     def verdict(self) -> str:
         """Ours against theirs, in words; empty where one of them is missing."""
         if self.ours is None or self.printed is None or self.printed.mean is None:
             return ""
-        gap = self.ours - self.printed.mean
-        size = f"{abs(gap):.{self.quantity.digits}f}"
+        good = is_no_worse(self.quantity, self.ours, self.printed.mean)
+        size = f"{abs(self.ours - self.printed.mean):.{self.quantity.digits}f}"
         if self.quantity.more_is_better:
-            return "at least" if gap >= 0 else f"below by {size}"
-        return "at most" if gap <= 0 else f"above by {size}"
+            return "at least" if good else f"below by {size}"
+        return "at most" if good else f"above by {size}"
 
     @property
     def is_no_worse(self) -> bool | None:
@@ -70,13 +81,6 @@ class Entry:
         """Ours, a stroke, theirs, and the verdict."""
         theirs = self.printed_text()
         return self.text() + (f" / {theirs} ({self.verdict or 'no verdict'})" if theirs else "")
-
-    def brief(self) -> str:
-        """Ours, a stroke, theirs, without deviations; ours bold where it is no worse."""
-        ours = self.quantity.text(self.ours)
-        if self.ours is None or self.printed is None or self.printed.mean is None:
-            return ours
-        return f"{f'**{ours}**' if self.is_no_worse else ours} / {self.quantity.text(self.printed.mean)}"
 
 
 @dataclass(frozen=True)
@@ -321,7 +325,9 @@ def _line(setting: Setting, out: Path, source: Source | None, publication: Publi
         if source is not None and publication is not None:
             epsilon = runs[0].record.experiment.privacy.epsilon
             printed = publication.printed(source.data, source.shift, theirs, quantity.key, epsilon)
-        entries.append(Entry(quantity, mean, std, printed))
+        rates = [rate for run in runs if (rate := quantity.base_rate(run)) is not None]
+        rate = float(np.mean(rates)) if rates else None
+        entries.append(Entry(quantity, mean, std, printed, rate))
     name = publication.algorithms.get(theirs) if publication else None
     return Line(row, values, runs, tuple(entries), name)
 
@@ -345,6 +351,9 @@ def _csv_row(line: Line, entry: Entry) -> dict[str, Any]:
         **line.setting,
         "figure": entry.quantity.key,
         "runs": len(line.runs),
+        "seeds": " ".join(str(run.record.experiment.seeds.simulation) for run in line.runs),
+        "rounds": min(run.result.rounds for run in line.runs),
+        "base_rate": entry.base_rate,
         "ours": entry.ours,
         "ours_std": entry.spread,
         "printed": printed.mean,

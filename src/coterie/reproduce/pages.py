@@ -1,0 +1,362 @@
+"""The summary of all papers and a page for each, as Markdown, from stored results.
+
+A document may hold the summary, or its counts in a sentence, between lines such as
+
+    <!-- coterie reproduce --all --render: summary -->
+    <!-- end -->
+
+and what stands between them is replaced; the page of a paper is written whole.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from coterie.errors import InputError
+from coterie.files import regular, write_json, write_text
+from coterie.report.charts import Scale, Series, line_figure
+from coterie.report.drawing import Figure, write_figures
+from coterie.reproduce.declared import EPSILON, ExperimentScale, ScaleName, find
+from coterie.reproduce.printed import read_publication
+from coterie.reproduce.runs import QUANTITIES, Quantity
+from coterie.reproduce.stored import StoredRow, StoredTable
+from coterie.reproduce.summary import (
+    RULE,
+    FigureSummary,
+    PaperCell,
+    PaperDrawing,
+    PaperSummary,
+    Standing,
+    Summary,
+    TableSummary,
+)
+from coterie.reproduce.table import setting_text
+from coterie.table import NONE, Table
+
+END = "<!-- end -->"
+HOME = "summary.md"
+PLACE = "<!-- coterie reproduce --all --render: {} -->"
+MARKS = {Standing.SHORTER: " †", Standing.OTHERWISE: " ‡", Standing.MEANINGLESS: " ×"}
+LEGEND = (
+    "Ours stands before the stroke and the printed number after it; a dash is a cell that was not run. "
+    "Ours is bold where it is at least as good. No verdict: † fewer rounds than the publication's, ‡ "
+    "computed otherwise, × printed at or below the base rate. Seeds and rounds are ours. *Base rate* is"
+    " what always giving the most frequent label of the held-out records reaches."
+)
+KINDS = {
+    ScaleName.PAPER.value: "",
+    "features": "On public features",
+    ScaleName.QUICK.value: "Quick scale",
+}
+Cells = Mapping[tuple[str, str, float, str], PaperCell]
+
+
+def write_pages(summary: Summary, out: Path, home: str = "") -> list[Path]:
+    """The page of each paper and their figures, in a folder.
+
+    Args:
+        home: path from the folder to the document that has the summary; without one it is written here,
+            once more for machines.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    pages = {f"{paper.paper.key}.md": paper_page(paper, summary, home) for paper in summary.papers}
+    if not home:
+        pages[HOME] = f"# Printed tables beside ours\n\n{summary_text(summary)}"
+        write_json(out / "summary.json", summary.to_json())
+    for name, text in pages.items():
+        write_text(out / name, text)
+    write_figures([figure for paper in summary.papers for figure in drawings(paper, summary)], out)
+    return [out / name for name in pages]
+
+
+def with_places(summary: Summary, text: str, folder: str, named: str) -> str:
+    """The text of a document with its places filled in.
+
+    Args:
+        folder: path from the document to the papers' pages, for links.
+    """
+    contents = {"summary": summary_text(summary, folder), "counts": counts_text(summary) + "\n"}
+    found = False
+    for name, content in contents.items():
+        start = PLACE.format(name)
+        before, here, rest = text.partition(start)
+        _, closed, after = rest.partition(END)
+        if here and closed:
+            text, found = f"{before}{start}\n{content}{END}{after}", True
+    if not found:
+        starts = " or ".join(f"'{PLACE.format(name)}'" for name in contents)
+        raise InputError(f"{named}: has no place for the summary; put the lines {starts} and '{END}' in it")
+    return text
+
+
+def read_document(document: Path) -> str:
+    try:
+        return regular(document).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is no text in UTF-8")
+        raise InputError(f"{document}: cannot be read ({reason})") from None
+
+
+# --- the summary ------------------------------------------------------------------------------------
+
+
+def counts_text(summary: Summary) -> str:
+    """The counts in two sentences."""
+    counts, papers = summary.counts(), len(summary.papers)
+    return (
+        f"Of the {counts['printed']} numbers that the tables of {papers} papers print, {counts['run']} were "
+        f"run at the papers' size: {counts['at_least_as_good']} are at least as good "
+        f"({counts['with_as_many_seeds']} with as many seeds, where a paper says how many), "
+        f"{counts['worse']} are worse and {counts['no_verdict']} allow no verdict; {counts['not_run']} "
+        f"were not run. Of {counts['figures']} figures and panels, {counts['figures_drawn']} have a "
+        "counterpart."
+    )
+
+
+def summary_text(summary: Summary, folder: str = "") -> str:
+    """The counts, the rule, and a line for each table and figure of each paper."""
+    table = Table(*summary_rows(summary, folder)).markdown()
+    return f"\n{counts_text(summary)}\n\n{RULE}\n\n{table}\n\n"
+
+
+def summary_rows(summary: Summary, folder: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows; papers are links to their pages in this folder, where one is given."""
+    headings = ["paper", "table or figure", "cells printed", "run", "at least as good", "worse", "no verdict"]
+    rows = []
+    for paper in summary.papers:
+        own = paper.paper
+        name = own.name if folder is None else f"[{own.name}]({folder}{own.key}.md)"
+        rows += [[name, *row] for row in (*_table_rows(paper), *_figure_rows(paper))]
+    return [*headings, "largest shortfall, and why; what differs"], rows
+
+
+def _table_rows(paper: PaperSummary) -> Iterator[list[str]]:
+    for each in paper.tables:
+        counts = each.counts()
+        judged = [f"{each.good} ({each.with_seeds})" if each.seeds else str(each.good)]
+        judged += [str(counts[key]) for key in ("worse", "no_verdict")]
+        yield [
+            f"{each.table.label}: {each.table.holds}",
+            str(len(each.cells)),
+            str(each.were_run),
+            *(judged if each.were_run else [NONE] * 3),
+            _largest_text(each),
+        ]
+
+
+def _largest_text(each: TableSummary) -> str:
+    if not each.were_run:
+        return f"not run: {each.table.not_run}"
+    cell, text = each.largest, "none"
+    if cell is not None and cell.ours is not None and cell.printed.mean is not None:
+        reason = each.reason(cell) or "no reason is known"
+        ours, printed = cell.quantity.text(cell.ours.ours), cell.quantity.text(cell.printed.mean)
+        where = f"{cell.row}, {cell.quantity.heading}, epsilon {cell.epsilon:g}"
+        text = f"{ours} instead of {printed} ({where}): {reason}"
+    return text + (f". Differs: {each.table.differs}" if each.table.differs else "")
+
+
+def _figure_rows(paper: PaperSummary) -> Iterator[list[str]]:
+    """Figures with curves one by one, all others in one line."""
+    plain = [each for each in paper.figures if not each.curves]
+    drawn = [each.figure.figure for each in plain if each.is_drawn]
+    lacking = [f"{each.figure.figure} ({each.figure.missing})" for each in plain if each.figure.missing]
+    missing = f"missing: {'; '.join(lacking)}" if lacking else ""
+    yield [f"Figures {', '.join(drawn)}", "drawings", "drawn", *[NONE] * 3, missing]
+    for each in paper.figures:
+        if each.curves:
+            own = each.figure
+            label, curves = f"Figure {own.figure}: {own.shows}", f"{each.curves} curves"
+            lack = f"missing: {own.missing}" if own.missing else ""
+            yield [label, curves, str(each.run), *[NONE] * 3, lack]
+
+
+# --- the page of a paper ----------------------------------------------------------------------------
+
+
+def paper_page(paper: PaperSummary, summary: Summary, home: str = "") -> str:
+    """Every table of a paper beside ours, and its figures."""
+    own = paper.paper
+    source, at = read_publication(own.source).source if own.source else "", home or HOME
+    parts = [
+        f"# {own.name}: printed tables beside ours",
+        "<!-- written by: coterie reproduce --all --render; edit published/papers.yaml and reproductions -->",
+        f"*{own.title}*. {own.note}",
+        (f"Printed numbers: {source}. " if source else "") + f"Summary of all papers: [{at}]({at}).",
+        LEGEND if own.tables else "",
+    ]
+    cells: Cells = {
+        (table.table.by, cell.row, cell.epsilon, cell.quantity.key): cell
+        for table in paper.tables
+        if table.table.by
+        for cell in table.cells
+    }
+    for name in own.reproductions:
+        sections = [_section(name, kind, summary, cells) for kind in KINDS]
+        if any(sections) or any(key[0] == name for key in cells):
+            parts += [f"## {find(name).title}", *filter(None, sections)]
+    without = [each for each in paper.tables if not each.table.by]
+    if without:
+        lines = [
+            f"- {each.table.label}, {each.table.holds}: {len(each.cells)} cells; {each.table.not_run}."
+            for each in without
+        ]
+        parts += ["## Not run", "\n".join(lines)]
+    parts += ["## Figures", _figures(paper.figures)]
+    images = [file for each in paper.figures for file in each.figure.files]
+    parts += [f"![{Path(file).stem.replace('-', ' ')}]({file})" for file in dict.fromkeys(images)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _section(name: str, kind: str, summary: Summary, cells: Cells) -> str:
+    """The tables of one reproduction at one size, and what differs from the publication."""
+    stored, judged = summary.results.get((name, kind)), cells if kind == ScaleName.PAPER.value else {}
+    printed = [key for key in judged if key[0] == name]
+    if stored is None and not printed:
+        return ""
+    scale = _scale(name, kind)
+    parts = [f"### {KINDS[kind]}"] if KINDS[kind] else []
+    if stored is None:
+        parts.append("Not run at this size.")
+    parts += [_table(name, setting, rows, judged) for setting, rows in _by_setting(name, stored, judged)]
+    if kind == ScaleName.QUICK.value:
+        parts.insert(
+            1, f"`coterie reproduce {name}`: it shows the order of the algorithms, not the printed numbers."
+        )
+    numbers = [row.numbers.get("clustering") for row in stored.rows] if stored else []
+    rates = sorted({f"{each.base_rate:.1f}" for each in numbers if each and each.base_rate is not None})
+    notes = [f"- Clustered right: all clients in one cluster are {' or '.join(rates)}."] if rates else []
+    notes += [f"- Differs: {sentence}" for sentence in scale.differs]
+    return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def _scale(name: str, kind: str) -> ExperimentScale:
+    if kind == "features":
+        return find(name).scales[ScaleName.PAPER].on_features()
+    return find(name).scales[ScaleName(kind)]
+
+
+def _by_setting(
+    name: str, stored: StoredTable | None, cells: Cells
+) -> Iterator[tuple[Mapping[str, str], list[tuple[str, StoredRow | None]]]]:
+    """The rows of each setting, those that are printed and were not run at its end."""
+    groups: dict[tuple[str, ...], tuple[Mapping[str, str], list[tuple[str, StoredRow | None]]]] = {}
+    for row in stored.rows if stored else ():
+        groups.setdefault(tuple(row.setting.values()), (row.setting, []))[1].append((row.row, row))
+    for by, row_name, epsilon, _ in cells:
+        if by == name:
+            setting = {EPSILON: f"{epsilon:g}"}
+            rows = groups.setdefault(tuple(setting.values()), (setting, []))[1]
+            if row_name not in [known for known, _ in rows]:
+                rows.append((row_name, None))
+    yield from sorted(groups.values(), key=lambda group: _order(group[0]))
+
+
+def _order(setting: Mapping[str, str]) -> tuple[float, str]:
+    return float(setting.get(EPSILON, math.inf)), str(list(setting.values()))
+
+
+def _table(
+    name: str, setting: Mapping[str, str], rows: Sequence[tuple[str, StoredRow | None]], cells: Cells
+) -> str:
+    epsilon = float(setting.get(EPSILON, math.nan))
+    shown = [
+        quantity
+        for quantity in QUANTITIES
+        if any(
+            (row and quantity.key in row.numbers) or (name, own, epsilon, quantity.key) in cells
+            for own, row in rows
+        )
+    ]
+    clusters = any(row and row.clusters_found != NONE for _, row in rows)
+    heading = setting_text(setting) or "row"
+    headings = [heading, "seeds", "rounds", "base rate", *(quantity.heading for quantity in shown)]
+    headings += [*(["clusters found"] if clusters else []), "charged"]
+    body = []
+    for own, row in rows:
+        found = [_cell(quantity, row, cells.get((name, own, epsilon, quantity.key))) for quantity in shown]
+        told = [str(len(row.seeds)), str(row.rounds)] if row else [NONE] * 2
+        rates = [number.base_rate for number in row.numbers.values()] if row else []
+        rates += [cell.base_rate for key, cell in cells.items() if key[:3] == (name, own, epsilon)]
+        told.append(f"{rates[0]:.1f}" if rates and rates[0] is not None else NONE)
+        last = [*([row.clusters_found if row else NONE] if clusters else []), _charged(row)]
+        label = f"{own} ({row.best})" if row and row.best else own
+        body.append([label, *told, *found, *last])
+    return Table(headings, body).markdown()
+
+
+def _cell(quantity: Quantity, row: StoredRow | None, cell: PaperCell | None) -> str:
+    number = row.numbers.get(quantity.key) if row else None
+    ours = quantity.text(number.ours if number else None)
+    if cell is None or cell.printed.mean is None:
+        return ours
+    if cell.standing is Standing.GOOD:
+        ours = f"**{ours}**"
+    return f"{ours} / {quantity.text(cell.printed.mean)}{MARKS.get(cell.standing, '')}"
+
+
+def _charged(row: StoredRow | None) -> str:
+    if row is None or row.executed is None or row.planned is None:
+        return NONE
+    return "as planned" if row.executed == row.planned else f"{row.executed:,} of {row.planned:,}"
+
+
+def _figures(figures: Sequence[FigureSummary]) -> str:
+    rows = []
+    for each in figures:
+        own = each.figure
+        drawn = ", ".join(f"`coterie reproduce {name}`" for name in own.by) if each.is_drawn else NONE
+        curves = f"{each.run} of {each.curves}" if each.curves else NONE
+        lack = own.missing or ("" if each.is_drawn else "no curve was run")
+        rows.append([own.figure, own.shows, drawn, curves, lack])
+    headings = ["figure", "shows", "counterpart drawn by", "curves run", "missing"]
+    return Table(headings, rows).markdown()
+
+
+# --- figures from stored numbers --------------------------------------------------------------------
+
+
+def drawings(paper: PaperSummary, summary: Summary) -> Iterator[Figure]:
+    """What the paper's list of drawings asks for, as far as numbers are stored."""
+    for drawing in paper.paper.drawings:
+        stored = summary.results.get((drawing.by, ScaleName.PAPER.value))
+        printed = [cell for table in paper.tables if table.table.by == drawing.by for cell in table.cells]
+        series = list(_series(drawing, stored, printed)) if stored else []
+        if series:
+            places = sorted({x for each in series for x, _ in each.points})
+            quantity = next(each for each in QUANTITIES if each.key == drawing.figure)
+            yield line_figure(
+                f"{drawing.by}-{drawing.figure}",
+                drawing.heading,
+                series,
+                Scale(drawing.against, "{:g}".format, places, margin=0.03),
+                Scale("", "{:.0f}".format),
+                f"{quantity.heading.capitalize()} in per cent, mean over seeds, and printed ones.",
+            )
+
+
+def _series(drawing: PaperDrawing, stored: StoredTable, printed: Sequence[PaperCell]) -> Iterator[Series]:
+    if drawing.against != "epsilon":
+        pattern = re.compile(rf"{re.escape(drawing.against)} = (\d+)")
+        found = [
+            (match, row.numbers.get(drawing.figure))
+            for row in stored.rows
+            if (match := pattern.fullmatch(row.row))
+        ]
+        yield Series("ours", sorted((float(match[1]), number.ours) for match, number in found if number))
+        return
+    for place, name in enumerate(drawing.rows):
+        ours = [
+            (row.epsilon, row.numbers[drawing.figure].ours)
+            for row in stored.rows
+            if row.row == name and row.epsilon is not None and drawing.figure in row.numbers
+        ]
+        theirs = [
+            (cell.epsilon, cell.printed.mean)
+            for cell in printed
+            if (cell.row, cell.quantity.key) == (name, drawing.figure) and cell.printed.mean is not None
+        ]
+        for label, points in ((name, ours), (f"{name}, printed", theirs)):
+            if points:
+                yield Series(label, sorted(points), colour=2 * place + (points is theirs))
