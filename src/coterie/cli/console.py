@@ -59,11 +59,12 @@ def log_to_stderr() -> AbstractContextManager[None]:
     notices.release()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    return _log_to(handler)
+    return log_to(handler)
 
 
 @contextmanager
-def _log_to(handler: logging.Handler) -> Iterator[None]:
+def log_to(handler: logging.Handler) -> Iterator[None]:
+    """Let a handler have everything that the package logs."""
     logger = logging.getLogger("coterie")
     before, others = logger.level, logger.handlers
     logger.handlers = [handler]
@@ -159,7 +160,7 @@ class StepHandler(logging.Handler):
 @contextmanager
 def progress_of(what: str, *, quiet: bool) -> Iterator[ProgressBar]:
     """The bar of a command that also says what it does before and after its rounds."""
-    with ProgressBar(what, quiet=quiet) as bar, nullcontext() if quiet else _log_to(StepHandler(bar)):
+    with ProgressBar(what, quiet=quiet) as bar, nullcontext() if quiet else log_to(StepHandler(bar)):
         yield bar
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.console import complain, log_to_stderr, say
-from coterie.cli.options import LifetimeDelta, LifetimeEpsilon, NewRecords, RecordAdjacency
+from coterie.cli.console import complain, say
+from coterie.cli.events import EventLog
+from coterie.cli.options import LifetimeDelta, LifetimeEpsilon, LogJson, NewRecords, RecordAdjacency
 from coterie.engines.flower import require_flower
 from coterie.errors import InputError
 from coterie.privacy import Adjacency
@@ -86,6 +87,7 @@ def join(
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS and no key: for a trial, on loopback only.")
     ] = False,
+    log_json: LogJson = False,
 ) -> None:
     require_flower()
     from coterie.engines.flower.attending import Connection, attend
@@ -131,7 +133,7 @@ def join(
         f"{site.files.path}: its experiment is finished; another needs another --state, and what "
         "it spends adds to what was spent",
     )
-    with contextlib.closing(site), log_to_stderr():
+    with contextlib.closing(site), EventLog(as_json=log_json).logging():
         attend(connection, site)
     from coterie.report.site import write_site_report
 

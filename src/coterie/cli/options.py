@@ -61,3 +61,8 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() not in PLOT_FORMATS:
         raise InputError(f"--plot: {path} is not allowed, a file ending in {', '.join(PLOT_FORMATS)} is")
     check_place(path, "--plot", file=True)
+
+
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="Say what happens as one JSON object per line, on stderr.")
+]

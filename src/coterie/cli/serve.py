@@ -5,25 +5,27 @@ from __future__ import annotations
 import json as jsonlib
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie import notices
-from coterie.cli.console import ProgressBar, complain, err, log_to_stderr, print_json, print_table, say
-from coterie.cli.options import Json, Out, Overrides, Resume
+from coterie.cli.console import ProgressBar, complain, err, print_json, print_table, say
+from coterie.cli.events import EventLog
+from coterie.cli.options import Json, LogJson, Out, Overrides, Resume
 from coterie.cli.run import private_figures
 from coterie.engines.flower import require_flower
 from coterie.errors import InputError
-from coterie.files import finite, regular
+from coterie.files import check_place, finite, regular
 from coterie.privacy.plain import from_plain
 from coterie.privacy.ranges import CLUSTERS, Range
-from coterie.privacy.units import round_up
+from coterie.privacy.units import round_down, round_up
 
 if TYPE_CHECKING:
     from coterie.experiment.callbacks import RoundReport
     from coterie.experiment.result import RunResult
+    from coterie.experiment.serving_status import RunStatus
 
 
 _NUMBERS = Range(0, CLUSTERS.most - 1, whole=True)
@@ -56,6 +58,10 @@ def serve(
     most_records: Annotated[
         int | None, typer.Option("--most-records", help="Records that a site may claim to have.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="Keep a page there that shows how far the run is (HTML).")
+    ] = None,
+    log_json: LogJson = False,
     resume: Resume = False,
     out: Out = None,
     json: Json = False,
@@ -70,11 +76,14 @@ def serve(
     from coterie.experiment.serving import serve as serve_experiment
     from coterie.experiment.sites import left_to_sites
 
+    events = EventLog(as_json=log_json)
+    if page is not None:
+        check_place(page, "--page", file=True)
     proofs = "--keys: needed, unless --plaintext asks for a trial on loopback without any"
     InputError.when((keys is None) != plaintext, proofs)
     chosen = read_experiment(experiment, overrides or [])
     for line in left_to_sites(chosen):
-        notices.note(line)
+        events.tell("note", line)
     target = out or default_folder(f"{chosen.algorithm.name}-served")
     serving = Serving(
         out=target,
@@ -87,18 +96,25 @@ def serve(
         truth=_read_truth(truth),
         most_records=most_records,
         resume=resume,
-        opened=lambda found, names: notices.note(
-            f"serving on {host}:{found}" + (f" for {', '.join(names)}" if names else "")
+        opened=lambda found, names: events.tell(
+            "serving",
+            f"serving on {host}:{found}" + (f" for {', '.join(names)}" if names else ""),
+            port=found,
+            sites=list(names),
         ),
+        watched=_shown_on(page),
     )
     rows = "records" if chosen.privacy.persons is None else "persons"
-    with log_to_stderr(), ProgressBar(chosen.algorithm.name, chosen.schedule.rounds) as progress:
+    bar = ProgressBar(chosen.algorithm.name, chosen.schedule.rounds, quiet=log_json)
+    with events.logging(), bar as progress:
         callbacks = Callbacks(
-            on_joined=lambda records: notices.note(
-                f"joined: {', '.join(f'{name} ({count} {rows})' for name, count in records.items())}"
+            on_joined=lambda records: events.tell(
+                "joined",
+                f"joined: {', '.join(f'{name} ({count} {rows})' for name, count in records.items())}",
+                records=dict(records),
             ),
-            on_start=lambda start: notices.note(f"agreed: {start.guarantee}"),
-            on_round=lambda report: _round(report, progress),
+            on_start=lambda start: events.tell("agreed", f"agreed: {start.guarantee}", done=start.done),
+            on_round=lambda report: _round(report, progress, events),
         )
         result = serve_experiment(chosen, serving, callbacks)
     from coterie.report.run import write_run_report
@@ -111,20 +127,33 @@ def serve(
         say(f"report: {written}")
 
 
-def _round(report: RoundReport, progress: ProgressBar) -> None:
-    left = ", ".join(f"{name} {_left(report.budget[name] - spent)}" for name, spent in report.spent.items())
+def _shown_on(page: Path | None) -> Callable[[RunStatus], AbstractContextManager[None]]:
+    """Whoever keeps the page of a run up to date."""
+    if page is None:
+        return lambda status: nullcontext()
+    from coterie.report.live import kept_page
+
+    return lambda status: kept_page(status, page)
+
+
+def _round(report: RoundReport, progress: ProgressBar, events: EventLog) -> None:
+    left = {name: report.budget[name] - spent for name, spent in report.spent.items()}
+    of_all = ", ".join(f"{name} {round_down(epsilon)}" for name, epsilon in left.items())
     missing = "".join(f"; {name} missing ({why})" for name, why in report.missing.items())
     accuracy = f", accuracy {report.accuracy:.1%}" if report.accuracy is not None else ""
-    line = f"round {report.round} of {report.rounds}{accuracy}, epsilon left: {left}{missing}"
-    if err.is_terminal:
+    line = f"round {report.round} of {report.rounds}{accuracy}, epsilon left: {of_all}{missing}"
+    if err.is_terminal and not events.as_json:
         progress.update(report.round, line)
-    else:
-        notices.note(line)
-
-
-def _left(epsilon: float) -> str:
-    """Two digits, rounded down: never more than is left."""
-    return f"{math.floor(100 * max(0.0, epsilon)) / 100:.2f}" if math.isfinite(epsilon) else "any"
+        return
+    events.tell(
+        "round",
+        line,
+        round=report.round,
+        rounds=report.rounds,
+        seconds=round(report.seconds, 3),
+        epsilon_left=left,
+        missing=dict(report.missing),
+    )
 
 
 def _read_truth(path: Path | None) -> dict[str, int] | None:

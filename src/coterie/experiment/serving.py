@@ -4,6 +4,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,7 @@ class Serving:
         truth: the true clusters, for `oracle`; its guarantee says that it was told.
         most_records: that a site may claim to have; None: any number.
         opened: is told the port that sites can come to.
+        watched: goes along with the run, and may look at how far it is at any time.
     """
 
     out: Path
@@ -70,6 +72,7 @@ class Serving:
     most_records: int | None = None
     resume: bool = False
     opened: Callable[[int, Sequence[str]], None] = lambda port, sites: None
+    watched: Callable[[RunStatus], AbstractContextManager[None]] = lambda status: nullcontext()
 
     def __post_init__(self) -> None:
         check_host(self.host, "--host")
@@ -150,10 +153,16 @@ def on_grid(
         proxy: is told how large messages are, so that answers need be no larger, and how far the run is.
     """
     transport = Transport(grid, nodes, serving.timeouts, proxy.expect if proxy is not None else _nobody)
-    if proxy is not None:
-        status = RunStatus()
-        status.attach(transport, proxy.status)
-        callbacks = status.watching(callbacks)
+    if proxy is None:
+        return _run(experiment, transport, serving, callbacks)
+    status = RunStatus()
+    status.attach(transport, proxy.status)
+    with serving.watched(status), status.ending():
+        return _run(experiment, transport, serving, status.watching(callbacks))
+
+
+def _run(experiment: Experiment, transport: Transport, serving: Serving, callbacks: Callbacks) -> "RunResult":
+    """Wait for the sites, and go on to the end."""
     files = RunFolder(serving.out)
     wait_for(transport, serving.wait, everyone=not files.exists)
     # What a model is made of, and torch with it, is not needed before.

@@ -1,12 +1,40 @@
 """What a server tells of a run while it goes on: to whoever watches over it, never a number of a record's."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from coterie.engines.flower.proxy import ServerStatus
 from coterie.engines.flower.transport import Transport
 from coterie.experiment.callbacks import Callbacks, RoundReport, RunStart
+
+HERE_SECONDS = 10.0
+"""A site that has not asked for messages for so long is away: it asks once a second."""
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """What the server's operator can know of a site.
+
+    Args:
+        seen: seconds since it last asked for messages; None: it never did, or has no key to be known by.
+        arrivals: how often it came.
+        left: epsilon, of what it agreed to.
+        error: why it was last refused, or did not answer.
+        error_round: in which round that was; None: at the door.
+    """
+
+    name: str
+    seen: float | None
+    arrivals: int
+    left: float | None
+    error: str | None
+    error_round: int | None
+
+    @property
+    def here(self) -> bool:
+        return self.seen is not None and self.seen < HERE_SECONDS
 
 
 @dataclass
@@ -16,6 +44,8 @@ class RunStatus:
     Args:
         state: in words.
         missing: why a site did not answer, the last time that it did not; empty where that is a secret.
+        missed: in which round that was.
+        guarantee: the line that the sites agreed to.
     """
 
     state: str = "waiting for sites"
@@ -23,9 +53,13 @@ class RunStatus:
     rounds: int = 0
     answers_missing: int = 0
     missing: dict[str, str] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
+    algorithm: str = ""
+    guarantee: str = ""
     left: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     transport: Transport | None = None
+    proxy: ServerStatus | None = None
 
     def watching(self, callbacks: Callbacks) -> Callbacks:
         """Callbacks that keep this up to date, and tell the others as before."""
@@ -35,10 +69,12 @@ class RunStatus:
 
         def start(started: RunStart) -> None:
             self.round, self.rounds = started.done, started.experiment.schedule.rounds
+            self.algorithm, self.guarantee = started.experiment.algorithm.name, started.guarantee
             self.state = f"in round {min(self.round + 1, self.rounds)} of {self.rounds}"
 
         def finished_round(report: RoundReport) -> None:
             self.round, self.missing = report.round, {**self.missing, **report.missing}
+            self.missed |= dict.fromkeys(report.missing, report.round)
             self.answers_missing += len(report.missing)
             self.left = {name: report.budget[name] - spent for name, spent in report.spent.items()}
             over = report.round == report.rounds
@@ -55,10 +91,40 @@ class RunStatus:
 
     def attach(self, transport: Transport, status: ServerStatus) -> None:
         """Let the proxy tell all this, and ask the transport what is still waited for."""
-        self.transport = transport
+        self.transport, self.proxy = transport, status
         status.health, status.metrics = self.health, self.metrics
         status.is_open = transport.is_open
         transport.arrivals = lambda name: status.arrivals[name]
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Say in the end how it ended."""
+        try:
+            yield
+            self.state = "finished"
+        except BaseException:
+            self.state = f"stopped {self.state}; --resume goes on"
+            raise
+
+    def sites(self) -> list[SiteStatus]:
+        """Every site that may come, as the server knows it now."""
+        if self.transport is None or self.proxy is None:
+            return []
+        now, found = time.monotonic(), []
+        for name in sorted(self.transport.nodes):
+            polled, refused = self.proxy.last_polls.get(name), self.proxy.troubles.get(name)
+            error = self.missing.get(name) if refused is None else f"refused at the door: {refused}"
+            found.append(
+                SiteStatus(
+                    name,
+                    None if polled is None else now - polled,
+                    self.proxy.arrivals[name],
+                    self.left.get(name),
+                    error,
+                    None if refused is not None else self.missed.get(name),
+                )
+            )
+        return found
 
     def health(self) -> dict[str, object]:
         return {

@@ -173,6 +173,11 @@ def round_up(epsilon: float) -> str:
     return decimals_up(epsilon, 2 if epsilon >= 1 else 2 - math.floor(math.log10(epsilon)))
 
 
+def round_down(epsilon: float) -> str:
+    """What is left of a budget, with two digits, never more than that; of none that was set, any."""
+    return f"{math.floor(100 * max(0.0, epsilon)) / 100:.2f}" if math.isfinite(epsilon) else "any"
+
+
 def decimals_up(value: float, digits: int) -> str:
     """So many decimals; never less than the value."""
     text, scale = f"{value:.{digits}f}", 10.0**digits

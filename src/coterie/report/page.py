@@ -54,7 +54,7 @@ def page(kind: str, title: str, name: str, folder: Path = TEMPLATES, **content: 
     """A whole document with its style sheet inside.
 
     Args:
-        kind: `run`, `comparison` or `reproduction`; the template of that name writes it.
+        kind: `run`, `comparison`, `live` and so on; the template of that name writes it.
         name: what it is about: a folder.
         folder: where that template is.
     """

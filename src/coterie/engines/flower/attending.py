@@ -1,6 +1,7 @@
 """A site's end of the network: where the server is, and answering its messages until all is done."""
 
 import itertools
+import logging
 import random
 import re
 import time
@@ -80,12 +81,12 @@ class SaidOnce:
 
     def warn(self, line: str) -> None:
         if line != self._last:
-            log.warning("%s", line)
+            log.event("trouble", line, level=logging.WARNING)
         self._last = line
 
     def well(self, line: str) -> None:
         if line != self._last:
-            log.info("%s", line)
+            log.event("connected", line)
         self._last = line
 
 

@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Self, TypeAlias, cast
 
@@ -394,6 +394,13 @@ class SiteLog(logging.LoggerAdapter[logging.Logger]):
         if self.isEnabledFor(level):
             text = str(msg) % args if args else str(msg)
             super().log(level, "%s", printable(text), **options)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, kwargs  # what an event brings along stays with it
+
+    def event(self, name: str, text: str, *, level: int = logging.INFO, **facts: Any) -> None:
+        """Something that a program may want to read: its facts are names, numbers and fixed words."""
+        self.log(level, "%s", text, extra={"event": name, "facts": facts})
 
 
 def site_log(name: str) -> SiteLog:

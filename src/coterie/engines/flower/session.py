@@ -312,7 +312,8 @@ class SiteSession:
             self._log_release(wanted, time.perf_counter() - began)
             forget_rounds(self._files.answers, before=wanted.round - 1)
         else:
-            log.info("round %d, %s: the answer given before", wanted.round, wanted.release)
+            told = f"round {wanted.round}, {wanted.release}: the answer given before"
+            log.event("repeated", told, round=wanted.round, release=wanted.release)
         self._keep_head()
         return found
 
@@ -364,4 +365,12 @@ class SiteSession:
                 f", {wanted.release}: learnt in {seconds:.1f} s, sent to the trusted server in the clear, "
                 f"clipped to {self.contract.own.planned(CohortSums, wanted.release).clip:g}"
             )
-        log.info("round %d of %d%s", wanted.round, self.contract.rounds, told)
+        log.event(
+            "released",
+            f"round {wanted.round} of {self.contract.rounds}{told}",
+            round=wanted.round,
+            rounds=self.contract.rounds,
+            release=wanted.release,
+            seconds=round(seconds, 3),
+            epsilon_spent=self.spent,
+        )

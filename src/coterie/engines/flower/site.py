@@ -4,6 +4,7 @@ Before the first release it considers a contract, and puts it into its folder if
 then on a `SiteSession` answers what the contract allows; whatever else comes is refused in fixed words.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from coterie.engines.flower.messages import (
     RefusedError,
     SiteFacts,
     SiteRequest,
+    printable,
     site_log,
 )
 from coterie.engines.flower.review import Reviewer, in_words, note_consent, time_is_over
@@ -134,9 +136,11 @@ class Site:
             reason = _reason(mistake)
             if reason == "failed":
                 said = mistake if isinstance(mistake, ModelError) else where(mistake)
-                log.error("a message of type %s failed: %s", kind, said)
+                told = f"a message of type {kind} failed: {said}"
+                log.event("failed", told, level=logging.ERROR, kind=printable(kind))
             else:
-                log.warning("refused a message of type %s: %s", kind, reason)
+                told = f"refused a message of type {kind}: {reason}"
+                log.event("refused", told, level=logging.WARNING, kind=printable(kind), reason=reason)
             return messages.refusal(reason)
 
     def _answer(self, kind: str, message: Message, peer: Peer) -> RecordDict:
@@ -210,7 +214,8 @@ class Site:
             note_consent(self.files.consent, contract, self.reviewer.by, self.limits)
             signed.save(self.files.contract)
             undone.pop_all()
-        log.info("approved %s", session.guarantee.line)
+        told = f"approved {session.guarantee.line}"
+        log.event("approved", told, contract=contract.digest, epsilon=session.guarantee.epsilon)
         log.info("%s", session.guarantee.text)
         if contract.trusted is not None:
             log.info("the server is trusted: %s", session.consent)
