@@ -72,6 +72,12 @@ class PluginKind:
             _digests.pop(module_name, None)
             raise InputError(f"{self.key}: {name}: {one_line(error)}") from error
 
+    def installed(self, name: str) -> tuple[str | None, str | None, str | None]:
+        """Package and version that a name comes from, and a hash of its files; nothing of it is run."""
+        module_name = (self.target(name) or name).partition(":")[0].partition(".")[0]
+        with _working_directory_first():
+            return (*_distribution(module_name), _digest(module_name))
+
     def code_of(self, name: str) -> dict[str, str | None]:
         """Which code a name stands for here: its place, its package and version, a hash of its files."""
         self.find(name)

@@ -9,6 +9,7 @@ from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import OwnChoice
 from coterie.data import GroupsFederation
 from coterie.engines.flower.contract import IN_THE_CLEAR, WHO_IS_ASKED, Contract, TrustedWork, ranges_of
+from coterie.engines.flower.shared_code import SharedCode, own_code
 from coterie.engines.secret import SEEDED
 from coterie.errors import InputError
 from coterie.experiment.calibrated import (
@@ -26,6 +27,7 @@ from coterie.experiment.schema import Experiment
 from coterie.experiment.sites import Sites, counted, trusts_server
 from coterie.groups import Structure, is_file, named_structure
 from coterie.models.features import public_data_caveats
+from coterie.plugins import ALGORITHM
 from coterie.privacy import Budget, Custody, Unit
 from coterie.training.learner import Learner
 
@@ -96,6 +98,8 @@ def contracts_of(calibrated: CalibratedRun, sites: Sites) -> dict[str, Contract]
     """What each site is asked to sign."""
     experiment, plan = calibrated.experiment, calibrated.plan
     trusted = _trusted_work(calibrated) if trusts_server(experiment) else None
+    algorithm = ((ALGORITHM, experiment.algorithm.name),) if experiment.own_algorithm else ()
+    code = tuple(SharedCode.here(kind, name) for kind, name in (*algorithm, *own_code(experiment.model)))
     return {
         client: Contract(
             experiment=sites.experiment,
@@ -114,6 +118,7 @@ def contracts_of(calibrated: CalibratedRun, sites: Sites) -> dict[str, Contract]
             delta=calibrated.budgets[plan.subjects_of((client,))[0]].delta,
             additive=find_algorithm(experiment.privacy.unit, experiment.algorithm.name).additive,
             trusted=trusted,
+            code=code,
         )
         for client in sorted(sites.records)
     }

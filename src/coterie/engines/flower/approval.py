@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coterie.engines.flower.contract import Contract, Limits, cost, cost_of_scores
-from coterie.engines.flower.messages import MOST_CAVEATS, RELEASE, RefusedError, SiteFacts, site_log
+from coterie.engines.flower.messages import MOST_CAVEATS, RELEASE, RefusedError, SiteFacts, quoted, site_log
+from coterie.engines.flower.shared_code import SharedCode, own_code
 from coterie.errors import CoterieError, where
 from coterie.groups import Observer
 from coterie.models.settings import NONE
@@ -62,6 +63,7 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> "Learner":
     foreign = {model.name: model.own, model.features: model.own_features}
     unknown = [name for name, own in foreign.items() if own and name not in limits.models]
     RefusedError.when(bool(unknown), "model code")
+    _check_code(contract)
     named = all(RELEASE.fullmatch(release.name) for unit in contract.units for release in unit.releases)
     RefusedError.when(not named or len(contract.plan.caveats) > MOST_CAVEATS, "words")
     _approve_scores(contract, limits)
@@ -97,6 +99,23 @@ def approve(contract: Contract, limits: Limits, facts: SiteFacts) -> "Learner":
     affordable = _costs_at_most(limits.budget.epsilon, cost, contract, limits)
     RefusedError.when(contract.delta > limits.budget.delta or not affordable, "too much")
     return learner
+
+
+def _check_code(contract: Contract) -> None:
+    """Raise `RefusedError` unless code is installed here as the server has it; none of it is run."""
+    theirs = {(code.key, code.name): code for code in contract.code}
+    for kind, name in own_code(contract.model):
+        found, here = theirs.get((kind.key, name)), SharedCode.here(kind, name)
+        if found != here:
+            said = "does not say which it has" if found is None else f"has {quoted(str(found))}"
+            log.warning(
+                "%s %s: the server %s, this site %s; install the same on both sides",
+                kind.key,
+                quoted(name),
+                said,
+                here,
+            )
+            raise RefusedError("code version")
 
 
 def _costs_at_most(most: float, price: Callable[..., float], contract: Contract, limits: Limits) -> bool:

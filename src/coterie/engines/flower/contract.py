@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from coterie.engines.flower.messages import (
     check_texts,
     quoted,
 )
+from coterie.engines.flower.shared_code import SharedCode
 from coterie.errors import CoterieError
 from coterie.groups import Observer
 from coterie.models import ModelSettings, code_caveats
@@ -49,7 +50,7 @@ from coterie.privacy import (
     held_out,
 )
 from coterie.privacy.errors import RangeError
-from coterie.privacy.plain import Plain, register
+from coterie.privacy.plain import Key, Plain, register
 from coterie.privacy.plan import canonical_json
 from coterie.privacy.threats import THREATS
 from coterie.training.augmentation import Augmentation
@@ -108,6 +109,7 @@ class Contract(Told):
         held_out: records that the site trains on nowhere; the plan says whether they score models.
         additive: whether the model is two of its kind, outputs added.
         trusted: what is done for a trusted server; None where nobody is trusted.
+        code: packages and versions that the server has of code that is not coterie's own.
     """
 
     called = "contract"
@@ -127,6 +129,7 @@ class Contract(Told):
     delta: float
     additive: bool = False
     trusted: TrustedWork | None = None
+    code: Annotated[tuple[SharedCode, ...], Key(optional=True)] = ()
 
     @property
     def watched(self) -> Observer | None:

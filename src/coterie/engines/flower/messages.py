@@ -68,6 +68,7 @@ REFUSALS = {
     "model": "the model does not fit its records",
     "words": "a text in it is too long, or not one that a site would print",
     "model code": "its operator has not allowed the model's code",
+    "code version": "it has another version of the model's code; install the same package on both sides",
     "not trusted": "its operator has not said that the server is trusted with its updates (--trust-server)",
     "closed": "it has finished this experiment",
     "disk": "its disk has no room for the answer; nothing was charged",

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from coterie.engines.flower import FLOWER
 from coterie.engines.flower.internals import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of the messages between server and sites; both must speak the same."""
 HELLO, OPEN = b"/v1/coterie/hello", b"/v1/coterie/open"
 """Who and when the server is; whether it still waits for the answer to a message."""

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeAlias
 
+from coterie import __version__
 from coterie.engines.flower.contract import Contract, Limits
 from coterie.engines.flower.messages import RefusedError, quoted
 from coterie.files import read_json, write_json
+from coterie.plugins import ALGORITHM
 from coterie.privacy import NoisyScores, Unit
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.meaning import percent_up
@@ -53,7 +54,10 @@ def in_words(contract: Contract, promise: Guarantee, parameters: int) -> list[tu
     said = [f"the server says {quoted(caveat)}" for caveat in contract.plan.caveats]
     return [
         ("experiment", quoted(contract.experiment)),
-        ("what is computed", f"algorithm {quoted(contract.algorithm)}, {contract.rounds} rounds"),
+        (
+            "what is computed",
+            f"algorithm {quoted(contract.algorithm)}{_algorithm(contract)}, {contract.rounds} rounds",
+        ),
         ("work", f"{contract.work:,} steps of training in all"),
         ("model", f"{model_source(contract)}, {parameters:,} parameters"),
         (
@@ -79,15 +83,23 @@ def in_words(contract: Contract, promise: Guarantee, parameters: int) -> list[tu
 
 def model_source(contract: Contract) -> str:
     """Which model, and whose code it is."""
-    name = contract.model.name
-    if not contract.model.own:
-        return f"{name}, of coterie {version('coterie')}"
-    package = name.partition(":")[0].partition(".")[0]
-    try:
-        found = f"version {version(package)}"
-    except PackageNotFoundError:
-        found = "not of an installed package"
-    return f"{quoted(name)}, your own code that you allowed ({found})"
+    model, ours = contract.model, f"of coterie {__version__}"
+    name = f"{quoted(model.name)}, {_from(contract, model.name)}" if model.own else f"{model.name}, {ours}"
+    if not model.own_features:
+        return name
+    return f"{name}; on features {quoted(model.features)}, {_from(contract, model.features)}"
+
+
+def _from(contract: Contract, name: str) -> str:
+    """Where code that is not coterie's comes from; before a contract is shown, both sides' were compared."""
+    found = next((code for code in contract.code if code.name == name), None)
+    return f"code that you allowed, of {found}, the same on both sides" if found else "code that you allowed"
+
+
+def _algorithm(contract: Contract) -> str:
+    """Which algorithm, and from where, if that is not coterie: it runs at the server alone."""
+    found = [code for code in contract.code if code.key == ALGORITHM.key]
+    return f" (which the server says is from {quoted(str(found[0]))})" if found else ""
 
 
 # --- the operator's decision -------------------------------------------------------------------------
