@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -55,7 +55,7 @@ class RealFederation:
         self.server: subprocess.Popen[bytes] | None = None
         self.joined: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> RealFederation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -65,15 +65,21 @@ class RealFederation:
 
     def serve(self, *options: str) -> subprocess.Popen[bytes]:
         """Start (or with --resume, go on) and return once sites can come."""
-        errors = self.folder / "server.log"
-        told = errors.read_text().count("serving on") if errors.exists() else 0
-        arguments = ["serve", str(self.experiment), "--keys", str(self.keys.path), "--port", str(self.port)]
-        self.server = self._start(
-            "server", ["-m", "coterie", *arguments, "--out", str(self.run), "--json", *options]
-        )
+        told = self.log("server").count("serving on")
+        server = self.begin_serving(*options)
         wait_until(
             "the server listens",
             lambda: self.log("server").count("serving on") > told or self.server_ended,
+        )
+        return server
+
+    def begin_serving(
+        self, *options: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start, or with --resume go on, and wait for nothing."""
+        arguments = ["serve", str(self.experiment), "--keys", str(self.keys.path), "--port", str(self.port)]
+        self.server = self._start(
+            "server", ["-m", "coterie", *arguments, "--out", str(self.run), "--json", *options], environment
         )
         return self.server
 
@@ -81,7 +87,13 @@ class RealFederation:
     def server_ended(self) -> bool:
         return self.server is not None and self.server.poll() is not None
 
-    def join(self, name: str, *options: str, program: Sequence[str] = ("-m", "coterie")) -> None:
+    def join(
+        self,
+        name: str,
+        *options: str,
+        program: Sequence[str] = ("-m", "coterie"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a site, or start it again."""
         self.joined[name] = self._start(
             name,
@@ -91,17 +103,19 @@ class RealFederation:
                 *("--ca", str(self.keys.authority), "--key", str(self.keys.sites / f"{name}.key")),
                 *("--epsilon", "8", "--noise-seed", "5", *options),
             ],
+            environment,
         )
 
-    def _start(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    def _start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env=environment,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
                 cwd=self.folder,
                 start_new_session=True,
             )
