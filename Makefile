@@ -2,6 +2,7 @@
 # make bench  this machine: ours against Opacus, torch.func and plain PyTorch
 # make test   environment, install with development tools, ruff, mypy, pytest
 # make fuzz   thousands of strange inputs to every command, and a table of what became of them; half an hour
+# make soak   eight sites and a server with a fault every few seconds, and whether all they wrote down agrees; half an hour
 # make docs   execute the notebooks, build the documentation site into build/site; some minutes
 # make test-wheel   build the wheel, install it alone, run the README's walks and the examples with it; some minutes
 # make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; some minutes
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test docs fuzz test-wheel test-deployment bench lint clean
+.PHONY: demo test docs fuzz soak test-wheel test-deployment bench lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/coterie compare --out runs/demo --resume
@@ -23,6 +24,9 @@ test: $(VENV)/installed-dev
 
 fuzz: $(VENV)/installed-dev
 	$(BIN)/python tests/fuzz/everything.py --log "fuzz/$$(date +%Y%m%d-%H%M%S)"
+
+soak: $(VENV)/installed-dev
+	$(BIN)/python tests/soak/soak.py --minutes 30
 
 test-deployment: $(VENV)/installed-dev
 	$(BIN)/pytest -m deployment tests

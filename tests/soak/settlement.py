@@ -16,9 +16,9 @@ from coterie.algorithms import find_algorithm
 from coterie.algorithms.protocol import Assignment, Request, Select, Train
 from coterie.algorithms.state import State
 from coterie.engines.driver import Work
+from coterie.engines.flower.kept import Finished, Signed
 from coterie.engines.flower.messages import REFUSALS
 from coterie.engines.flower.server import Participation
-from coterie.engines.flower.session import Finished, Signed
 from coterie.engines.flower.taken_home import read_models
 from coterie.engines.flower.transport import TOO_LATE
 from coterie.errors import CoterieError

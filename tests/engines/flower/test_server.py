@@ -303,6 +303,34 @@ def test_the_journal_keeps_a_resumed_round_on_its_way(federation: MemoryFederati
         assert sum(charge["release"] == "selection" for charge in charges(federation, name)) == 1
 
 
+def test_why_an_answer_is_missing_is_known_after_a_restart_too(
+    federation: MemoryFederation, tmp_path: Path
+) -> None:
+    """Killed after the selection of round 3, in which one was away: the record still says so."""
+    push, away = federation.grid.push_messages, next(iter(federation.nodes))
+
+    def killing_push(sent: Any) -> list[str]:
+        sent = list(sent)
+        plain = sent[0].content.config_records["coterie"]
+        if plain.get("round") == 3 and plain["release"] == "training":
+            raise Killed
+        if plain.get("round") == 2 and plain["release"] == "training":
+            federation.grid.offline.add(federation.nodes[away])
+        return push(sent)
+
+    federation.grid.push_messages = killing_push  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        federation.serve(tmp_path / "run")
+    federation.grid.push_messages = push  # type: ignore[method-assign]
+    federation.grid.offline.clear()
+    federation.serve(tmp_path / "run")
+    record = [
+        json.loads(line) for line in (tmp_path / "run" / "participation.jsonl").read_text().splitlines()
+    ]
+    [selection] = [one for one in record if (one["round"], one["release"]) == (3, "selection")]
+    assert selection["missing"] == {away: "not there"}
+
+
 # --- before the first round -------------------------------------------------------------------------
 
 

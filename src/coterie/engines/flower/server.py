@@ -9,6 +9,7 @@ simulation, and `members` asks the sites.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ from coterie.engines.flower.messages import (
 from coterie.engines.flower.transport import Journal, NobodyAnswered, Transport
 from coterie.engines.local import input_hash, job_hash
 from coterie.errors import PlanError
-from coterie.files import write_arrays
+from coterie.files import read_notes, write_arrays
 from coterie.privacy import (
     EVALUATION,
     Charge,
@@ -55,6 +56,8 @@ from coterie.privacy import (
 
 NOISE_DEVIATIONS = 12.0
 """The noise streams reach 9.2 standard deviations per draw; an honest coordinate stays within this many."""
+MISSING = "missing"
+"""Under this name the journal keeps why the others did not answer."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,8 @@ class FlowerEngine:
         request = hashlib.sha256(repr((kind, release, sorted(hashes.items()))).encode()).hexdigest()
         path, known = self.journal.next(round, request)
         if known is not None:
-            before = {client: "missing before the restart" for client in hashes if client not in known}
+            reasons = json.loads(read_notes(path).get(MISSING, "{}"))
+            before = {client: reasons.get(client, "unknown") for client in hashes if client not in known}
             self.note(Participation(round, release, tuple(known), before, 0.0))
             return known
         present = self.transport.present(list(hashes))
@@ -221,12 +225,11 @@ class FlowerEngine:
         }
         found = self.transport.ask_sites(kind, requests, read)
         away = {client: "not there" for client in hashes if client not in present}
-        self.note(
-            Participation(round, release, tuple(found.by_client), {**away, **found.missing}, found.seconds)
-        )
+        missing = {**away, **found.missing}
+        self.note(Participation(round, release, tuple(found.by_client), missing, found.seconds))
         nobody = f"round {round}: no client answered '{release}'; --resume tries it again"
         NobodyAnswered.when(not found.by_client, nobody)
-        write_arrays(path, found.by_client)
+        write_arrays(path, found.by_client, {MISSING: json.dumps(missing)})
         return found.by_client
 
 
