@@ -29,9 +29,9 @@ NAMES = ("amber", "birch", "cedar", "dune", "elder", "fjord", "gorse", "heath")
 TRUTH = {name: place % 2 for place, name in enumerate(NAMES)}
 RECORDS = 120
 NOISE_SEED = 5
-ANSWER, REJOIN, WAIT = 20.0, 8.0, 40.0
-"""Seconds for an answer, for a site that was there, and for sites to come when a run goes on."""
-FIRST_WAIT = 180.0
+REJOIN, WAIT, FIRST_WAIT = 0.4, 2.0, 20.0
+"""How long the server waits for a site that was there, for sites to come when a run goes on, and at first; as
+multiples of the time for an answer."""
 FRAGILE = Path(__file__).with_name("fragile_site.py")
 AGAIN_SECONDS = 1.0
 """Until somebody who ended is started again."""
@@ -72,7 +72,12 @@ class Place:
 class Consortium(RealFederation):
     """A federation behind relays, with a supervisor for each of its processes."""
 
-    def __init__(self, folder: Path, algorithm: dict[str, Any], rounds: int, seed: int) -> None:
+    def __init__(
+        self, folder: Path, algorithm: dict[str, Any], rounds: int, seed: int, answer: float
+    ) -> None:
+        """Args:
+        answer: seconds for an answer; on a busy machine honest ones take long, too.
+        """
         folder.mkdir(parents=True)
         sites = write_sites(folder / "data", records=RECORDS, seed=seed, truth=TRUTH)
         experiment = {
@@ -83,7 +88,7 @@ class Consortium(RealFederation):
             "schedule": {"rounds": rounds, "batch": 30},
         }
         super().__init__(folder, sites, experiment)
-        self.planned = rounds
+        self.planned, self.answer = rounds, answer
         self.ports = (self.port, free_port())
         self.files = RunFolder(self.run)
         self.network = Network()
@@ -119,9 +124,11 @@ class Consortium(RealFederation):
 
     def start_server(self) -> None:
         self.server_at = None
-        wait = WAIT if self.files.exists else FIRST_WAIT
+        times = {"answer": 1.0, "rejoin": REJOIN, "wait": WAIT if self.begun else FIRST_WAIT}
+        options = [(f"--{name}", f"{times[name] * self.answer:g}") for name in times]
         self.begin_serving(
-            *("--answer", f"{ANSWER:g}", "--rejoin", f"{REJOIN:g}", "--wait", f"{wait:g}", "--resume"),
+            *(word for option in options for word in option),
+            "--resume",
             environment=shifted(self.server_clock),
         )
 
@@ -146,6 +153,12 @@ class Consortium(RealFederation):
 
     def finished(self, name: str) -> bool:
         return (self.places[name].state / "finished.json").exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether everybody has agreed, and something was asked."""
+        ledger = self.files.ledger
+        return ledger.exists() and ledger.read_bytes().count(b"\n") > 1
 
     @property
     def over(self) -> bool:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
-from consortium import ANSWER, NAMES, Consortium, faketime_library, lift_limit, limit_files
+from consortium import NAMES, Consortium, faketime_library, lift_limit, limit_files
 from real_federation import processes_about
 
 SERVER = "server"
@@ -80,7 +80,7 @@ class SiteStopped(Fault):
 
     def begin(self) -> float:
         self.world.joined[self.target].send_signal(signal.SIGSTOP)
-        return self.draw.uniform(ANSWER + 1.0, ANSWER + 14.0)
+        return self.world.answer * self.draw.uniform(1.05, 1.7)
 
     def end(self) -> None:
         if self.world.here(self.target):
@@ -93,7 +93,7 @@ class HalfPushed(Fault):
 
     def begin(self) -> float:
         self.world.flag(self.target).write_text(str(self.draw.randint(0, 2)))
-        return 40.0
+        return 2.0 * self.world.answer
 
     @property
     def over(self) -> bool:
@@ -108,7 +108,7 @@ class DiskFull(Fault):
 
     def begin(self) -> float:
         limit_files(self.world.joined[self.target], ROOM)
-        return self.draw.uniform(4.0, 20.0)
+        return self.draw.uniform(4.0, self.world.answer)
 
     def end(self) -> None:
         if self.world.here(self.target):
@@ -138,7 +138,7 @@ class RelayCut(Fault):
 
     def begin(self) -> float:
         self._set(True)
-        return self.draw.choice([0.1, self.draw.uniform(1.0, 15.0)])
+        return self.draw.choice([0.1, self.draw.uniform(1.0, 0.8 * self.world.answer)])
 
     def end(self) -> None:
         self._set(False)
@@ -154,7 +154,7 @@ class RelayFrozen(Fault):
 
     def begin(self) -> float:
         self._set(True)
-        return self.draw.uniform(2.0, 35.0)
+        return self.draw.uniform(2.0, 1.7 * self.world.answer)
 
     def end(self) -> None:
         self._set(False)

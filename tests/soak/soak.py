@@ -41,9 +41,8 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"name": "global"},
     {"name": "dp-ifca", "clusters": 2, "start": "random"},
 )
-EVERY = 4.0
-"""Seconds between two faults, on average; they are rarer until the first round begins."""
-EARLY = 4.0
+EVERY, ANSWER = 4.0, 20.0
+"""Seconds between two faults, on average, and for an answer."""
 TICK = 0.1
 LEAST_SECONDS = 60.0
 """Of time that is left: with less, no other run is begun."""
@@ -68,7 +67,7 @@ class Soak:
         while not world.over:
             now = time.monotonic()
             world.supervise()
-            if begun is None and world.files.ledger.exists():
+            if begun is None and world.begun:
                 begun, until = now, now + seconds
             for fault in [each for each in self._going_on if each.over]:
                 fault.close()
@@ -76,7 +75,7 @@ class Soak:
             if now >= until and peace is None:
                 peace = now
                 self._make_peace()
-            if peace is None and now >= strike_at:
+            if begun is not None and peace is None and now >= strike_at:
                 strike_at = now + self._pause()
                 self._strike()
             if peace is not None and now > peace + PEACE_SECONDS:
@@ -91,8 +90,7 @@ class Soak:
         return found
 
     def _pause(self) -> float:
-        begun = self.world.files.ledger.exists()
-        return self._draw.expovariate(1.0 / self._every) * (1.0 if begun else EARLY)
+        return self._draw.expovariate(1.0 / self._every)
 
     def _strike(self) -> None:
         fault = next_fault(self.world, {each.target for each in self._going_on}, self._draw)
@@ -145,6 +143,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=30.0)
     options.add_argument("--rounds", type=int, default=60, help="of each run")
     options.add_argument("--every", type=float, default=EVERY, help="seconds between two faults, on average")
+    options.add_argument("--answer", type=float, default=ANSWER, help="seconds; more on a busy machine")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--keep", type=Path, help="folder in which runs, logs and ledgers stay")
     chosen = options.parse_args()
@@ -163,7 +162,8 @@ def main() -> int:
             number = len(settled)
             draw = random.Random(f"{chosen.seed} {number}")
             algorithm = ALGORITHMS[number % len(ALGORITHMS)]
-            with Consortium(place / f"run-{number}", algorithm, chosen.rounds, seed=number) as world:
+            folder = place / f"run-{number}"
+            with Consortium(folder, algorithm, chosen.rounds, number, chosen.answer) as world:
                 soak = Soak(world, draw, chosen.every)
                 settled.append(soak.go(left))
                 left -= soak.seconds
