@@ -1,16 +1,17 @@
-"""What clients that lie as loudly as the server admits do to the others, with each way to aggregate.
+"""What clients that lie do to the others, with each way to aggregate.
 
-    python benchmarks/poisoning.py [--seeds 5] [--rounds 30] [--case 'global']
+    python benchmarks/poisoning.py [--seeds 5] [--rounds 30] [--case 'global'] [--rules mean,filtered-mean]
 
-Mean accuracy of the honest clients on their held-out records, exact, in a simulation on the digits; liars
-answer every request for training with 0.999 of the largest admissible values, turned against their update.
+Mean accuracy of the honest clients on their held-out records, exact, in a simulation on the digits. Liars
+answer every request for training, either with 0.999 of the largest admissible values, turned against their
+update (loud), or with that update itself, turned around, which no length gives away (quiet).
 """
 
 import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorith
 
 from liars import lying
 
+from coterie.algorithms.aggregation import Rule
 from coterie.experiment import local
 from coterie.experiment.schema import Experiment
 
-RULES = ("mean", "filtered-mean", "median", "trimmed-mean")
+RULES: tuple[str, ...] = get_args(Rule)
 CASES: dict[str, tuple[list[int], str, list[int]]] = {
     "global, 1 of 4": ([4], "global", [0]),
     "global, 2 of 10": ([10], "global", [0, 1]),
@@ -30,7 +32,9 @@ CASES: dict[str, tuple[list[int], str, list[int]]] = {
 }
 
 
-def reached(sizes: list[int], name: str, rule: str, seed: int, rounds: int, liars: list[int]) -> float:
+def reached(
+    sizes: list[int], name: str, rule: str, seed: int, rounds: int, liars: list[int], quiet: bool = False
+) -> float:
     chosen = Experiment.model_validate(
         {
             "federation": {"kind": "clusters", "sizes": sizes, "records_per_client": 140},
@@ -41,7 +45,7 @@ def reached(sizes: list[int], name: str, rule: str, seed: int, rounds: int, liar
         }
     )
     names = [client.name for client in local.load_federation(chosen).clients]
-    with tempfile.TemporaryDirectory() as folder, lying([names[place] for place in liars]):
+    with tempfile.TemporaryDirectory() as folder, lying([names[place] for place in liars], quiet=quiet):
         result = local.run(chosen, Path(folder) / "run")
     assert result.accuracy is not None
     found: dict[str, Any] = dict(result.accuracy.per_client)
@@ -53,20 +57,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--case", default="", help="only cases whose names contain this")
+    parser.add_argument("--rules", default=",".join(RULES), help="with commas")
     options = parser.parse_args()
+    rules, seeds = options.rules.split(","), range(options.seeds)
+    columns = [(rule, quiet) for quiet in (False, True) for rule in rules]
     print(f"mean accuracy of the honest over {options.seeds} seeds, {options.rounds} rounds, epsilon 8")
-    print("| liars | nobody lies, mean | " + " | ".join(RULES) + " |")
-    print("|---" * (2 + len(RULES)) + "|")
-    chosen = {case: told for case, told in CASES.items() if options.case in case}
-    for case, (sizes, name, liars) in chosen.items():
-        seeds = range(options.seeds)
-
-        def over_seeds(rule: str, who: list[int], of: list[int] = sizes, called: str = name) -> str:
-            values = [reached(of, called, rule, seed, options.rounds, who) for seed in seeds]  # noqa: B023
-            return f"{100 * np.mean(values):.1f} %"
-
-        cells = [over_seeds("mean", []), *(over_seeds(rule, liars) for rule in RULES)]
-        print(f"| {case} | " + " | ".join(cells) + " |", flush=True)
+    told = [f"{'quiet' if quiet else 'loud'}, {rule}" for rule, quiet in columns]
+    print("| liars | nobody lies, mean | " + " | ".join(told) + " |")
+    print("|---" * (2 + len(columns)) + "|")
+    for case, (sizes, name, liars) in CASES.items():
+        if options.case not in case:
+            continue
+        print(f"| {case} |", end="", flush=True)
+        for rule, quiet, who in [("mean", False, []), *((*column, liars) for column in columns)]:
+            values = [reached(sizes, name, rule, seed, options.rounds, who, quiet) for seed in seeds]
+            print(f" {100 * np.mean(values):.1f} % |", end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,12 @@ from coterie.privacy import RecordSums, Released
 
 
 @contextmanager
-def lying(liars: Collection[str], loud: float = 0.999) -> Iterator[None]:
-    """Let these clients release, in place of each update, the largest that is admitted, turned around."""
+def lying(liars: Collection[str], loud: float = 0.999, *, quiet: bool = False) -> Iterator[None]:
+    """Let these clients release, in place of each update, the largest that is admitted, turned around.
+
+    Args:
+        quiet: release the update itself, turned around: nobody can tell it from an honest one by its length.
+    """
     answer = LocalEngine.answer
 
     def lied(self: LocalEngine, request: Any, round: int) -> Any:
@@ -29,7 +33,7 @@ def lying(liars: Collection[str], loud: float = 0.999) -> Iterator[None]:
             if job.client in liars and job.client in found and mechanism.projected is None:
                 said = found[job.client]
                 most = loud * largest_release(job, mechanism, self.facts.lr)
-                value = (-most * np.sign(said.value)).astype(np.float32)
+                value = -said.value if quiet else (-most * np.sign(said.value)).astype(np.float32)
                 found[job.client] = Released(value, said.noise_std, said.norm_bound)
         return Updates(found)
 

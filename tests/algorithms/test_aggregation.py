@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from liars import lying
 
-from coterie.algorithms.aggregation import agreeing, centre, combined, shortened
+from coterie.algorithms.aggregation import agreeing, believable, centre, combined, shortened
 from coterie.errors import InputError
 from coterie.experiment import local
 from coterie.experiment.schema import Experiment
@@ -67,6 +67,18 @@ def test_what_is_longer_than_an_honest_update_is_shortened() -> None:
     np.testing.assert_allclose(found, [[0.6, 0.8], [0.3, 0.4], [1.0, 0.0]], rtol=1e-6)
     loud = shortened(released([1.0, 0.0], [0.0, 1.0], [30.0, 40.0]))
     np.testing.assert_allclose(loud, [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], rtol=1e-6)
+
+
+def test_what_no_honest_client_releases_is_left_out_and_not_shortened() -> None:
+    """Shortened, it would still point where the liar wants it to."""
+    updates = released([0.6, 0.8], [0.8, 0.6], [-3.0, 4.0], bound=1.0 + 1e-6)
+    assert believable(updates).tolist() == [True, True, False]
+    for rule in ("filtered-mean", "median", "trimmed-mean"):
+        np.testing.assert_allclose(combined(updates, rule), [0.7, 0.7], rtol=1e-6)  # type: ignore[arg-type]
+    everybody = released([3.0, 4.0], [4.0, 3.0], bound=1.0)  # then nobody can be told from the others
+    assert believable(everybody).all()
+    np.testing.assert_allclose(combined(everybody, "median"), [0.7, 0.7], rtol=1e-6)
+    assert believable(released([1e9, 0.0])).all()  # where nothing bounds an honest one
 
 
 def test_who_speaks_against_the_others_is_left_out_and_noise_is_not() -> None:
@@ -124,7 +136,7 @@ def test_one_liar_of_four_ruins_a_mean_and_not_a_filtered_one(tmp_path: Path) ->
     with lying([liar]):
         ruined = accuracy(experiment(), tmp_path / "mean", honest)
         kept = accuracy(experiment(schedule={"aggregation": "filtered-mean"}), tmp_path / "kept", honest)
-    assert kept > alone - 0.2
+    assert kept > alone - 0.05
     assert ruined < kept - 0.2
 
 

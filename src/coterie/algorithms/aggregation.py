@@ -1,10 +1,11 @@
 """How released updates of several clients become one step of a model, whatever one of them sends.
 
 Updates of records are released values, so whatever is done to them costs no privacy. A mean follows whoever
-shouts loudest: an update may be as long as the noise and the clip allow any. All other rules first shorten
-every update to the norm that an honest one stays within, which is public (`Released.norm_bound`), and to the
-median of the norms that came. Then they take the mean of those that do not speak against the others, or each
-coordinate's median or trimmed mean. No rule resists one liar of two, or two of three.
+shouts loudest: an update may be as long as the noise and the clip allow any. All other rules first leave out
+every update that is longer than an honest one stays within, which is public (`Released.norm_bound`), and
+shorten the rest to the median of the norms that came. Then they take the mean of those that do not speak
+against the others, or each coordinate's median or trimmed mean. No rule resists one liar of two, or two of
+three.
 """
 
 import math
@@ -24,6 +25,17 @@ TRIM = 0.25
 DISAGREEMENT = 0.5
 """By how many standard deviations of its noise an update may speak against the others. More lets a liar pull
 further, less leaves out honest updates when little is left to learn; best of 0, 0.5 and 1 on two seeds."""
+
+
+def believable(updates: Sequence[Released[Vector]]) -> NDArray[np.bool_]:
+    """Which updates are no longer than an honest one, but for one in a million; all, where none is.
+
+    To shorten the others would be to believe them: whoever is loud enough to be caught here has lied about
+    the direction, too.
+    """
+    norms = [float(np.linalg.norm(update.value.astype(np.float64))) for update in updates]
+    within = np.array([norm <= update.norm_bound for norm, update in zip(norms, updates, strict=True)])
+    return within if within.any() else ~within
 
 
 def shortened(updates: Sequence[Released[Vector]]) -> NDArray[np.float64]:
@@ -48,6 +60,7 @@ def combined(updates: Sequence[Released[Vector]], rule: Rule, trim: float = TRIM
     if rule == "mean":
         mean: NDArray[np.float64] = np.mean([update.value for update in updates], axis=0, dtype=np.float64)
         return mean
+    updates = [update for update, kept in zip(updates, believable(updates), strict=True) if kept]
     values = shortened(updates)
     if rule == "filtered-mean":
         values = values[agreeing(values, [update.noise_std for update in updates])]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie.algorithms.aggregation import agreeing, centre, shortened
+from coterie.algorithms.aggregation import agreeing, believable, centre, shortened
 from coterie.algorithms.clusters import equal_starts
 from coterie.algorithms.protocol import PublicFacts, Rng, Rounds, train
 from coterie.algorithms.record.record_level import GivenClusters, RecordClustersState
@@ -42,8 +42,11 @@ class KMCDPFL(GivenClusters[RecordClustersState]):
             reached = starts + shortened(list(updates.values()))
         for cluster in set(labels.tolist()):
             own = labels == cluster
+            members = [update for update, here in zip(updates.values(), own, strict=True) if here]
+            if rule != "mean":
+                own[own] = within = believable(members)
+                members = [update for update, kept in zip(members, within, strict=True) if kept]
             if rule == "filtered-mean":
-                noise = [update.noise_std for update, here in zip(updates.values(), own, strict=True) if here]
-                own[own] = agreeing((reached - starts)[own], noise)
+                own[own] = agreeing((reached - starts)[own], [update.noise_std for update in members])
             models[cluster] = centre(reached[own], rule)
         return self.moved(replace(state, cluster_of=cluster_of), models)
