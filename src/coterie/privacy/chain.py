@@ -8,13 +8,13 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from coterie.privacy.errors import LedgerError
-from coterie.privacy.locked_file import append, explained
+from coterie.privacy.locked_file import append, contents, cut_torn_line, explained
 from coterie.privacy.plain import Json, Plain
 
 START = "0" * 64
@@ -103,6 +103,36 @@ class WritableChain(HashChain):
     """A chain whose file this process holds open and locked, to write lines that survive any crash."""
 
     _file: io.FileIO
+
+    @classmethod
+    def _held(
+        cls,
+        file: io.FileIO,
+        read: Callable[[bytes], Self],
+        *,
+        seen: tuple[ChainHead | None, str] = (None, ""),
+        mode: int | None = None,
+    ) -> Self:
+        """The chain of an open, locked file once all of it is checked: a torn line is cut off then.
+
+        Args:
+            read: makes the chain from the content, or refuses it.
+            seen: a head that was kept apart, if there is one, and by whom.
+            mode: of the file from now on.
+        """
+        try:
+            chain = read(contents(file))
+            head, seen_by = seen
+            if head is not None:
+                chain.check_seen(head, seen_by)
+            cut_torn_line(file, chain.ends[-1])
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+        except BaseException:
+            file.close()
+            raise
+        chain._file = file
+        return chain
 
     def write(self, body: Json) -> None:
         """Append a line, unless the file is not as this process left it; where that fails, it is done."""

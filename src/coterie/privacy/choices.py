@@ -12,7 +12,6 @@ within an interval of length epsilon: a choice is epsilon-DP. If any other recor
 may rise while another falls, and it is 2 epsilon.
 """
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Self
 from coterie.privacy.chain import HashChain, WritableChain
 from coterie.privacy.errors import LedgerError, PrivacyInputError
 from coterie.privacy.guarantee import Guarantee, guarantee
-from coterie.privacy.locked_file import contents, create, cut_torn_line, explained, open_locked
+from coterie.privacy.locked_file import create, explained, open_locked
 from coterie.privacy.plain import MalformedError, Plain
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan
 from coterie.privacy.selections import PrivateSelection
@@ -86,15 +85,7 @@ class ChoiceLedger(WritableChain):
         with explained(path):
             first = HashChain(path).link({"choices": _FORMAT})[0]
             file = create(path, first, mode=_OWNER_ALONE) or open_locked(path)
-            try:
-                ledger = cls(path, contents(file))
-                cut_torn_line(file, ledger.ends[-1])
-                os.fchmod(file.fileno(), _OWNER_ALONE)
-            except BaseException:
-                file.close()
-                raise
-        ledger._file = file
-        return ledger
+            return cls._held(file, lambda content: cls(path, content), mode=_OWNER_ALONE)
 
     def charge(self, choice: ChargedChoice) -> None:
         """Write a choice that is about to be made; when this returns, it survives any crash."""

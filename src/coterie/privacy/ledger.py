@@ -14,7 +14,7 @@ from coterie.privacy.accounting import accountant_named, epsilon_of
 from coterie.privacy.chain import ChainHead, HashChain, WritableChain
 from coterie.privacy.errors import BudgetError, LedgerError, PlanError, PrivacyInputError
 from coterie.privacy.events import atoms
-from coterie.privacy.locked_file import contents, create, cut_torn_line, explained, open_locked
+from coterie.privacy.locked_file import create, explained, open_locked
 from coterie.privacy.plain import Json, MalformedError, Plain, codec
 from coterie.privacy.plan import PlannedRelease, PrivacyPlan, UnitPlan, canonical_json
 from coterie.privacy.units import Budget, BySubject
@@ -183,16 +183,7 @@ class Ledger(WritableChain, LedgerView):
             raise LedgerError(f"{path}: the ledger is missing, {seen_by} has seen {anchor.count} lines of it")
         with explained(path):
             file = create(path, HashChain(path).link(header)[0]) or open_locked(path)
-            try:
-                ledger = cls(path, contents(file), plan, header)
-                if anchor is not None:
-                    ledger.check_seen(anchor, seen_by)
-                cut_torn_line(file, ledger.ends[-1])
-            except BaseException:
-                file.close()
-                raise
-        ledger._file = file
-        return ledger
+            return cls._held(file, lambda content: cls(path, content, plan, header), seen=(anchor, seen_by))
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """Write releases that are about to happen; when this returns, they survive any crash.

@@ -6,7 +6,6 @@ folder of the records and the run folder keep the head of the chain at which the
 that was cut or put back from a copy since then is found by them.
 """
 
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from coterie.errors import BudgetError, InputError, LedgerError
 from coterie.privacy import Adjacency, Budget, ChainHead, Unit
 from coterie.privacy.chain import HashChain, WritableChain
 from coterie.privacy.filters import main_order
-from coterie.privacy.locked_file import contents, create, cut_torn_line, explained
+from coterie.privacy.locked_file import create, explained
 from coterie.privacy.plain import Json
 from coterie.privacy.units import round_up, short_number
 from coterie.register.accounts import Accounts, Basis, Spent
@@ -282,15 +281,7 @@ class Register(WritableChain, RegisterView):
                 file = create(path, first, mode=OWNER_ALONE) or open_waiting(path)
             else:
                 file = open_waiting(path)
-            try:
-                register = cls(folder, contents(file))
-                cut_torn_line(file, register.ends[-1])
-                os.fchmod(file.fileno(), OWNER_ALONE)
-            except BaseException:
-                file.close()
-                raise
-        register._file = file
-        return register
+            return cls._held(file, lambda content: cls(folder, content), mode=OWNER_ALONE)
 
     def reserve(self, wanted: Reservation) -> ChainHead:
         """Charge a whole plan before its first release, or find that it is charged already.
