@@ -144,6 +144,19 @@ def test_without_clients_there_is_one_and_whole_clients_can_be_protected() -> No
         (lambda model: clone(model).set_params(classes=["no", "maybe"]).fit(X, Y), r"'yes' is none of the"),
         (lambda model: clone(model).set_params(algorithm="oracl").fit(X, Y), r"algorithm.name: 'oracl'"),
         (lambda model: clone(model).set_params(epsilon=-1).fit(X, Y), r"privacy.epsilon"),
+        (
+            lambda model: clone(model).set_params(bounds=(1, 0)).fit(X, Y),
+            r"bounds: \(1, 0\) for .x0.; a",
+        ),
+        (lambda model: clone(model).fit(X, Y, clients=[None] * 240), r"clients: some records have none"),
+        (
+            lambda model: clone(model).fit(X, Y, clients=[float("nan")] * 240),
+            r"clients: some records",
+        ),
+        (
+            lambda model: clone(model).fit(X, Y, clients=np.array([1] * 120 + ["a"] * 120, object)),
+            r"clients: ids of several types",
+        ),
     ],
 )
 def test_mistakes_are_one_line_that_names_what_is_allowed(fitted: Any, mistake: Any, words: str) -> None:

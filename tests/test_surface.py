@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 import coterie as ct
+from coterie.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = {"groups", "privacy", "trackers"}
@@ -45,3 +47,25 @@ def test_citation_and_changelog_name_this_version_and_one_date() -> None:
     heading = f"## {ct.__version__} ({cited['date-released']})"
     sections = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
     assert sections[0] == heading
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda out: ct.run(3, out), "experiment: 3; allowed: a file"),  # type: ignore[arg-type]
+        (lambda out: ct.run(None, 3), "out: 3; allowed: a path"),  # type: ignore[arg-type]
+        (lambda out: ct.run(None, out, callbacks=print), "callbacks: .*; allowed: Callbacks"),  # type: ignore[arg-type]
+        (lambda out: ct.run(None, out, callbacks=[print]), "callbacks: .*; allowed: Callbacks"),  # type: ignore[list-item]
+        (lambda out: ct.run(None, out, lifetime=3), "lifetime: 3; allowed: coterie.privacy.Budget"),  # type: ignore[arg-type]
+        (lambda out: ct.compare(3, out), "sweep: 3; allowed: a file"),  # type: ignore[arg-type]
+        (lambda out: ct.audit(3, out), "experiment: 3; allowed: a file"),  # type: ignore[arg-type]
+        (lambda out: ct.audit(None, 3), "out: 3; allowed: a path"),  # type: ignore[arg-type]
+        (lambda out: ct.load(None), "path: None; allowed: the folder of a run"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_other_types_are_one_line_that_names_them(
+    call: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        call(tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -61,7 +61,7 @@ def load(path: str | Path) -> RunResult:
         >>> import coterie as ct
         >>> ct.load("runs/mine").predict(frame, client="client-03")  # doctest: +SKIP
     """
-    files = RunFolder(Path(path))
+    files = RunFolder(InputError.path_of("path", path, "the folder of a run"))
     if not files.finished:
         raise InputError(f"{path}: not the folder of a finished run")
     local.check_finished(files)
@@ -103,7 +103,8 @@ def compare(
         return resume and stored.exists() and Sweep.read(stored) == grid
 
     name = Path(sweep).stem if isinstance(sweep, str | Path) else "built-in" if sweep is None else "sweep"
-    target = Path(out) if out is not None else default_folder(f"compare-{name}", resumable)
+    named = InputError.path_of("out", out) if out is not None else None
+    target = named or default_folder(f"compare-{name}", resumable)
     prepare([cell.experiment for cell in grid.checked()], lifetime, new_records=new_records)
     result = cells.compare(grid, target, resume=resume, workers=workers, ray=ray, progress=progress)
     log.info("writing reports")

@@ -37,6 +37,18 @@ class InputError(CoterieError):
             value is not None and value not in allowed, f"{option}: {value} is not allowed, {allowed} is"
         )
 
+    @classmethod
+    def unless_a(cls, kinds: type | tuple[type, ...], argument: str, value: object, allowed: str) -> None:
+        """Refuse an argument of another type; True and False are no numbers."""
+        fits = isinstance(value, kinds) and not isinstance(value, bool)
+        cls.when(not fits, f"{argument}: {value!r:.80}; allowed: {allowed}")
+
+    @classmethod
+    def path_of(cls, argument: str, value: object, allowed: str = "a path") -> Path:
+        """The path that somebody gave as an argument."""
+        cls.unless_a((str, os.PathLike), argument, value, allowed)
+        return Path(value)  # type: ignore[arg-type]
+
 
 class DataError(InputError):
     """A data file or record that cannot be used as it is."""

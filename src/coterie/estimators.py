@@ -35,6 +35,7 @@ from coterie.experiment.trained import TrainedRun
 from coterie.experiment.usable import in_parts
 from coterie.files import write_text, yaml_text
 from coterie.models.preprocessed import PreprocessedModel
+from coterie.privacy.ranges import VALUE
 
 Array = NDArray[Any]
 Bounds = tuple[float, float] | Sequence[tuple[float, float]] | Mapping[str, tuple[float, float]] | None
@@ -70,6 +71,10 @@ class _Clustered(BaseEstimator):  # type: ignore[misc]
         """
         ids = np.full(len(X), ONE_CLIENT) if clients is None else column_or_1d(clients)
         check_consistent_length(X, ids)
+        if any(each is None or each != each for each in ids.tolist()):
+            raise FitError("clients: some records have none (None or NaN); allowed: an id for every record")
+        if len({type(each) for each in ids.tolist()}) > 1:
+            raise FitError("clients: ids of several types; allowed: all numbers, or all texts")
         self.clients_, owner = np.unique(ids, return_inverse=True)
         named = file_names([str(each) for each in self.clients_])
         names = [named[str(each)] for each in self.clients_]
@@ -134,7 +139,13 @@ class _Clustered(BaseEstimator):  # type: ignore[misc]
                 f"bounds: {self.bounds!r}; allowed: (low, high) for all columns, or such a pair for each of "
                 f"the {len(columns)}"
             )
-        return [(float(low), float(high)) for low, high in pairs]
+        ranges = [(float(low), float(high)) for low, high in pairs]
+        for column, (low, high) in zip(columns, ranges, strict=True):
+            if not (low in VALUE and high in VALUE and low < high):
+                raise FitError(
+                    f"bounds: ({low:g}, {high:g}) for {column!r}; allowed: the lower first, each {VALUE}"
+                )
+        return ranges
 
     def _experiment(self, data: Path, owner: Array) -> dict[str, Any]:
         smallest = int(np.bincount(owner).min())

@@ -187,3 +187,12 @@ def test_init_takes_the_column_of_persons_and_nothing_else_about_it(tmp_path: Pa
         assert "person: " in str(wrong.exception)
     absent = CliRunner().invoke(load("init"), [*asked, *bounds, "--person", "nobody"])
     assert "no column 'nobody'" in str(absent.exception)
+
+
+def test_a_folder_that_waits_to_be_run_is_no_run_folder(tmp_path: Path) -> None:
+    made = ct.federation(rows(), client="site", label="y", bounds=PUBLIC, out=tmp_path / "sites")
+    before = sorted(path.name for path in made.path.iterdir())
+    for refused in (verify, ct.load, lambda path: ct.run(made.experiment, path, resume=True)):
+        with pytest.raises(InputError, match=r"not (?:a run folder|the folder of a finished run)"):
+            refused(made.path)
+    assert sorted(path.name for path in made.path.iterdir()) == before

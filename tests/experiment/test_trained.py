@@ -135,6 +135,9 @@ def test_a_secret_choice_needs_a_cluster_and_a_personal_part_its_client(runs: Ru
         ({"cluster": -1}, "cluster: -1"),
         ({"client": "client-0", "cluster": 0}, "both"),
         ({}, "several models"),
+        ({"client": 0}, "client: 0; allowed: a client's name"),
+        ({"cluster": "0"}, "cluster: '0'; allowed: the number"),
+        ({"cluster": True}, "cluster: True; allowed: the number"),
     ],
 )
 def test_a_model_that_is_not_there_is_one_line(given: dict[str, Any], said: str, runs: Runs) -> None:

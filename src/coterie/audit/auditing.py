@@ -223,8 +223,8 @@ def audit(
         audited, called = audited_contract(Path(data), Path(contract), allow_models)
     else:
         audited, called = audited_run(experiment_of(experiment))
+    target = InputError.path_of("out", out) if out is not None else default_folder("audit")
     found = attack(audited, called, release=release, trials=trials, seconds=seconds, tell=tell)
-    target = Path(out) if out is not None else default_folder("audit")
     target.mkdir(parents=True, exist_ok=True)
     found.save(target)
     write_audit_report(target)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.errors import InputError
 from coterie.experiment.schema import Experiment
 from coterie.privacy import Unit
 from coterie.privacy.units import round_up
@@ -128,6 +129,9 @@ def together(callbacks: "Callbacks | Sequence[Callbacks] | None") -> Callbacks:
     """All of them as one: each function calls those of its name in their order."""
     if callbacks is None or isinstance(callbacks, Callbacks):
         return callbacks or Callbacks()
+    InputError.unless_a(Sequence, "callbacks", callbacks, "Callbacks, a tracker, or a list of them")
+    for each in callbacks:
+        InputError.unless_a(Callbacks, "callbacks", each, "Callbacks, a tracker, or a list of them")
 
     def tell_all(name: str, told: Any) -> None:
         for each in callbacks:

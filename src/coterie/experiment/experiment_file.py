@@ -58,7 +58,9 @@ def experiment_of(source: ExperimentSource) -> Experiment:
         return source
     if isinstance(source, Mapping):
         return Experiment.model_validate(override(source, {}))
-    return read_experiment(None if source is None else Path(source))
+    if source is None:
+        return read_experiment(None)
+    return read_experiment(InputError.path_of("experiment", source, "a file, sections as a dict, or None"))
 
 
 def at_home(tree: Tree, file: Path) -> Tree:

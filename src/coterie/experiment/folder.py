@@ -51,7 +51,9 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        return os.path.exists(self.experiment)
+        """Whether a run was begun here; an experiment alone still waits to be run."""
+        begun = (self.plan, self.guarantee, self.ledger, self.federation, self.task)
+        return os.path.exists(self.experiment) and any(map(os.path.exists, begun))
 
     @property
     def finished(self) -> bool:

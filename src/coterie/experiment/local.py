@@ -84,7 +84,7 @@ def run(
         return unfinished and read_experiment(files.experiment) == as_begun(chosen, path)
 
     name = f"{chosen.algorithm.name}-{chosen.data.name}".replace(":", ".")
-    target = Path(out) if out is not None else default_folder(name, resumable)
+    target = InputError.path_of("out", out) if out is not None else default_folder(name, resumable)
     done = finished(chosen, target, resume=resume)
     return done or finish(calibrate(as_begun(chosen, target)), RunFolder(target), callbacks)
 

@@ -173,6 +173,8 @@ def prepare(
     """Set the lifetime budget of the data of some experiments, and enter records that are new in them."""
     if lifetime is None and not new_records:
         return
+    if lifetime is not None:
+        InputError.unless_a(Budget, "lifetime", lifetime, "coterie.privacy.Budget(epsilon, delta)")
     option = "--new-records" if lifetime is None else "--lifetime-epsilon"
     known: dict[str, Experiment] = {}
     for experiment in experiments:

@@ -116,7 +116,12 @@ class Sweep:
         if isinstance(source, Sweep):
             return source
         given = BUILT_IN if source is None else source
-        content = _plain(given) if isinstance(given, Mapping) else read_yaml(Path(given))
+        allowed = "a file, a dict with base and grid, or None"
+        content = (
+            _plain(given)
+            if isinstance(given, Mapping)
+            else read_yaml(InputError.path_of("sweep", given, allowed))
+        )
         where = "sweep" if isinstance(given, Mapping) else given
         base, parts = content.get("base") or {}, content.get("parts")
         unknown = min(map(str, content.keys() - {"base", "grid", "parts"}), default=None)

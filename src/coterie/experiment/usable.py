@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from coterie.algorithms.protocol import Assignment, OwnChoice, Parts, Vector
 from coterie.data import Task
 from coterie.data.preprocessing import Preprocessing
 from coterie.data.raw import raw_records
+from coterie.errors import InputError
 from coterie.models import ModelSettings, build_model, public_features
 from coterie.models.preprocessed import PreprocessedModel
 from coterie.privacy import Guarantee
@@ -132,8 +134,16 @@ class UsableModels(ABC):
 
     def model(self, client: str | None = None, cluster: int | None = None) -> PreprocessedModel:
         """The model of a client or of a cluster, with preprocessing inside."""
-        parameters, _ = self.chosen(client, cluster)
+        parameters, _ = self._asked(client, cluster)
         return self.around(self.network(parameters))
+
+    def _asked(self, client: object, cluster: object) -> tuple[Vector, int | None]:
+        """`chosen`, for whoever may give anything."""
+        if client is not None:
+            InputError.unless_a(str, "client", client, "a client's name, a text")
+        if cluster is not None:
+            InputError.unless_a(Integral, "cluster", cluster, "the number of a cluster, from 0")
+        return self.chosen(client, cluster)  # type: ignore[arg-type]
 
     def around(self, network: torch.nn.Module) -> PreprocessedModel:
         """A network of this kind with preprocessing and public features before it."""
@@ -148,7 +158,7 @@ class UsableModels(ABC):
         self, raw: NDArray[Any], client: str | None = None, cluster: int | None = None
     ) -> ModelAnswers:
         """What a client's or cluster's model says of raw records."""
-        parameters, row = self.chosen(client, cluster)
+        parameters, row = self._asked(client, cluster)
         model = self.around(self.network(parameters))
         return answers(model, in_parts(model, raw), row)
 

@@ -95,7 +95,7 @@ def verify(path: Path) -> Verification:
 
 def _is_run(path: Path) -> bool:
     files = RunFolder(path)
-    return any(file.exists() for file in (files.experiment, files.plan, files.ledger))
+    return files.exists or files.plan.exists() or files.ledger.exists()
 
 
 # --- a run ------------------------------------------------------------------------------------------
