@@ -1,5 +1,6 @@
 """A newcomer's choice: of the right cluster, by bounded counts, charged before it is made."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from coterie.data import Records
 from coterie.errors import BudgetError, InputError
 from coterie.experiment import assigning
 from coterie.experiment.assigning import LEDGER, STATE, assign, newcomer, scores
-from coterie.experiment.budgets import set_lifetime
+from coterie.experiment.budgets import account_of, set_lifetime
 from coterie.experiment.trained import TrainedRun
 from coterie.privacy import Budget, SecretKey
 from coterie.register import DataSet, RegisterView
@@ -138,6 +139,22 @@ def test_a_choice_counts_against_the_lifetime_of_the_records(
     with pytest.raises(BudgetError, match="composed with this choice"):
         assign(run, data, 1.5)
     assert account_of_folder(data) == account
+
+
+def test_choices_whose_file_is_gone_stay_in_the_history(runs: Runs, tmp_path: Path, register: Path) -> None:
+    run, data = TrainedRun.open(runs("oracle").folder), holder(tmp_path / "data")
+    first = assign(run, data, 0.5)
+    assert first.history.line.startswith("this choice alone: (eps=")
+    shutil.rmtree(data / STATE)
+    again = assign(run, data, 0.5)
+    assert again.calls == 1
+    assert again.history.line.startswith("all 2 experiments on these records together: (eps=")
+    told = again.to_json()["history"]
+    assert told["experiments"] == 2
+    assert told["total_epsilon"] > first.to_json()["history"]["total_epsilon"]
+    assert told["total_epsilon"] == account_of_folder(data)
+    shown = account_of(str(data)).to_json()
+    assert (shown["spent_epsilon"], len(shown["experiments"])) == (told["total_epsilon"], 2)
 
 
 def account_of_folder(data: Path) -> float:

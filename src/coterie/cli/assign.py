@@ -28,5 +28,6 @@ def assign(
         say(f"cluster: {found.cluster} of {found.candidates}")
         say(f"guarantee: {found.guarantee.line}")
         say(f"choices on these records so far: {found.calls}, in {found.ledger}")
+        say(f"history: {found.history.line}")
 
     print_result(found.to_json(), json, show)

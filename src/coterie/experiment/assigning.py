@@ -17,6 +17,7 @@ from coterie.engines.features import encoded
 from coterie.engines.secret import SEEDED
 from coterie.errors import DataError, InputError
 from coterie.experiment.calibrated import default_delta
+from coterie.experiment.registered import History
 from coterie.experiment.usable import UsableModels
 from coterie.models import code_caveats
 from coterie.models.check import one_thread
@@ -41,7 +42,8 @@ class AssignedCluster:
     """What a newcomer is told, and may tell.
 
     Args:
-        guarantee: of all choices on these records so far.
+        guarantee: of all choices on these records so far that the file beside them has.
+        history: by the register, which counts all else, too, and choices whose file is gone.
     """
 
     cluster: int
@@ -50,6 +52,7 @@ class AssignedCluster:
     calls: int
     guarantee: Guarantee
     ledger: Path
+    history: History
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +65,7 @@ class AssignedCluster:
             "candidates": self.candidates,
             "records": self.records,
             "ledger": str(self.ledger),
+            "history": self.history.to_json(),
         }
 
 
@@ -79,7 +83,7 @@ def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None 
     name, records = newcomer(run, data)
     key = key or SecretKey.from_os()
     choice = ChargedChoice(epsilon, _digest(run), len(run.rows), len(records))
-    _enter(run, data, name, records, choice, seeded=key.simulation)
+    history = _enter(run, data, name, records, choice, seeded=key.simulation)
     folder = data / STATE
     folder.mkdir(mode=0o700, exist_ok=True)
     with ChoiceLedger.open(folder / LEDGER) as ledger:
@@ -97,12 +101,12 @@ def assign(run: UsableModels, data: Path, epsilon: float, key: SecretKey | None 
         )
         sums = scores(run, records)
         cluster = choice.selection.choose(sums[:, 0], sums[:, 1], noise)
-    return AssignedCluster(cluster, len(run.rows), len(records), calls, promise, ledger.path)
+    return AssignedCluster(cluster, len(run.rows), len(records), calls, promise, ledger.path, history)
 
 
 def _enter(
     run: UsableModels, data: Path, name: str, records: Records, choice: ChargedChoice, *, seeded: bool
-) -> None:
+) -> History:
     """Have the register count a choice beside all else that the records have paid; it is made right away."""
     selection = choice.selection
     wanted = Reservation(
@@ -120,6 +124,7 @@ def _enter(
     with Register.open() as register:
         register.reserve(wanted)
         register.settle(wanted)
+        return History.from_register(register, register.reserved[wanted.id])
 
 
 def check_choosable(run: UsableModels) -> None:

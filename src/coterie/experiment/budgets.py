@@ -6,6 +6,7 @@ from typing import Any
 
 import dp_accounting as dp
 
+from coterie.data.client_files import DECLARATION
 from coterie.data.folder import read_folder
 from coterie.data.identity import of_records
 from coterie.errors import InputError
@@ -109,7 +110,9 @@ def account_of(source: str) -> Account:
     """The account of a folder of records, or of a function that makes them (package.module:function)."""
     register, folder = RegisterView.read(), place()
     data = _named(source, register)
-    current = () if data.folder is None or not data.folder.is_dir() else _records(data.folder)
+    # A newcomer's folder is not declared: what it has was entered when it chose.
+    declared = data.folder is not None and (data.folder / DECLARATION).exists()
+    current = _records(data.folder) if data.folder is not None and declared else ()
     if register is None:
         return Account(data, folder, None, None, None, (), len(data.marks()))
     known = register.data_of(data)

@@ -29,6 +29,7 @@ from coterie.privacy.units import number_to_json, round_up, short_number
 from coterie.privacy.wording import weaknesses
 from coterie.register import DataSet, Register, RegisterView, Reservation, Use
 from coterie.register.accounts import Basis, Spent
+from coterie.register.lines import Reserved
 
 REGISTER = "register"
 """Under this name a seal keeps the head of the register."""
@@ -209,25 +210,37 @@ def every_record(experiment: Experiment) -> tuple[Use, ...]:
 
 @dataclass(frozen=True)
 class History:
-    """What the records of a run have paid in it and in everything else that is entered.
+    """What the records of a run, or of a newcomer's choice, have paid in it and in everything else.
 
     Args:
         spent: None where the register that the run was entered in is not here.
         head: how long the register was.
         elsewhere: whether the records were entered in other registers, too.
+        kind: what it is the history of.
     """
 
     spent: Spent | None
     head: ChainHead | None
     elsewhere: bool = False
+    kind: str = "run"
+
+    @classmethod
+    def from_register(cls, register: RegisterView, plan: Reserved) -> "History":
+        """As the register knows it now."""
+        elsewhere = bool(register.others_of(plan.data))
+        return cls(register.spent_by(plan.id), register.head, elsewhere, plan.kind)
 
     @property
     def line(self) -> str:
         """In a sentence."""
         if self.spent is None:
-            return "unknown: the register in which this run was entered is not here"
+            return f"unknown: the register in which this {self.kind} was entered is not here"
         spent, several = self.spent, len(self.spent.experiments)
-        runs = "this run alone" if several == 1 else f"all {several} experiments on these records together"
+        runs = (
+            f"this {self.kind} alone"
+            if several == 1
+            else f"all {several} experiments on these records together"
+        )
         figures = f"(eps={round_up(spent.epsilon)}, delta={short_number(spent.delta)})-DP"
         limit = spent.lifetime
         of = "" if limit is None else f", of a lifetime budget of {limit.epsilon:g}"
@@ -270,4 +283,4 @@ def history_of(files: RunFolder, lines: int | None = None) -> History | None:
             f"{register.path}: line {lines} is missing: {files.path} has seen it",
         )
         head = ChainHead(lines, register.hashes[lines - 1])
-    return History(register.spent_by(plan.id), head, bool(register.others_of(plan.data)))
+    return replace(History.from_register(register, plan), head=head)
