@@ -131,6 +131,14 @@ def test_any_number_of_workers_gives_the_same_bits(ledger: Ledger) -> None:
         assert one.tobytes() == other.tobytes()
 
 
+def test_no_more_workers_are_started_than_there_are_clients(ledger: Ledger) -> None:
+    engine = engine_on(ledger, workers=1000)
+    answers(engine)
+    assert engine.clients.pool is not None
+    assert len(engine.clients.pool._processes) == len(NAMES)
+    engine.close()
+
+
 def client_level_plan() -> PrivacyPlan:
     mechanism = CohortSums(1.0, 1.5, PoissonSample(0.9), Adjacency.ADD_REMOVE, histogram_ratio=2.0)
     unit = UnitPlan(POPULATION, (PlannedRelease("sums", mechanism, 3),))

@@ -33,6 +33,12 @@ def test_the_line_names_the_key_and_the_estimate() -> None:
         check_memory("data.size: 10", 2**50)
 
 
+def test_processes_that_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.experiment.local.WORKER_BYTES", 2**50)
+    with pytest.raises(InputError, match=r"engine.workers: \d+ processes would take .* GiB of memory"):
+        planned(engine={"workers": 1000})
+
+
 def test_drawn_records(small_machine: None) -> None:
     with pytest.raises(InputError, match=r"data.size: 900 would take"):
         planned(data={"name": "glyphs", "size": 900})

@@ -36,6 +36,8 @@ COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
 """Purposes of streams that are part of a simulation; all others hide something by being added to it."""
 WORKERS_FROM_SECONDS = 20.0
 """Time that a plan would take one core from which starting workers pays."""
+WORKER_BYTES = 200 * 2**20
+"""Memory that a process of the pool takes for itself before it has done anything."""
 
 
 def build_learner(
@@ -125,7 +127,7 @@ class Clients:
             gradients: of records that the whole run will ask for, in expectation: they may repay workers.
         """
         if self.pool is None and (count := self._workers or self._useful_workers(gradients)) > 1:
-            self._start_workers(count)
+            self._start_workers(min(count, len(self.records)))  # each has a client at a time
         if self.pool is not None:
             return self.pool.run(calls)
         return {client: getattr(self, method)(*arguments) for client, (method, arguments) in calls.items()}
