@@ -60,6 +60,8 @@ def find_planted(options: argparse.Namespace) -> None:
         for number, hit, took in pool.imap_unordered(_find, tasks):
             hits[number].append(hit)
             seconds[number] = max(seconds[number], took)
+            said = "found" if hit else "missed"
+            print(f"{planted.GALLERY[number].name}: {said} in {took:.1f} s", file=sys.stderr, flush=True)
     print("| mistake | trials | found | longest, seconds of one core |\n| --- | --- | --- | --- |")
     for number, each in enumerate(planted.GALLERY):
         found = f"{sum(hits[number])} of {len(hits[number])}"
@@ -91,17 +93,19 @@ def accuse_honest(options: argparse.Namespace) -> None:
     """Honest releases of every kind in turn; each audit is one release at 95 %."""
     alarms, trials = 0, list[int]()
     with _processes(options.jobs) as pool:
-        for name, found in pool.imap(_accuse, range(options.audits)):
+        tasks = [(number, options.seconds) for number in range(options.audits)]
+        for name, found in pool.imap(_accuse, tasks):
             alarms += found.verdict is AuditVerdict.VIOLATED
             trials.append(found.trials)
             print(f"{name}: at least {found.lower:.3f} of {found.claimed:.3f}", flush=True)
-    print(f"{len(trials)} honest audits of {Effort.seconds:.0f} s at 95 %: {alarms} alarms;", end=" ")
+    print(f"{len(trials)} honest audits of {options.seconds:g} s at 95 %: {alarms} alarms;", end=" ")
     print(f"{min(trials):,} to {max(trials):,} trials")
 
 
-def _accuse(number: int) -> tuple[str, Judgement]:
+def _accuse(task: tuple[int, float]) -> tuple[str, Judgement]:
+    number, seconds = task
     make = HONEST[number % len(HONEST)]
-    return make.__name__, play(make(), Effort(), 0.05).found
+    return make.__name__, play(make(), Effort(None, seconds), 0.05).found
 
 
 KINDS: dict[str, Callable[[float], Game]] = {
@@ -262,7 +266,7 @@ def main() -> None:
     parts = parser.add_subparsers(required=True)
     for name, work, extra in (
         ("planted", find_planted, {"--repeat": 20, "--effort": 3, "--jobs": 2}),
-        ("honest", accuse_honest, {"--audits": 200, "--jobs": 2}),
+        ("honest", accuse_honest, {"--audits": 200, "--seconds": 20.0, "--jobs": 2}),
         ("power", show_power, {"--seconds": 300.0, "--jobs": 2}),
         ("one-run", audit_one_run, {"--canaries": 2000}),
         ("jax-privacy", agree_with_jax_privacy, {"file": Path}),
