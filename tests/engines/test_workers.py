@@ -31,6 +31,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.data import Client, Federation, Records, Task
 from coterie.engines import clients
+from coterie.engines.clients import processes_for
 from coterie.engines.local import LocalEngine, coin_key
 from coterie.engines.workers import WorkerError
 from coterie.models import ModelSettings, build_model
@@ -137,6 +138,9 @@ def test_no_more_workers_are_started_than_there_are_clients(ledger: Ledger) -> N
     assert engine.clients.pool is not None
     assert len(engine.clients.pool._processes) == len(NAMES)
     engine.close()
+    cores = len(os.sched_getaffinity(0))
+    assert processes_for(1000, 1000) == 4 * cores
+    assert processes_for(1, 1000) == 1
 
 
 def client_level_plan() -> PrivacyPlan:

@@ -36,6 +36,8 @@ COINS = frozenset({"coins", "views", "shuffle", "route", "rebalance"})
 """Purposes of streams that are part of a simulation; all others hide something by being added to it."""
 WORKERS_FROM_SECONDS = 20.0
 """Time that a plan would take one core from which starting workers pays."""
+WORKERS_PER_CORE = 4
+"""More than that only wait for each other, each with the memory and the start of a process of its own."""
 WORKER_BYTES = 200 * 2**20
 """Memory that a process of the pool takes for itself before it has done anything."""
 
@@ -127,7 +129,7 @@ class Clients:
             gradients: of records that the whole run will ask for, in expectation: they may repay workers.
         """
         if self.pool is None and (count := self._workers or self._useful_workers(gradients)) > 1:
-            self._start_workers(min(count, len(self.records)))  # each has a client at a time
+            self._start_workers(processes_for(count, len(self.records)))
         if self.pool is not None:
             return self.pool.run(calls)
         return {client: getattr(self, method)(*arguments) for client, (method, arguments) in calls.items()}
@@ -212,6 +214,12 @@ class Clients:
         except Exception as reason:  # a user's model may refuse to travel in its own way
             self._workers = 1
             log.warning("clients train in one process, one after the other: %s", reason)
+
+
+def processes_for(workers: int, clients: int) -> int:
+    """How many processes so many workers are: each has a client at a time, and shares a core with few."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(workers, clients, WORKERS_PER_CORE * cores)
 
 
 def seconds_per_gradient(learner: Learner, records: Batch) -> float:

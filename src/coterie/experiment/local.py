@@ -22,7 +22,7 @@ from coterie.algorithms import find_algorithm
 from coterie.algorithms.record.oracle import TOLD
 from coterie.data import ClustersFederation, Federation, build_federation, load_dataset
 from coterie.data.task_file import task_facts
-from coterie.engines.clients import WORKER_BYTES
+from coterie.engines.clients import WORKER_BYTES, processes_for
 from coterie.engines.driver import Outcomes, Work, answer_all, answer_together
 from coterie.engines.local import LocalEngine, coin_key, randomness_caveat
 from coterie.engines.secret import SEEDED
@@ -213,7 +213,7 @@ def calibrate(experiment: Experiment, federation: Federation | None = None) -> C
             randomness_caveat(learner): unit.within_client,
         }
 
-    processes = min(experiment.engine.workers or 1, len(known.clients))
+    processes = processes_for(experiment.engine.workers or 1, len(known.clients))
     check_memory(f"engine.workers: {processes} processes", WORKER_BYTES * processes)
     return calibrate_run(experiment, population, device_of(experiment), caveats, Custody.ONE_PROCESS, known)
 
