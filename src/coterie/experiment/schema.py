@@ -46,7 +46,7 @@ class EngineSettings(Settings):
             None,
             ge=1,
             le=1024,
-            description="processes that train on a CPU, at most four a core; null: one a core where that pays",
+            description="processes that train on a CPU, at most 4 a core; null: one a core where that pays",
         )
     )
     max_memory: float | None = Field(
