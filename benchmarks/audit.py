@@ -9,8 +9,8 @@
 
 `--effort` of `planted` multiplies the trials that the suite takes, `--only` names mistakes. Keys are drawn
 from the operating system, so figures differ from run to run. What is planted is in `tests/audit/planted.py`.
-`auditing.py` is a file of the wheel jax_privacy 2.0.0, which needs no jax when it is loaded by path; PYTHON is an interpreter
-of an environment with riskcal 1.5.1 and dp-accounting.
+`auditing.py` is a file of the wheel jax_privacy 2.0.0, which needs no jax when it is loaded by path; PYTHON
+is an interpreter of an environment with riskcal 1.5.1 and dp-accounting.
 """
 
 import argparse
