@@ -146,7 +146,7 @@ def test_without_clients_there_is_one_and_whole_clients_can_be_protected() -> No
         (lambda model: clone(model).set_params(epsilon=-1).fit(X, Y), r"privacy.epsilon"),
         (
             lambda model: clone(model).set_params(bounds=(1, 0)).fit(X, Y),
-            r"bounds: \(1, 0\) for .x0.; a",
+            r"bounds: \(1, 0\) for .x0. should",
         ),
         (lambda model: clone(model).fit(X, Y, clients=[None] * 240), r"clients: some records have none"),
         (

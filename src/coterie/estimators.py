@@ -27,6 +27,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 from coterie import api
 from coterie.algorithms.protocol import Assignment
 from coterie.data.client_files import DECLARATION
+from coterie.data.columns import public_range
 from coterie.data.frames import file_names
 from coterie.errors import InputError
 from coterie.experiment import local
@@ -35,7 +36,6 @@ from coterie.experiment.trained import TrainedRun
 from coterie.experiment.usable import in_parts
 from coterie.files import write_text, yaml_text
 from coterie.models.preprocessed import PreprocessedModel
-from coterie.privacy.ranges import VALUE
 
 Array = NDArray[Any]
 Bounds = tuple[float, float] | Sequence[tuple[float, float]] | Mapping[str, tuple[float, float]] | None
@@ -141,10 +141,10 @@ class _Clustered(BaseEstimator):  # type: ignore[misc]
             )
         ranges = [(float(low), float(high)) for low, high in pairs]
         for column, (low, high) in zip(columns, ranges, strict=True):
-            if not (low in VALUE and high in VALUE and low < high):
-                raise FitError(
-                    f"bounds: ({low:g}, {high:g}) for {column!r}; allowed: the lower first, each {VALUE}"
-                )
+            try:
+                public_range((low, high))
+            except ValueError as wrong:
+                raise FitError(f"bounds: ({low:g}, {high:g}) for {column!r} {wrong}") from None
         return ranges
 
     def _experiment(self, data: Path, owner: Array) -> dict[str, Any]:

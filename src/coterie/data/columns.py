@@ -28,7 +28,8 @@ _TRUTH = {"false", "true"}
 _PRIVATE_SCALING = "scal|standardi[sz]|normali[sz]|min.?max|z.?score|mean|std|cent(er|re)|whiten"
 
 
-def _public_range(value: Any) -> Any:
+def public_range(value: Any) -> Any:
+    """A range as it may be declared, or why not."""
     if isinstance(value, str):
         raise ValueError(_REASON)
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int | float) for v in value):
@@ -50,7 +51,7 @@ def _in_order(value: tuple[date, date]) -> tuple[date, date]:
     return value
 
 
-Range = Annotated[tuple[float, float], BeforeValidator(_public_range)]
+Range = Annotated[tuple[float, float], BeforeValidator(public_range)]
 Span = Annotated[tuple[date, date], AfterValidator(_in_order)]
 Names = Annotated[tuple[str | int | float, ...], Field(min_length=2), AfterValidator(_unambiguous)]
 
