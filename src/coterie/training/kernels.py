@@ -25,7 +25,7 @@ except ImportError:  # torch for processors comes without Triton
 SPANS, INPUTS_AT_ONCE = 8, 64
 """Programs that share the inputs of a tile of a wide head (one alone would leave most of a GPU idle), and
 inputs that one of them takes at a time."""
-WEIGHTS_AT_ONCE, RECORDS_AT_ONCE = 128, 8
+WEIGHTS_AT_ONCE, RECORDS_AT_ONCE = 128, 4
 """Inputs whose weights one program sums up, and records that it reads without waiting for one of them."""
 
 
