@@ -360,7 +360,7 @@ def main() -> None:
     with ProcessPoolExecutor(given.processes) as pool, path.open("a") as file:
         waiting = iter(todo)
         running = {
-            pool.submit(judged, each) for each, _ in zip(waiting, range(given.processes), strict=False)
+            pool.submit(judged, each) for _, each in zip(range(given.processes), waiting, strict=False)
         }
         while running:
             done = next(as_completed(running))
