@@ -39,8 +39,9 @@ from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
 
-IMAGES = {"cnn": (1, 28, 28), "resnet18": (3, 32, 32), "head": (243, 8, 8)}
-TINY_IMAGES = {"cnn": (1, 8, 8), "resnet18": (3, 8, 8), "head": (9, 3, 3)}
+SHAPES = {"cnn": (1, 28, 28), "resnet18": (3, 32, 32), "lstm": (80,), "head": (243, 8, 8)}
+TINY_SHAPES = {"cnn": (1, 8, 8), "resnet18": (3, 8, 8), "lstm": (6,), "head": (9, 3, 3)}
+CHARACTERS = 77
 MODELS = {"head": "softmax"}
 """What is called otherwise here: a head is a softmax on scattering features of colour images, 32 x 32."""
 BATCH = 32
@@ -100,7 +101,9 @@ class Bench:
 
 
 def task_of(model: str) -> Task:
-    return Task(kind="classification", shape=IMAGES[model], classes=10)
+    if model == "lstm":
+        return Task("classification", SHAPES[model], classes=CHARACTERS, vocabulary=CHARACTERS)
+    return Task(kind="classification", shape=SHAPES[model], classes=10)
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
@@ -116,13 +119,14 @@ def setup(bench: Bench, name: str, clients: int, records: int) -> tuple[Learner,
     model = build(name)
     start = torch.from_numpy(flatten(model)).to(bench.device)
     generator = torch.Generator(bench.device).manual_seed(1)
-    data = [
-        Batch(
-            torch.rand(records, *task.shape, device=bench.device, generator=generator),
-            torch.randint(10, (records,), device=bench.device, generator=generator),
-        )
-        for _ in range(clients)
-    ]
+    here = {"device": bench.device, "generator": generator}
+
+    def features() -> Tensor:
+        if task.vocabulary is not None:
+            return torch.randint(task.vocabulary, (records, *task.shape), **here)
+        return torch.rand(records, *task.shape, **here)
+
+    data = [Batch(features(), torch.randint(task.outputs, (records,), **here)) for _ in range(clients)]
     return Learner(model, task, bench.device), data, start
 
 
@@ -360,7 +364,7 @@ def check_local(bench: Bench) -> dict[str, Any]:
 def round_work(bench: Bench) -> Any:
     from coterie.bench.work import RoundWork  # here: it needs more packages than the rest
 
-    shape = IMAGES["cnn"]
+    shape = SHAPES["cnn"]
     if bench.tiny:
         return RoundWork(clients=6, sampled=3, records=8, epochs=2, shape=shape)
     return RoundWork(clients=1000, sampled=100, shape=shape)
@@ -416,13 +420,15 @@ def measure(bench: Bench) -> None:
             lambda: ours(bench, "cnn", clients, records if clients == few else records // 2, **options),
         )
 
-    def resnet(label: str, needs: float, **options: Any) -> None:
+    def large(name: str, label: str, needs: float, **options: Any) -> None:
         size = 192 if not bench.tiny else 8
         bench.variant(
-            f"resnet18 {few} clients: {label}",
+            f"{name} {few} clients: {label}",
             needs,
-            lambda: ours(bench, "resnet18", few if not bench.tiny else 2, size, **options),
+            lambda: ours(bench, name, few if not bench.tiny else 2, size, **options),
         )
+
+    resnet, lstm = partial(large, "resnet18"), partial(large, "lstm")
 
     def head(label: str, needs: float, **options: Any) -> None:
         size = 6666 if not bench.tiny else 8
@@ -445,6 +451,9 @@ def measure(bench: Bench) -> None:
     bench.variant(
         "resnet18 peer: Opacus ghost loop", 15, lambda: loop(bench, "resnet18", peers, opacus_step("ghost"))
     )
+    bench.variant("check lstm, own kernels", 20, lambda: check(bench, "lstm", 4))
+    lstm("tile 4, own kernels, graph, tf32", 20, profile=True)
+    lstm("tile 4, torch's kernels, graph, tf32", 20, own_kernels=False)
     bench.variant("check client-level, own kernels", 10, lambda: check_local(bench))
     bench.variant("client-level round, 100 of 1,000: ours", 10, lambda: our_client_level_round(bench))
     bench.variant("client-level round, 100 of 1,000: plain loop", 25, lambda: plain_client_level_round(bench))
@@ -487,7 +496,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if chosen.tiny:
-        IMAGES.update(TINY_IMAGES)
+        SHAPES.update(TINY_SHAPES)
     device = torch.device(chosen.device)
     name = (
         torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()

@@ -1,5 +1,8 @@
 """The GPU's kernels against torch's operations, in Triton's interpreter (`test_kernels.py` starts it)."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 import triton
@@ -10,13 +13,14 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PoissonSteps
-from coterie.training import head, kernels, philox
-from coterie.training.clipping import MARGIN, clip_scales
+from coterie.training import contributions, head, kernels, norm_kernels, philox
+from coterie.training.clipping import MARGIN, clip_scales, stacked_clipped_sum
 from coterie.training.kernels import Geometry, MaxPool
+from coterie.training.layers import simple
 from coterie.training.learner import Batch, Learner
 from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
-from coterie.training.stacked import StackedJob, StackedTrainer
+from coterie.training.stacked import StackedJob, StackedTrainer, tiles_of
 from coterie.training.tiles import Tiles
 
 CPU = torch.device("cpu")
@@ -84,9 +88,9 @@ def test_convolutions_and_their_gradients(name: str, tiles: Tiles) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
     gradient = torch.randn_like(expected).contiguous(memory_format=LAST)
-    rows, bias_rows, squares = kernels.form_rows(inputs, gradient, shape, biased=True)
+    rows, bias_rows, squares = kernels.form_rows(inputs, gradient, shape, tiles, biased=True)
     assert bias_rows is not None
-    without, none, alone = kernels.form_rows(inputs, gradient, shape, biased=False)
+    without, none, alone = kernels.form_rows(inputs, gradient, shape, tiles, biased=False)
     assert none is None
     torch.testing.assert_close(without, rows)
     torch.testing.assert_close(alone, rows.flatten(1).double().square().sum(dim=1))
@@ -101,36 +105,139 @@ def test_convolutions_and_their_gradients(name: str, tiles: Tiles) -> None:
     both = torch.cat((rows.flatten(1), bias_rows), dim=1).double()
     torch.testing.assert_close(squares, both.square().sum(dim=1))
 
-    if shape.stride == (1, 1):
-        turned = weights.flip(3, 4).permute(0, 2, 3, 4, 1).contiguous()
-        back = kernels.convolve(gradient, turned, None, tiles, shape.turned_around())
-        split = torch.split(gradient, 3)
-        slow = [
-            nn.grad.conv2d_input(x.shape, weights[c], g, *options)
-            for (x, c), g in zip(parts, split, strict=True)
-        ]
-        torch.testing.assert_close(back, torch.cat(slow), rtol=1e-4, atol=1e-4)
+    other = weights.permute(0, 2, 3, 4, 1).contiguous()
+    back = kernels.convolve(gradient, other, None, tiles, shape.turned_around(), back_to=size)
+    split = torch.split(gradient, 3)
+    slow = [
+        nn.grad.conv2d_input(x.shape, weights[c], g, *options) for (x, c), g in zip(parts, split, strict=True)
+    ]
+    torch.testing.assert_close(back, torch.cat(slow), rtol=1e-4, atol=1e-4)
+
+    # Rows that are formed twice, and sums in the order of the weights, in a part of something larger.
+    twice = kernels.WeighedRows(inputs, gradient, shape, tiles)
+    torch.testing.assert_close(twice.squares(), alone, rtol=1e-5, atol=0)
+    scales, usable = torch.rand(15).double(), torch.arange(15) != 4
+    before = torch.randn(3, rows[0].numel() + 7).double()
+    expected = by_client(rows.permute(0, 1, 4, 2, 3).flatten(1).double() * (scales * usable)[:, None])
+    channels_and_taps = (channels, math.prod(shape.kernel))
+    for add in (
+        lambda sums: twice.add(scales, usable, sums),
+        lambda sums: kernels.add_by_client(rows.flatten(1), scales, usable, tiles, sums, *channels_and_taps),
+    ):
+        whole = before.clone()
+        add(whole[:, 5:-2])
+        torch.testing.assert_close(whole[:, 5:-2] - before[:, 5:-2], expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(whole[:, :5], before[:, :5])
+        assert torch.equal(whole[:, -2:], before[:, -2:])
+
+
+def by_client(values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([values[a:b].sum(dim=0) for a, b in ((0, 6), (6, 9), (9, 15))])
+
+
+def test_rows_that_are_summed_have_the_norms_that_were_taken(tiles: Tiles) -> None:
+    """One record of a client at a time: the sum is its row, to the last bit, and so is the norm."""
+    _, _, size, shape = CONVOLUTIONS["wide"]
+    inputs, gradient = images(15, 20, size), images(15, 70, size)
+    rows = kernels.WeighedRows(inputs, gradient, shape, tiles)
+    for record in (0, 7, 14):
+        found = torch.zeros(3, 70 * 20 * 9, dtype=torch.float64)
+        rows.add(torch.ones(15, dtype=torch.float64), torch.arange(15) == record, found)
+        assert torch.equal(found.float().double(), found)
+        torch.testing.assert_close(found.square().sum(), rows.squares()[record], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(("channels", "groups", "size"), [(64, 32, (6, 5)), (16, 4, (4, 4)), (8, 8, (3, 3))])
+def test_group_norms_and_their_gradients(
+    channels: int, groups: int, size: tuple[int, int], tiles: Tiles
+) -> None:
+    inputs = images(15, channels, size).requires_grad_()
+    stacked = torch.randn(3, 2 * channels + 5)
+    weight, bias = stacked[:, 3 : 3 + channels], stacked[:, 3 + channels : 3 + 2 * channels]
+    found, means, rates = norm_kernels.normalise(inputs.detach(), weight, bias, tiles, groups, 1e-5)
+    assert tiles.owner is not None
+    own = tiles.owner.repeat_interleave(3)
+    by_record = [part[own].requires_grad_() for part in (weight, bias)]
+    spread = [part[:, :, None, None] for part in by_record]
+    expected = functional.group_norm(inputs, groups, eps=1e-5) * spread[0] + spread[1]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    gradient = torch.randn_like(expected).contiguous(memory_format=LAST)
+    slow = torch.autograd.grad(expected, (inputs, *by_record), gradient)
+    given = (inputs.detach(), gradient, weight, means, rates, tiles, groups)
+    *fast, squares = norm_kernels.normalise_back(*given, biased=True)
+    for one, other in zip(fast, slow, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    _, weight_rows, none, alone = norm_kernels.normalise_back(*given, biased=False)
+    assert none is None
+    torch.testing.assert_close(alone, weight_rows.double().square().sum(dim=1))
+    assert fast[2] is not None
+    torch.testing.assert_close(squares, alone + fast[2].double().square().sum(dim=1))
+
+
+def residual_network() -> tuple[nn.Module, Task]:
+    layers = (nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GroupNorm(4, 8), nn.ReLU())
+    down = nn.Sequential(nn.Conv2d(8, 16, 3, 2, padding=1), nn.GroupNorm(4, 16), nn.ReLU())
+    last = (nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 2, bias=False), nn.Flatten())
+    task = Task(kind="classification", shape=(3, 4, 4), classes=4)
+    return nn.Sequential(*layers, down, *last, nn.Linear(64, 4)), task
+
+
+def text_network() -> tuple[nn.Module, Task]:
+    task = Task(kind="classification", shape=(5,), classes=7, vocabulary=7)
+    return build_model(ModelSettings(name="lstm", hidden=32, embedding=4, layers=2), task, seed=0), task
+
+
+@pytest.mark.parametrize("network", [residual_network, text_network])
+def test_clipped_sums_of_whole_models(
+    network: Callable[[], tuple[nn.Module, Task]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With our kernels, which skip what is not there, and without; and rows are formed twice somewhere."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(contributions, "products_are_cheaper", lambda positions, *sizes: positions < 5)
+    monkeypatch.setattr(simple, "products_are_cheaper", lambda positions, *sizes: positions >= 5)
+    formed = []
+    taken = kernels.WeighedRows.squares
+    monkeypatch.setattr(
+        kernels.WeighedRows,
+        "squares",
+        lambda self: formed.append(self) or taken(self),  # type: ignore[func-returns-value]
+    )
+    model, task = network()
+    learner = Learner(model, task, CPU)
+    assert learner.book is not None
+    owner, probe = torch.tensor([0, 0, 1, 2, 2]), learner.random_batch(20)
+    present = torch.arange(20) % 4 < 3
+    present[-4:] = False
+    stacked = torch.tensor([[1.0], [0.9], [1.1]]) * learner.initial()
+    clips = torch.full((20,), 0.5, dtype=torch.float64)
+    fast, slow = (
+        stacked_clipped_sum(learner.book, stacked, probe, tiles_of(owner, 4, 3, own), clips, present)
+        for own in (present, None)
+    )
+    assert formed
+    assert (fast - slow).norm() < 1e-5 * slow.norm()
 
 
 def test_sums_by_client_leave_out_what_is_not_finite(tiles: Tiles) -> None:
     rows, scales = torch.randn(15, 300), torch.rand(15).double()
     usable = torch.ones(15, dtype=torch.bool)
     rows[1], scales[1], usable[1] = float("nan"), 0.0, False
-    found = kernels.sum_by_client(rows, scales, usable, tiles)
+    found = torch.zeros(3, 300, dtype=torch.float64)
+    kernels.add_by_client(rows, scales, usable, tiles, found)
     scaled = torch.where(usable[:, None], scales[:, None] * rows.double(), 0.0)
-    expected = torch.stack([scaled[a:b].sum(dim=0) for a, b in ((0, 6), (6, 9), (9, 15))])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, by_client(scaled))
 
 
 def test_sums_of_products_by_client(tiles: Tiles) -> None:
     left, right, scales = torch.randn(15, 40), torch.randn(15, 7), torch.rand(15).double()
     usable = torch.ones(15, dtype=torch.bool)
     left[4], scales[4], usable[4] = float("inf"), 0.0, False
-    found = kernels.sum_products(left, right, scales, usable, tiles)
+    found = torch.zeros(3, 7 * 40, dtype=torch.float64)
+    kernels.add_products(left, right, scales, usable, tiles, found)
     for client, (a, b) in enumerate(((0, 6), (6, 9), (9, 15))):
         kept = [n for n in range(a, b) if usable[n]]
         expected = torch.einsum("n,no,ni->oi", scales[kept], right[kept].double(), left[kept].double())
-        torch.testing.assert_close(found[client], expected)
+        torch.testing.assert_close(found[client].view(7, 40), expected)
 
 
 def test_clip_scales() -> None:
@@ -138,7 +245,7 @@ def test_clip_scales() -> None:
     clips = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
     present = torch.tensor([True, True, True, True, True, False])
     scales, usable = kernels.clip_scales(list(squares), clips, present, MARGIN)
-    assert usable.tolist() == [True, True, False, False, True, True]
+    assert usable.tolist() == [True, True, False, False, True, False]
     expected = torch.where(present, clip_scales(squares.sum(dim=0).sqrt(), clips), 0.0)
     torch.testing.assert_close(scales, expected, rtol=1e-15, atol=0)
 

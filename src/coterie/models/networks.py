@@ -134,8 +134,8 @@ class LstmLayer(nn.Module):
         driven = self.input_map(steps)
         state = cell = steps.new_zeros(len(steps), self.hidden)
         states = []
-        for step in range(steps.shape[1]):
-            gates = driven[:, step] + self.recurrent_map(state)
+        for drive in driven.unbind(1):  # whose way back is one copy, not one sum for every step
+            gates = drive + self.recurrent_map(state)
             input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
             cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(candidate)
             state = torch.sigmoid(output_gate) * torch.tanh(cell)

@@ -18,7 +18,7 @@ from torch import Tensor
 from coterie.privacy.ranges import CLIP
 from coterie.training import kernels
 from coterie.training.bookkeeping import Bookkeeping
-from coterie.training.contributions import Contribution, Rows
+from coterie.training.contributions import Contribution, Rows, add_client_sums
 from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 from coterie.training.views import DrawnViews
@@ -62,6 +62,7 @@ def stacked_clipped_sum(
     present: Tensor | None = None,
     copies: int = 1,
     persons: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Sum over each client's records, or persons, of the clipped gradient, in float64: (clients, parameters).
 
@@ -74,6 +75,7 @@ def stacked_clipped_sum(
             mean of theirs.
         persons: where what tiles hold are persons, whose places follow one another in the batch: which of
             these are a record's, bool (persons, places). A person's gradient is the sum of its records'.
+        into: what the sums are added to, and which is returned; zeros if not given.
     """
     several = copies * (1 if persons is None else persons.shape[1])
     views = tiles if several == 1 else replace(tiles, size=several * tiles.size)
@@ -84,12 +86,16 @@ def stacked_clipped_sum(
         found = {name: part.summed(persons) for name, part in found.items()}
     parts = _joined(found) if tiles.single else {(name,): part for name, part in found.items()}
     scales, usable = _scales([part.squared_norms() for part in parts.values()], clip, present, tiles)
-    sums: dict[str, Tensor] = {}
+    if not tiles.single:
+        sums = torch.zeros_like(stacked, dtype=torch.float64) if into is None else into
+        return add_client_sums(found, book.layout, scales, usable, tiles, sums)
+    found_sums: dict[str, Tensor] = {}
     for names, part in parts.items():
-        total = part.client_sums(scales, usable, tiles, len(stacked))
+        total = part.scaled_sum(scales, usable, tiles)
         widths = [book.layout.shapes[name].numel() for name in names]
-        sums |= zip(names, torch.split(total, widths, dim=1), strict=True)
-    return torch.cat([sums[name] for name in book.layout.shapes], dim=1)
+        found_sums |= zip(names, torch.split(total, widths, dim=1), strict=True)
+    total = torch.cat([found_sums[name] for name in book.layout.shapes], dim=1)
+    return total if into is None else into.add_(total)
 
 
 def _joined(found: Mapping[str, Contribution]) -> dict[tuple[str, ...], Contribution]:

@@ -6,10 +6,14 @@ one record, as the steps of a sequence are, and all that follows holds of them.
 
 The sum that is released must not move by more than the clip when one record's contribution becomes zero, in
 the arithmetic of the machine. That is why norms and sums are float64 here, although activations and
-gradients are float32:
+gradients are float32 or coarser:
 
 * `Rows` forms every record's gradient once, as float32 numbers. Norm and sum are taken of those very
   numbers, so whatever rounding went into them does not matter.
+* `Recomputed` forms them, too, but keeps none: a kernel forms a record's gradient once for its norm and once
+  more for the sum. It is one compiled program that does the same operations in the same order on that
+  record's own inputs and gradients, so the numbers are the same. What those were rounded to before (bits that
+  matrix units keep of their factors) does not matter, as for `Rows`.
 * `Products` never forms them: a record's gradient is the product of two factors over L positions, its norm
   comes from Gram matrices and the sum from one matrix product (Li et al. 2022; Bu et al. 2023). In float64
   the products of float32 numbers are exact, and sums of n terms are off by at most n 2^-53 times the sum of
@@ -22,7 +26,7 @@ gradients are float32:
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -31,6 +35,7 @@ import torch
 from torch import Tensor
 
 from coterie.training import cpu_kernels, kernels
+from coterie.training.parameters import Layout
 from coterie.training.tiles import Tiles
 
 LARGEST_PRODUCT = 2**23
@@ -57,13 +62,17 @@ class Contribution(ABC):
                 None where there are none.
         """
 
-    def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
-        """The same, summed over each client's tiles: (clients, parameters)."""
-        return tiles.by_client(self.scaled_sum(scales, usable, tiles), clients)
+    def add_to(self, sums: Tensor, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> None:
+        """Add the same, summed over each client's tiles, to sums in float64: (clients, parameters)."""
+        sums += tiles.by_client(self.scaled_sum(scales, usable, tiles), len(sums))
 
     @abstractmethod
     def rows(self) -> Tensor:
         """Every record's gradient: float32 (records, parameters)."""
+
+    def total(self) -> Tensor:
+        """The sum over all records, in float32: (parameters,)."""
+        return self.rows().sum(dim=0)
 
     @abstractmethod
     def averaged(self, copies: int) -> "Contribution":
@@ -141,11 +150,12 @@ class Rows(Contribution):
             return self._ordered((scales @ flat)[None])
         return self._ordered((scales[:, None] * flat).view(tiles.count, tiles.size, -1).sum(dim=1))
 
-    def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
-        if tiles.bounds is None or usable is None:
-            return super().client_sums(scales, usable, tiles, clients)
-        flat = self.gradients.flatten(1).contiguous()
-        return self._ordered(kernels.sum_by_client(flat, scales, usable, tiles))
+    def add_to(self, sums: Tensor, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> None:
+        if tiles.bounds is None or usable is None or self.order not in (None, (0, 3, 1, 2)):
+            return super().add_to(sums, scales, usable, tiles)
+        flat, (*_, channels) = self.gradients.flatten(1).contiguous(), self.gradients.shape
+        taps = 1 if self.order is None else math.prod(self.gradients.shape[2:-1])
+        return kernels.add_by_client(flat, scales, usable, tiles, sums, channels, taps)
 
     def rows(self) -> Tensor:
         return self._ordered(self.gradients.flatten(1))
@@ -162,7 +172,6 @@ class Rows(Contribution):
         return self.gradients.numel()
 
     def total(self) -> Tensor:
-        """The sum over all records, in float32: (parameters,)."""
         return self._ordered(self.gradients.sum(dim=0, keepdim=True).flatten(1))[0]
 
     @property
@@ -172,6 +181,13 @@ class Rows(Contribution):
 
     def _ordered(self, flat: Tensor) -> Tensor:
         return _ordered(flat, self.gradients.shape[1:], self.order)
+
+
+def rows_of_both(weight: Rows, bias: Tensor | None) -> dict[str, Contribution]:
+    """Rows of weight and bias, where the squares of both came under the name of the weight."""
+    if bias is None or weight.squares is None:
+        return {"weight": weight}
+    return {"weight": weight, "bias": Rows(bias, squares=torch.zeros_like(weight.squares))}
 
 
 class _Factored(Contribution):
@@ -251,11 +267,11 @@ class Products(_Factored):
         right, left = (part.reshape(tiles.count, -1, part.shape[2]) for part in (right, left))
         return self._ordered(right.mT @ left)
 
-    def client_sums(self, scales: Tensor, usable: Tensor | None, tiles: Tiles, clients: int) -> Tensor:
-        if tiles.bounds is None or usable is None or self.positions > 1:
-            return super().client_sums(scales, usable, tiles, clients)
+    def add_to(self, sums: Tensor, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> None:
+        if tiles.bounds is None or usable is None or self.positions > 1 or self.order is not None:
+            return super().add_to(sums, scales, usable, tiles)
         left, right = self.left[:, 0].contiguous(), self.right[:, 0].contiguous()
-        return self._ordered(kernels.sum_products(left, right, scales, usable, tiles))
+        return kernels.add_products(left, right, scales, usable, tiles, sums)
 
     def rows(self) -> Tensor:
         return self._ordered(self.right.mT @ self.left)
@@ -266,6 +282,51 @@ class Products(_Factored):
 
     def _ordered(self, products: Tensor) -> Tensor:
         return _ordered(products, (products.shape[1], *self.inner), self.order)
+
+
+@dataclass(frozen=True)
+class Recomputed(Contribution):
+    """Gradients that a kernel forms record by record for their norms, and once more for their sum.
+
+    Args:
+        images: what a convolution saw, in channels-last order.
+        gradient: at what came out of it, in channels-last order.
+        geometry: of the convolution.
+        tiles: in which the records lie.
+    """
+
+    images: Tensor
+    gradient: Tensor
+    geometry: kernels.Geometry
+    tiles: Tiles
+
+    @cached_property
+    def _rows(self) -> kernels.WeighedRows:
+        return kernels.WeighedRows(self.images, self.gradient, self.geometry, self.tiles)
+
+    def squared_norms(self) -> Tensor:
+        return self._rows.squares()
+
+    def add_to(self, sums: Tensor, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> None:
+        usable = torch.ones_like(scales, dtype=torch.bool) if usable is None else usable
+        self._rows.add(scales, usable, sums)
+
+    def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
+        return Rows(self.rows()).scaled_sum(scales, usable, tiles)
+
+    def rows(self) -> Tensor:
+        formed, _, _ = kernels.form_rows(self.images, self.gradient, self.geometry, self.tiles, biased=False)
+        return _ordered(formed, formed.shape[1:], (0, 3, 1, 2))
+
+    def averaged(self, copies: int) -> Contribution:
+        return Rows(self.rows()).averaged(copies)
+
+    def summed(self, present: Tensor) -> Contribution:
+        return Rows(self.rows()).summed(present)
+
+    @property
+    def numbers(self) -> int:
+        return self.images.numel() + self.gradient.numel()
 
 
 @dataclass(frozen=True)
@@ -306,6 +367,24 @@ class Lookups(_Factored):
         total = torch.zeros(tables * self.size, width, dtype=right.dtype, device=right.device)
         total.index_add_(0, rows, right.reshape(-1, width))
         return total.view(tables, -1)
+
+
+def add_client_sums(
+    found: Mapping[str, Contribution],
+    layout: Layout,
+    scales: Tensor,
+    usable: Tensor | None,
+    tiles: Tiles,
+    sums: Tensor,
+) -> Tensor:
+    """Add the scaled sums of all parameters over each client's records to (clients, parameters) in float64.
+
+    Returns:
+        the sums.
+    """
+    for name, own in zip(layout.shapes, torch.split(sums, layout.sizes, dim=1), strict=True):
+        found[name].add_to(own, scales, usable, tiles)
+    return sums
 
 
 def products_are_cheaper(positions: int, inner: int, outer: int, device: torch.device) -> bool:

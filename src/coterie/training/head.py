@@ -51,7 +51,14 @@ class StackedHead:
 
     @torch.no_grad()
     def clipped_sum(
-        self, stacked: Tensor, table: Batch, places: Tensor, tiles: Tiles, clips: Tensor, present: Tensor
+        self,
+        stacked: Tensor,
+        table: Batch,
+        places: Tensor,
+        tiles: Tiles,
+        clips: Tensor,
+        present: Tensor,
+        into: Tensor | None = None,
     ) -> Tensor:
         """What `stacked_clipped_sum` finds for the table's records at these places."""
         own = self.layout.split_stacked(stacked)
@@ -63,7 +70,9 @@ class StackedHead:
         gradient = self.gradients(outputs, table.targets.index_select(0, places)).contiguous()
         squares = squares * gradient.double().square().sum(dim=1)
         scales, usable = kernels.clip_scales([squares], clips, present, MARGIN)
-        sums = {self.weight: kernels.sum_products(rows, gradient, scales, usable, tiles, places).flatten(1)}
+        sums = torch.zeros_like(stacked, dtype=torch.float64) if into is None else into
+        parts = dict(zip(self.layout.shapes, torch.split(sums, self.layout.sizes, dim=1), strict=True))
+        kernels.add_products(rows, gradient, scales, usable, tiles, parts[self.weight], places)
         if self.bias is not None:
-            sums[self.bias] = kernels.sum_by_client(gradient, scales, usable, tiles)
-        return torch.cat([sums[name] for name in self.layout.shapes], dim=1)
+            kernels.add_by_client(gradient, scales, usable, tiles, parts[self.bias])
+        return sums

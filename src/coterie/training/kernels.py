@@ -1,9 +1,10 @@
 """Kernels for a GPU, where the same thing made of torch's operations would move several times the bytes.
 
-A convolution over patches that are never written down, with weights of each tile's client; every record's
-weight gradient with its norm; a wide head's outputs, from records where they lie; sums by client; noise and
-the step in one pass; pooling without overlap. Each has a twin made of torch's operations, in the file that
-uses it, and the trainer compares both before it relies on these.
+A convolution over patches that are never written down, with weights of each tile's client, and its way back;
+every record's weight gradient with its norm, kept or formed twice; a wide head's outputs, from records where
+they lie; sums by client; noise and the step in one pass; pooling without overlap (group norms have a file of
+their own). Each has a twin made of torch's operations, in the file that uses it, and the trainer compares
+both before it relies on these.
 """
 
 import math
@@ -34,12 +35,16 @@ def available(device: torch.device) -> bool:
     return device_code is not None and device.type == "cuda"
 
 
-def _power_of_two(value: int) -> int:
+def power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
 def _blocks(count: int, size: int) -> int:
     return -(-count // size)
+
+
+def present_of(tiles: Tiles) -> Tensor | None:
+    return tiles.owner if tiles.present is None else tiles.present.view(torch.int8)
 
 
 def _precision() -> str:
@@ -54,6 +59,8 @@ class Geometry:
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    spread: tuple[int, int] = (1, 1)
+    """How far apart the pixels of its inputs count, with zeros in between."""
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         sides = zip((height, width), self.kernel, self.stride, self.dilation, self.padding, strict=True)
@@ -61,48 +68,65 @@ class Geometry:
         return rows, columns
 
     def turned_around(self) -> "Geometry":
-        """The convolution, with kernels turned around, that takes gradients back to the inputs (stride 1)."""
+        """The convolution, with kernels turned around, that takes gradients back to the inputs."""
         across = zip(self.dilation, self.kernel, self.padding, strict=True)
         high, wide = (d * (k - 1) - p for d, k, p in across)
-        return Geometry(self.kernel, (1, 1), (high, wide), self.dilation)
+        return Geometry(self.kernel, (1, 1), (high, wide), self.dilation, self.stride)
 
     def constants(self) -> dict[str, Any]:
         pairs = {"kernel": self.kernel, "stride": self.stride, "pad": self.padding, "dilation": self.dilation}
         return {f"{name}_{side}": pair[at] for name, pair in pairs.items() for at, side in enumerate("hw")}
 
 
-def convolve(images: Tensor, weights: Tensor, bias: Tensor | None, tiles: Tiles, shape: Geometry) -> Tensor:
+POINTWISE = Geometry((1, 1), (1, 1), (0, 0), (1, 1))
+"""A convolution that sees one pixel at a time: a dense layer at every position."""
+
+
+def convolve(
+    images: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    tiles: Tiles,
+    shape: Geometry,
+    back_to: tuple[int, int] | None = None,
+) -> Tensor:
     """Convolve each tile's images with its client's weights.
 
     Args:
         images: (records, channels, height, width) in channels-last order.
-        weights: (clients, outer, kernel height, kernel width, channels), contiguous.
-        bias: (clients, outer), contiguous.
+        weights: (clients, outer, kernel height, kernel width, channels), each client's contiguous.
+        bias: (clients, outer), each client's contiguous.
+        back_to: height and width of the outputs, where a gradient goes back to them through a convolution
+            that was turned around; the kernels themselves are not.
     """
     assert tiles.owner is not None
     records, channels, height, width = images.shape
     outer = weights.shape[1]
-    rows, columns = shape.output_size(height, width)
+    rows, columns = shape.output_size(height, width) if back_to is None else back_to
     outputs = torch.empty(
         (records, outer, rows, columns), device=images.device, memory_format=torch.channels_last
     )
     count = tiles.size * rows * columns
     inner = channels * math.prod(shape.kernel)
-    block_n = min(64, max(16, _power_of_two(outer)))
-    block_m = min(128, max(16, _power_of_two(count)))
-    block_k = 32 if inner > 16 else 16
+    block_m = min(128, max(16, power_of_two(count)))
+    narrow = images.dtype == torch.bfloat16  # of half the size: twice as many fit
+    block_n = min(128 if narrow and block_m == 128 else 64, max(16, power_of_two(outer)))
+    block_k = 64 if narrow else 32 if inner > 16 else 16
     grid = (_blocks(count, block_m), _blocks(outer, block_n), tiles.count)
     device_code.convolve[grid](
-        images, weights, images if bias is None else bias, tiles.owner, outputs,
+        images, weights, images if bias is None else bias, tiles.owner, present_of(tiles), outputs,
+        weights.stride(0), 0 if bias is None else bias.stride(0),
         height, width, rows, columns, count,
         channels=channels, outer=outer, **shape.constants(), biased=bias is not None,
-        precision=_precision(), block_m=block_m, block_n=block_n, block_k=block_k, num_warps=4,
+        spread_h=shape.spread[0], spread_w=shape.spread[1], turned=back_to is not None,
+        some_absent=tiles.present is not None, precision=_precision(),
+        block_m=block_m, block_n=block_n, block_k=block_k, num_warps=8 if block_n == 128 else 4,
     )  # fmt: skip
     return outputs
 
 
 def form_rows(
-    images: Tensor, gradient: Tensor, shape: Geometry, *, biased: bool
+    images: Tensor, gradient: Tensor, shape: Geometry, tiles: Tiles, *, biased: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Every record's weight gradient, its bias gradient if there is one, and the square of the norm of all.
 
@@ -116,39 +140,95 @@ def form_rows(
     records, channels, height, width = images.shape
     outer, rows, columns = gradient.shape[1:]
     inner = channels * math.prod(shape.kernel)
-    # Blocks of at most 32 outputs keep both factors readable 16 bytes at a time: the wider instructions of
-    # newer matrix units want the positions, over which the images jump, to be contiguous.
-    block_o = min(32, max(16, _power_of_two(outer)))
-    block_i = min(128, max(16, _power_of_two(inner)))
+    # Blocks of at most 32 outputs keep both factors readable 16 bytes at a time in float32: the wider
+    # instructions of newer matrix units want the positions, over which images jump, to be contiguous there.
+    widest, block_l = (64, 64) if images.dtype == torch.bfloat16 else (32, 32)
+    block_o = min(widest, max(16, power_of_two(outer)))
+    block_i = min(128, max(16, power_of_two(inner)))
     grid = (records, _blocks(inner, block_i), _blocks(outer, block_o))
     formed = torch.empty((records, outer, *shape.kernel, channels), device=images.device)
     bias_rows = torch.empty((records, outer), device=images.device) if biased else None
     squares = torch.empty((records, grid[1] * grid[2]), dtype=torch.float64, device=images.device)
     device_code.form_rows[grid](
-        images, gradient, formed, formed if bias_rows is None else bias_rows, squares,
+        images, gradient, present_of(tiles), formed, formed if bias_rows is None else bias_rows, squares,
         height, width, rows, columns,
         channels=channels, outer=outer, **shape.constants(), biased=biased, precision=_precision(),
-        block_i=block_i, block_o=block_o, block_l=32, num_warps=4,
+        some_absent=tiles.present is not None,
+        block_i=block_i, block_o=block_o, block_l=block_l, num_warps=4,
     )  # fmt: skip
     return formed, bias_rows, squares.sum(dim=1)
 
 
-def sum_by_client(rows: Tensor, scales: Tensor, usable: Tensor, tiles: Tiles) -> Tensor:
-    """Scaled sums of rows over each client's tiles, in float64: (clients, width).
+class WeighedRows:
+    """Every record's weight gradient, formed when its norm is asked for and again when it is summed.
+
+    One program does both (only an argument that it reads when it runs tells them apart), from a record's own
+    images and gradient alone: the numbers that are summed are those whose norm was taken.
+
+    Args:
+        images: (records, channels, height, width) in channels-last order.
+        gradient: (records, outer, rows, columns) in channels-last order.
+    """
+
+    def __init__(self, images: Tensor, gradient: Tensor, shape: Geometry, tiles: Tiles) -> None:
+        self._images, self._gradient, self._shape, self._tiles = images, gradient, shape, tiles
+        self._inner = images.shape[1] * math.prod(shape.kernel)
+        positions = math.prod(gradient.shape[2:])
+        narrow = images.dtype == torch.bfloat16
+        widest = (64, 64) if narrow else (128, 32)  # as in `form_rows`
+        self._blocks = {
+            "block_i": min(widest[0], max(16, power_of_two(self._inner))),
+            "block_o": min(widest[1], max(16, power_of_two(gradient.shape[1]))),
+            "block_l": min(64, max(16, power_of_two(positions))),
+        }
+        self._stages = 1 if positions > self._blocks["block_l"] else 3 if narrow else 2  # as many as fit
+
+    def squares(self) -> Tensor:
+        """The square of each record's norm: float64 (records,)."""
+        records, outer = self._gradient.shape[:2]
+        blocks = _blocks(self._inner, self._blocks["block_i"]) * _blocks(outer, self._blocks["block_o"])
+        found = torch.empty((records, blocks), dtype=torch.float64, device=self._images.device)
+        self._run(found, found.view(torch.int8), found, found, summing=0)
+        return found.sum(dim=1)
+
+    def add(self, scales: Tensor, usable: Tensor, sums: Tensor) -> None:
+        """Add the scaled sums over each client's records to (clients, parameters) in float64."""
+        self._run(scales, usable.view(torch.int8), scales, sums, summing=1)
+
+    def _run(self, scales: Tensor, usable: Tensor, squares: Tensor, sums: Tensor, summing: int) -> None:
+        bounds, outer = self._tiles.bounds, self._gradient.shape[1]
+        assert bounds is not None
+        grid = (
+            _blocks(self._inner, self._blocks["block_i"]),
+            _blocks(outer, self._blocks["block_o"]),
+            len(bounds) - 1,
+        )
+        _, channels, height, width = self._images.shape
+        device_code.weigh_rows[grid](
+            self._images, self._gradient, scales, usable, bounds, squares, sums, sums.stride(0),
+            self._tiles.size, summing, height, width, *self._gradient.shape[2:],
+            channels=channels, outer=outer, **self._shape.constants(), precision=_precision(),
+            **self._blocks, num_warps=4, num_stages=self._stages,
+        )  # fmt: skip
+
+
+def add_by_client(
+    rows: Tensor, scales: Tensor, usable: Tensor, tiles: Tiles, sums: Tensor, channels: int = 1, taps: int = 1
+) -> None:
+    """Add scaled sums of rows over each client's tiles to (clients, width), in float64.
 
     Args:
         rows: float32 (records, width), contiguous.
         scales, usable: float64 and bool (records,).
+        channels, taps: the last two dimensions of a kernel's weights, which rows hold the other way round.
     """
     assert tiles.bounds is not None
     width, clients = rows.shape[1], len(tiles.bounds) - 1
-    sums = torch.empty((clients, width), dtype=torch.float64, device=rows.device)
-    block = min(256, max(16, _power_of_two(width)))
+    block = min(256, max(16, power_of_two(width)))
     device_code.sum_by_client[(clients, _blocks(width, block))](
-        rows, scales, usable.view(torch.int8), tiles.bounds, sums, width, tiles.size,
-        block_n=8, block_p=block, num_warps=4,
+        rows, scales, usable.view(torch.int8), tiles.bounds, sums, sums.stride(0), width, tiles.size,
+        channels=channels, taps=taps, block_n=8, block_p=block, num_warps=4,
     )  # fmt: skip
-    return sums
 
 
 def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
@@ -166,28 +246,29 @@ def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -
     """
     assert tiles.owner is not None
     inner, outer, records = table.shape[1], weights.shape[1], tiles.records
-    block_k, block_o = INPUTS_AT_ONCE, min(64, max(16, _power_of_two(outer)))
+    block_k, block_o = INPUTS_AT_ONCE, min(64, max(16, power_of_two(outer)))
     parts = max(1, min(SPANS, inner // (4 * block_k)))
     span = block_k * _blocks(_blocks(inner, parts), block_k)
     outputs = torch.empty((parts, records, outer), device=table.device)
     squares = torch.empty((parts, records), dtype=torch.float64, device=table.device)
     device_code.head_outputs[(tiles.count, parts, _blocks(outer, block_o))](
         table, places, weights, tiles.owner, outputs, squares, inner, outer, records, span, tiles.size,
-        precision=_precision(), block_m=max(16, _power_of_two(tiles.size)), block_o=block_o, block_k=block_k,
+        precision=_precision(), block_m=max(16, power_of_two(tiles.size)), block_o=block_o, block_k=block_k,
         num_warps=4,
     )  # fmt: skip
     return outputs.sum(dim=0), squares.sum(dim=0)
 
 
-def sum_products(
+def add_products(
     left: Tensor,
     right: Tensor,
     scales: Tensor,
     usable: Tensor,
     tiles: Tiles,
+    sums: Tensor,
     places: Tensor | None = None,
-) -> Tensor:
-    """Scaled sums of right (x) left over each client's records, in float64: (clients, outer, inner).
+) -> None:
+    """Add scaled sums of right (x) left over each client's records to (clients, outer x inner), in float64.
 
     Args:
         left, right: float32 (records, inner) and (records, outer), contiguous.
@@ -196,15 +277,34 @@ def sum_products(
     """
     assert tiles.bounds is not None
     inner, outer, clients = left.shape[1], right.shape[1], len(tiles.bounds) - 1
-    sums = torch.empty((clients, outer, inner), dtype=torch.float64, device=left.device)
     # What was put in is read once for all outputs of a block.
-    block_o, block_i = min(16, _power_of_two(outer)), min(WEIGHTS_AT_ONCE, max(16, _power_of_two(inner)))
+    block_o, block_i = min(16, power_of_two(outer)), min(WEIGHTS_AT_ONCE, max(16, power_of_two(inner)))
     device_code.sum_products[(clients, _blocks(outer, block_o), _blocks(inner, block_i))](
         left, tiles.bounds if places is None else places, right, scales, usable.view(torch.int8),
-        tiles.bounds, sums, inner, outer, tiles.size,
+        tiles.bounds, sums, sums.stride(0), inner, outer, tiles.size,
         placed=places is not None, block_o=block_o, block_i=block_i, at_once=RECORDS_AT_ONCE, num_warps=4,
     )  # fmt: skip
-    return sums
+
+
+MANY_CHANNELS = 64
+
+
+def factors_of(channels: int, outer: int) -> torch.dtype:
+    """What a convolution's factors are rounded to before its kernels read them.
+
+    Where factors may be coarse and channels are many, bfloat16, with eight bits: the matrix units take it in
+    any order of memory, of ten bits (TF32) only in one, for which weight gradients would have to be turned.
+    """
+    coarse = torch.backends.cuda.matmul.allow_tf32 and min(channels, outer) >= MANY_CHANNELS
+    return torch.bfloat16 if coarse else torch.float32
+
+
+def aligned(stacked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values stacked by client, each client's contiguous and from where it can be read 16 bytes at a time."""
+    there = stacked[0].is_contiguous() and stacked.stride(0) % 16 == 0 and stacked.data_ptr() % 16 == 0
+    if there and dtype == stacked.dtype:
+        return stacked
+    return stacked.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def clip_scales(

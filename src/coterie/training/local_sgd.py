@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.training.contributions import add_client_sums
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.scoring import join
 from coterie.training.stacked import BUFFERS, Program, kernels_agree
@@ -252,8 +253,6 @@ class StackedLocalSGD(Program):
     def _gradients(self) -> Tensor:
         parameters, weights = self.parameters, self.weights
         found = self.book.contributions(parameters, self.features, self.targets, self.tiles)
-        sums = [
-            found[name].client_sums(weights, weights > 0, self.tiles, self.clients)
-            for name in self.book.layout.shapes
-        ]
-        return torch.cat([part.to(parameters.dtype) for part in sums], dim=1)
+        sums = torch.zeros_like(parameters, dtype=torch.float64)
+        add_client_sums(found, self.book.layout, weights, weights > 0, self.tiles, sums)
+        return sums.to(parameters.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training.contributions import Contribution, Rows
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights
 from coterie.training.tiles import Tiles
 
 Backward = Callable[[Tensor, bool], Tensor]
@@ -23,8 +23,10 @@ class Notes:
         self.anchor = torch.zeros((), requires_grad=True)
         self.weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
+        self.held: dict[str, Weights] = {}
+        """Weights by layer, with what rules derived from them."""
         self.uses: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        self.formed: dict[str, Mapping[str, Rows]] = {}
+        self.formed: dict[str, Mapping[str, Contribution]] = {}
         """Gradients that the way back formed itself, from less than inputs and gradients."""
         self.numbers = 0
         """How many numbers were noted and formed, since somebody set it to zero."""
@@ -36,7 +38,7 @@ class Notes:
         try:
             yield
         finally:
-            self.weights, self._tiles, self.uses, self.formed = {}, None, {}, {}
+            self.weights, self._tiles, self.held, self.uses, self.formed = {}, None, {}, {}, {}
 
     @property
     def tiles(self) -> Tiles:
@@ -64,7 +66,12 @@ class RecordingLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.check(inputs)
-        outputs: Tensor = _Record.apply(self.notes.anchor, self.rule.before(inputs), self)  # type: ignore[no-untyped-call]
+        anchor = self.notes.anchor
+        whole = self.rule.whole(inputs.detach(), self.weights(), self.notes.tiles)
+        if whole is not None:
+            outputs: Tensor = _Whole.apply(anchor, inputs, self, *whole)  # type: ignore[no-untyped-call]
+        else:
+            outputs = _Record.apply(anchor, self.rule.before(inputs), self)  # type: ignore[no-untyped-call]
         return outputs
 
     def check(self, inputs: Tensor) -> None:
@@ -72,7 +79,10 @@ class RecordingLayer(nn.Module):
             raise UnsupportedLayer(f"layer {self.where} does not count records in its first dimension")
 
     def weights(self) -> Weights:
+        if self.where in self.notes.held:
+            return self.notes.held[self.where]
         weights = {local: self.notes.weights[name] for local, name in self.trained.items()}
+        self.notes.held[self.where] = weights
         if self.frozen:
             some = next(iter(weights.values()))
             for name, value in self.frozen.items():
@@ -82,10 +92,18 @@ class RecordingLayer(nn.Module):
     def note(self, inputs: Tensor, gradient: Tensor) -> None:
         self.notes.uses.setdefault(self.where, []).append((inputs, gradient))
 
+    def keep(self, formed: Mapping[str, Contribution]) -> None:
+        """Gradients that the way back formed of one use, to which those of earlier uses are added."""
+        before = self.notes.formed.get(self.where)
+        if before is not None:
+            formed = {name: Rows(part.rows() + before[name].rows()) for name, part in formed.items()}
+        self.notes.formed[self.where] = formed
+
     def contributions(self) -> dict[str, Contribution]:
         """From the notes of the pass that just ended; a layer that no output depends on adds zeros."""
         notes, tiles, uses = self.notes, self.notes.tiles, self.notes.uses.pop(self.where, [])
         found: Mapping[str, Contribution] | None = notes.formed.pop(self.where, None)
+        assert found is None or not uses, f"layer {self.where} formed only some of its gradients"
         if len(uses) == 1:
             found = self.rule.contributions_at_once(*uses[0], tiles)
         # Numbers that a pass holds at one time: what is kept and formed, and copies in other orders.
@@ -101,6 +119,7 @@ class RecordingLayer(nn.Module):
             found = found or {
                 name: Rows(value.new_zeros(tiles.records, value[0].numel()))
                 for name, value in self.weights().items()
+                if name in self.trained
             }
             notes.numbers += 3 * (kept + sum(part.numbers for part in found.values()))
         # Squares that came with several parts are those of all of them, under the name of one. Where one is
@@ -143,6 +162,24 @@ class _Record(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return None, None, None
         return None, layer.rule.backward(inputs, gradient, layer.weights(), layer.notes.tiles), None
+
+
+class _Whole(torch.autograd.Function):
+    """A layer that was computed in one piece, whose way back forms its records' gradients itself."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, inputs: Tensor, layer: RecordingLayer, outputs: Tensor, back: WayBack
+    ) -> Tensor:
+        ctx.layer, ctx.back = layer, back
+        return outputs.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None, None, None]:
+        gradient, formed = ctx.back(gradients[0], ctx.needs_input_grad[1])
+        ctx.back = None
+        ctx.layer.keep(formed)
+        return None, gradient, None, None, None
 
 
 def named_parameters(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Parameter]]:

@@ -20,6 +20,8 @@ class Tiles:
             traced or captured once and replayed may not.
         bounds: where each client's tiles begin, and where the last end: (clients + 1,). Given where tiles
             are sorted by client and the kernels of `kernels.py` are to be used.
+        present: which records there are, bool (records,), those of a tile before its padding; kernels skip
+            the others, of which anything may be read then. None where nothing is to be skipped.
     """
 
     count: int
@@ -27,6 +29,7 @@ class Tiles:
     owner: Tensor | None = None
     dynamic: bool = True
     bounds: Tensor | None = None
+    present: Tensor | None = None
 
     @property
     def records(self) -> int:

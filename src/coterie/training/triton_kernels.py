@@ -15,17 +15,24 @@ NOISE = tl.constexpr(philox.NOISE)
 
 @triton.jit
 def convolve(
-    images, weights, bias, owner, outputs,
+    images, weights, bias, owner, present, outputs, weights_each, bias_each,
     height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
     rows: tl.constexpr, channels: tl.constexpr, outer: tl.constexpr,
     kernel_h: tl.constexpr, kernel_w: tl.constexpr,
     stride_h: tl.constexpr, stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
-    dilation_h: tl.constexpr, dilation_w: tl.constexpr, biased: tl.constexpr, precision: tl.constexpr,
+    dilation_h: tl.constexpr, dilation_w: tl.constexpr, spread_h: tl.constexpr, spread_w: tl.constexpr,
+    turned: tl.constexpr, biased: tl.constexpr, some_absent: tl.constexpr, precision: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """One block of positions of one tile: the product of its patches with its client's weights."""
+    """One block of positions of one tile: the product of its patches with its client's weights.
+
+    Spread: images count as if so many pixels less one, all zero, lay between any two of theirs.
+    """
     inner: tl.constexpr = channels * kernel_h * kernel_w
     tile = tl.program_id(2)
+    if some_absent:  # noqa: SIM102  one is known to the compiler, the other at run time
+        if tl.load(present + tile * (rows // (out_height * out_width))) == 0:
+            return
     client = tl.load(owner + tile)
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     o = tl.program_id(1) * block_n + tl.arange(0, block_n)
@@ -36,38 +43,48 @@ def convolve(
     top = (position // out_width) * stride_h - pad_h
     left = (position % out_width) * stride_w - pad_w
     base = images + record.to(tl.int64) * (height * width * channels)
-    own = weights + client * (inner * outer)
+    own = weights + client * weights_each
     total = tl.zeros((block_m, block_n), dtype=tl.float32)
     for first in range(0, inner, block_k):
         k = first + tl.arange(0, block_k)
         y = top[:, None] + ((k // (channels * kernel_w)) * dilation_h)[None, :]
         x = left[:, None] + (((k // channels) % kernel_w) * dilation_w)[None, :]
-        seen = (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        seen = seen & inside[:, None] & (k < inner)[None, :]
+        seen = (y >= 0) & (x >= 0) & inside[:, None] & (k < inner)[None, :]
+        if spread_h * spread_w > 1:
+            seen = seen & (y % spread_h == 0) & (x % spread_w == 0)
+            y, x = y // spread_h, x // spread_w
+        seen = seen & (y < height) & (x < width)
         a = tl.load(
             base[:, None] + (y * width + x) * channels + (k % channels)[None, :], mask=seen, other=0.0
         )
         known = (o < outer)[:, None] & (k < inner)[None, :]
-        b = tl.load(own + o[:, None] * inner + k[None, :], mask=known, other=0.0)
+        if turned:  # noqa: SIM108  what is not compiled must not be computed
+            place = (kernel_h * kernel_w - 1 - k // channels) * channels + k % channels
+        else:
+            place = k
+        b = tl.load(own + o[:, None] * inner + place[None, :], mask=known, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision=precision)
     if biased:
-        total += tl.load(bias + client * outer + o, mask=o < outer, other=0.0)[None, :]
+        total += tl.load(bias + client * bias_each + o, mask=o < outer, other=0.0)[None, :]
     place = (tile.to(tl.int64) * rows + m)[:, None] * outer + o[None, :]
     tl.store(outputs + place, total, mask=inside[:, None] & (o < outer)[None, :])
 
 
 @triton.jit
 def form_rows(
-    images, gradient, rows, bias_rows, squares,
+    images, gradient, present, rows, bias_rows, squares,
     height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
     channels: tl.constexpr, outer: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
     stride_h: tl.constexpr, stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
-    dilation_h: tl.constexpr, dilation_w: tl.constexpr, biased: tl.constexpr, precision: tl.constexpr,
-    block_i: tl.constexpr, block_o: tl.constexpr, block_l: tl.constexpr,
+    dilation_h: tl.constexpr, dilation_w: tl.constexpr, biased: tl.constexpr, some_absent: tl.constexpr,
+    precision: tl.constexpr, block_i: tl.constexpr, block_o: tl.constexpr, block_l: tl.constexpr,
 ):  # fmt: skip
     """One block of one record's weight gradient, and the square of its norm; the first adds a bias."""
     inner: tl.constexpr = channels * kernel_h * kernel_w
     record = tl.program_id(0).to(tl.int64)
+    if some_absent:  # noqa: SIM102
+        if tl.load(present + record) == 0:
+            return
     i = tl.program_id(1) * block_i + tl.arange(0, block_i)
     o = tl.program_id(2) * block_o + tl.arange(0, block_o)
     positions = out_height * out_width
@@ -87,7 +104,7 @@ def form_rows(
         known = (position < positions)[:, None] & (o < outer)[None, :]
         b = tl.load(grads + position[:, None] * outer + o[None, :], mask=known, other=0.0)
         total = tl.dot(tl.trans(b), a, total, input_precision=precision)
-        sums += tl.sum(b, axis=0)
+        sums += tl.sum(b.to(tl.float32), axis=0)
     place = record * (inner * outer) + o[:, None] * inner + i[None, :]
     tl.store(rows + place, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
     exact = total.to(tl.float64)
@@ -102,13 +119,73 @@ def form_rows(
     tl.store(squares + record * blocks + block, square)
 
 
+@triton.jit(do_not_specialize=[
+    "scales", "counted", "first_tile", "squares", "sums", "sums_each", "tile_size", "summing",
+])  # fmt: skip
+def weigh_rows(
+    images, gradient, scales, counted, first_tile, squares, sums, sums_each, tile_size, summing,
+    height: tl.constexpr, width: tl.constexpr, out_height: tl.constexpr, out_width: tl.constexpr,
+    channels: tl.constexpr, outer: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+    stride_h: tl.constexpr, stride_w: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    dilation_h: tl.constexpr, dilation_w: tl.constexpr, precision: tl.constexpr,
+    block_i: tl.constexpr, block_o: tl.constexpr, block_l: tl.constexpr,
+):  # fmt: skip
+    """One block of weights of one client: every record's gradient there, which is kept nowhere.
+
+    Either the squares of its norm are stored, or its scaled sum over records is added to the sums. It is one
+    program that does both, never specialised to either, so that the second time finds the very numbers of
+    the first.
+    """
+    inner: tl.constexpr = channels * kernel_h * kernel_w
+    taps: tl.constexpr = kernel_h * kernel_w
+    positions: tl.constexpr = out_height * out_width
+    i = tl.program_id(0) * block_i + tl.arange(0, block_i)
+    o = tl.program_id(1) * block_o + tl.arange(0, block_o)
+    client = tl.program_id(2).to(tl.int64)
+    blocks = tl.num_programs(0) * tl.num_programs(1)
+    block = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    down = (i // (channels * kernel_w)) * dilation_h - pad_h
+    across = ((i // channels) % kernel_w) * dilation_w - pad_w
+    begin = tl.load(first_tile + client) * tile_size
+    end = tl.load(first_tile + client + 1) * tile_size
+    total = tl.zeros((block_o, block_i), dtype=tl.float64)
+    for n in range(begin, end):
+        base = images + n * (height * width * channels)
+        grads = gradient + n * (positions * outer)
+        row = tl.zeros((block_o, block_i), dtype=tl.float32)
+        for first in tl.static_range(0, positions, block_l):
+            position = first + tl.arange(0, block_l)
+            y = ((position // out_width) * stride_h)[:, None] + down[None, :]
+            x = ((position % out_width) * stride_w)[:, None] + across[None, :]
+            seen = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+            seen = seen & (position < positions)[:, None] & (i < inner)[None, :]
+            a = tl.load(base + (y * width + x) * channels + (i % channels)[None, :], mask=seen, other=0.0)
+            known = (position < positions)[:, None] & (o < outer)[None, :]
+            b = tl.load(grads + position[:, None] * outer + o[None, :], mask=known, other=0.0)
+            row = tl.dot(tl.trans(b), a, row, input_precision=precision)
+        exact = row.to(tl.float64)
+        if summing:
+            total += tl.where(tl.load(counted + n) != 0, exact * tl.load(scales + n), 0.0)
+        else:
+            tl.store(squares + n * blocks + block, tl.sum(tl.sum(exact * exact, axis=1), axis=0))
+    if summing:
+        # Weights are ordered by output, then channel, then place in the kernel.
+        place = o[:, None] * inner + ((i % channels) * taps + i // channels)[None, :]
+        known = (o < outer)[:, None] & (i < inner)[None, :]
+        place = sums + client * sums_each + place
+        tl.store(place, tl.load(place, mask=known, other=0.0) + total, mask=known)
+
+
 @triton.jit
 def sum_by_client(
-    rows, scales, usable, first_tile, sums, width, tile_size,
-    block_n: tl.constexpr, block_p: tl.constexpr,
+    rows, scales, usable, first_tile, sums, sums_each, width, tile_size,
+    channels: tl.constexpr, taps: tl.constexpr, block_n: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    """One block of parameters of one client: the scaled sum over its records, in float64."""
-    client = tl.program_id(0)
+    """One block of parameters of one client: the scaled sum over its records, in float64, is added.
+
+    Rows are ordered by output, place in the kernel and channel, sums by output, channel and place.
+    """
+    client = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * block_p + tl.arange(0, block_p)
     begin = tl.load(first_tile + client) * tile_size
     end = tl.load(first_tile + client + 1) * tile_size
@@ -121,7 +198,12 @@ def sum_by_client(
             rows + n[:, None] * width + p[None, :], mask=counts[:, None] & (p < width)[None, :], other=0.0
         )
         total += tl.sum(value.to(tl.float64) * scale[:, None], axis=0)
-    tl.store(sums + client.to(tl.int64) * width + p, total, mask=p < width)
+    place = p
+    if taps > 1:
+        inner: tl.constexpr = channels * taps
+        place = p // inner * inner + (p % channels) * taps + p % inner // channels
+    place = sums + client * sums_each + place
+    tl.store(place, tl.load(place, mask=p < width, other=0.0) + total, mask=p < width)
 
 
 @triton.jit
@@ -158,11 +240,11 @@ def head_outputs(
 
 @triton.jit
 def sum_products(
-    left, places, right, scales, usable, first_tile, sums, inner, outer, tile_size,
+    left, places, right, scales, usable, first_tile, sums, sums_each, inner, outer, tile_size,
     placed: tl.constexpr, block_o: tl.constexpr, block_i: tl.constexpr, at_once: tl.constexpr,
 ):  # fmt: skip
-    """A block of one client's weights: the scaled sum of its records' products, in float64."""
-    client = tl.program_id(0)
+    """A block of one client's weights: the scaled sum of its records' products, in float64, is added."""
+    client = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * block_o + tl.arange(0, block_o)
     i = tl.program_id(2) * block_i + tl.arange(0, block_i)
     begin = tl.load(first_tile + client) * tile_size
@@ -179,8 +261,9 @@ def sum_products(
             weight = own * tl.load(scales + n, mask=inside, other=0.0)
             value = tl.load(left + place * inner + i, mask=counts & (i < inner), other=0.0).to(tl.float64)
             total += weight[:, None] * value[None, :]
-    target = (client.to(tl.int64) * outer + o)[:, None] * inner + i[None, :]
-    tl.store(sums + target, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
+    target = sums + client * sums_each + o[:, None] * inner + i[None, :]
+    known = (o < outer)[:, None] & (i < inner)[None, :]
+    tl.store(target, tl.load(target, mask=known, other=0.0) + total, mask=known)
 
 
 @triton.jit
@@ -192,12 +275,12 @@ def clip(squares, clips, present, scales, usable, count, margin: tl.constexpr, p
     total = tl.zeros((block,), dtype=tl.float64)
     for part in tl.static_range(parts):
         total += tl.load(squares + part * count + n, mask=inside, other=0.0)
-    finite = total < float("inf")  # also false for what is not a number
+    counts = tl.load(present + n, mask=inside, other=0) != 0
+    counts = counts & (total < float("inf"))  # also false for what is not a number
     limit = tl.load(clips + n, mask=inside, other=0.0) * margin
-    here = tl.load(present + n, mask=inside, other=0) != 0
     scale = tl.minimum(limit / tl.maximum(tl.sqrt(total), 1e-300), 1.0)
-    tl.store(scales + n, tl.where(finite & here, scale, 0.0), mask=inside)
-    tl.store(usable + n, finite.to(tl.int8), mask=inside)
+    tl.store(scales + n, tl.where(counts, scale, 0.0), mask=inside)
+    tl.store(usable + n, counts.to(tl.int8), mask=inside)
 
 
 @triton.jit

@@ -9,8 +9,12 @@ from torch import Tensor, nn
 from coterie.training.contributions import Contribution
 from coterie.training.tiles import Tiles
 
-Weights = Mapping[str, Tensor]
-"""A layer's parameters by their names in the layer, each stacked by client: (clients, *shape)."""
+Weights = dict[str, Tensor]
+"""A layer's parameters by their names in the layer, each stacked by client: (clients, *shape). For the time
+of one pass, a rule may keep in it, under other names, what it derived from them."""
+WayBack = Callable[[Tensor, bool], tuple[Tensor | None, Mapping[str, Contribution]]]
+"""From the gradient at the outputs, and whether that at the inputs is needed, to that one, and to what each
+record adds to the gradient of each parameter."""
 
 
 class LayerRule(ABC):
@@ -22,6 +26,10 @@ class LayerRule(ABC):
     def before(self, inputs: Tensor) -> Tensor:
         """What happens to the inputs ahead of the parameters; differentiated by torch."""
         return inputs
+
+    def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
+        """Outputs and the way back of the layer in one piece (`before` included), where kernels do that."""
+        return None
 
     @abstractmethod
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:

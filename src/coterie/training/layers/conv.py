@@ -8,8 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coterie.training import contributions, kernels
-from coterie.training.contributions import Contribution, Rows, product_contributions
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights, rule_for
+from coterie.training.contributions import (
+    Contribution,
+    Recomputed,
+    Rows,
+    product_contributions,
+    rows_of_both,
+)
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, rule_for
 from coterie.training.tiles import Tiles
 
 MANY_CHANNELS = 8
@@ -52,15 +58,35 @@ class ConvRule(LayerRule):
             return (total[0] // 2, total[1] // 2)
         return self._pair(layer.padding, 0)  # type: ignore[arg-type]
 
+    def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
+        if tiles.bounds is None or self.groups > 1:
+            return None
+        factors = kernels.factors_of(self.channels, self.outer)
+        images, stacked = self.images(inputs).to(factors), self._stacked(weights["weight"])
+        bias, forms_rows = weights["bias"] if self.biased else None, self.forms_rows(inputs)
+        laid_out = kernels.aligned(stacked.permute(0, 1, 3, 4, 2), factors)
+        outputs = kernels.convolve(images, laid_out, bias, tiles, self.geometry)
+
+        def back(gradient: Tensor, needed: bool) -> tuple[Tensor | None, Mapping[str, Contribution]]:
+            whole = self.images(gradient)
+            slopes, at_inputs = whole.to(factors), None
+            if needed:
+                other, turned = stacked.permute(0, 2, 3, 4, 1), self.geometry.turned_around()
+                other, size = kernels.aligned(other, factors), (images.shape[2], images.shape[3])
+                at_inputs = self.plain(kernels.convolve(slopes, other, None, tiles, turned, back_to=size))
+            if forms_rows:
+                rows = kernels.form_rows(images, slopes, self.geometry, tiles, biased=self.biased)
+                return at_inputs, rows_of_both(Rows(rows[0], (0, 3, 1, 2), rows[2]), rows[1])
+            recomputed = Recomputed(images, slopes, self.geometry, tiles)
+            return at_inputs, {"weight": recomputed, "bias": Rows(whole.sum(dim=(2, 3)))}
+
+        return self.plain(outputs), back
+
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         images, stacked = self.images(inputs), self._stacked(weights["weight"])
         bias = weights["bias"] if self.biased else None
         if tiles.single:
             return self.plain(self._convolve(images, stacked[0], None if bias is None else bias[0]))
-        if self._fused(tiles):
-            laid_out = stacked.permute(0, 1, 3, 4, 2).contiguous()
-            own_bias = None if bias is None else bias.contiguous()
-            return self.plain(kernels.convolve(images, laid_out, own_bias, tiles, self.geometry))
         stacked = tiles.gather(stacked)
         bias = None if bias is None else tiles.gather(bias)
         if self.groups > 1:
@@ -80,9 +106,6 @@ class ConvRule(LayerRule):
         stacked = self._stacked(weights["weight"])
         if tiles.single:
             return self.plain(self._convolve_back(images, gradient, stacked[0]))
-        if self._fused(tiles) and self.stride == (1, 1):
-            turned = stacked.flip(3, 4).permute(0, 2, 3, 4, 1).contiguous()
-            return self.plain(kernels.convolve(gradient, turned, None, tiles, self.geometry.turned_around()))
         stacked = tiles.gather(stacked)
         if self.groups > 1:
             parts = zip(
@@ -119,16 +142,7 @@ class ConvRule(LayerRule):
         self, inputs: Tensor, gradient: Tensor, tiles: Tiles
     ) -> Mapping[str, Contribution] | None:
         images, gradient = self.images(inputs), self.images(gradient)
-        if self.groups > 1 or not self.forms_rows(inputs):
-            return None
-        if self._fused(tiles):
-            shape = self.geometry
-            formed, bias_rows, squares = kernels.form_rows(images, gradient, shape, biased=self.biased)
-            found = {"weight": Rows(formed, (0, 3, 1, 2), squares)}
-            if bias_rows is not None:  # the squares are those of both
-                found["bias"] = Rows(bias_rows, squares=torch.zeros_like(squares))
-            return found
-        if not tiles.single:
+        if self.groups > 1 or not tiles.single or not self.forms_rows(inputs):
             return None
         if not self._by_channel(tiles):
             patches = self.patches(images, channels_last=False).mT
@@ -186,10 +200,6 @@ class ConvRule(LayerRule):
     def _by_channel(self, tiles: Tiles) -> bool:
         """Whether patches hold their channels last: with few channels, copying rows of pixels is faster."""
         return not tiles.single or self.channels >= MANY_CHANNELS or self.groups > 1
-
-    def _fused(self, tiles: Tiles) -> bool:
-        """Whether kernels that need no patches apply."""
-        return tiles.bounds is not None and self.groups == 1
 
     def _convolve(self, images: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         return functional.conv2d(

@@ -45,8 +45,8 @@ class RecordingLstm(nn.Module):
             if start is not None:
                 state, cell = start[0][level], start[1][level]
             steps = []
-            for step in range(values.shape[1]):
-                gates = driven[:, step] + recurrent_map(state)
+            for drive in driven.unbind(1):  # whose way back is one copy, not one sum for every step
+                gates = drive + recurrent_map(state)
                 opened, kept, candidate, shown = gates.chunk(4, dim=1)
                 cell = torch.sigmoid(kept) * cell + torch.sigmoid(opened) * torch.tanh(candidate)
                 state = torch.sigmoid(shown) * torch.tanh(cell)

@@ -7,8 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.training.contributions import Contribution, Lookups, Rows, product_contributions
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, Weights, rule_for
+from coterie.training import kernels, norm_kernels
+from coterie.training.contributions import (
+    Contribution,
+    Lookups,
+    Recomputed,
+    Rows,
+    product_contributions,
+    products_are_cheaper,
+    rows_of_both,
+)
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, rule_for
 from coterie.training.tiles import Tiles
 
 
@@ -25,6 +34,11 @@ class LinearRule(LayerRule):
             return functional.linear(
                 inputs, weights["weight"][0], weights["bias"][0] if self.biased else None
             )
+        if tiles.bounds is not None and weights["weight"].shape[1] >= MANY_OUTPUTS:
+            if "aligned" not in weights:
+                weights["aligned"] = kernels.aligned(weights["weight"])
+            bias = weights["bias"] if self.biased else None
+            return self._pointwise(inputs, weights["aligned"], bias, tiles)
         flat = inputs.reshape(tiles.count, -1, inputs.shape[-1])
         bias = tiles.gather(weights["bias"])[:, None] if self.biased else None
         if tiles.owner is not None and _suits_everyone(weights["weight"], tiles):
@@ -37,8 +51,19 @@ class LinearRule(LayerRule):
     def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         if tiles.single:
             return gradient @ weights["weight"][0]
+        if tiles.bounds is not None and weights["weight"].shape[1] >= MANY_OUTPUTS:
+            if "turned" not in weights:
+                weights["turned"] = weights["weight"].mT.contiguous()
+            return self._pointwise(gradient, weights["turned"], None, tiles)
         flat = gradient.reshape(tiles.count, -1, gradient.shape[-1]) @ tiles.gather(weights["weight"])
         return flat.view(*gradient.shape[:-1], -1)
+
+    def _pointwise(self, values: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles) -> Tensor:
+        """By the kernel that takes each tile's weights from where its client's are."""
+        outputs = kernels.convolve(
+            _as_images(values), weight[:, :, None, None], bias, tiles, kernels.POINTWISE
+        )
+        return outputs.permute(0, 2, 3, 1).reshape(*values.shape[:-1], -1)
 
     def factors(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
         return (
@@ -47,6 +72,11 @@ class LinearRule(LayerRule):
         )
 
     def contributions(self, left: Tensor, right: Tensor, tiles: Tiles) -> Mapping[str, Contribution]:
+        sizes = (left.shape[1], left.shape[2], right.shape[2])
+        if tiles.bounds is not None and sizes[0] > 1 and products_are_cheaper(*sizes, left.device):
+            images, gradient = _as_images(left), _as_images(right)
+            weight = Recomputed(images, gradient, kernels.POINTWISE, tiles)
+            return {"weight": weight, "bias": Rows(right.sum(dim=1))}
         return product_contributions(left, right)
 
     def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
@@ -54,6 +84,13 @@ class LinearRule(LayerRule):
         return {"weight": flat.mT @ inputs.reshape(len(flat), -1), "bias": flat.sum(dim=0)}
 
 
+def _as_images(values: Tensor) -> Tensor:
+    """Vectors at any number of positions as images of one row, in channels-last order."""
+    return values.reshape(len(values), 1, -1, values.shape[-1]).contiguous().permute(0, 3, 1, 2)
+
+
+MANY_OUTPUTS = 64
+"""Outputs from which a copy of the weights for every tile costs more than a kernel that needs none."""
 MANY_INPUTS, FEW_OUTPUTS = 2**11, 2**11
 """Inputs from which a copy of the weights for every tile costs more than outputs under all clients' weights,
 and outputs of all clients together up to which it does."""
@@ -92,6 +129,23 @@ class NormRule(LayerRule):
         if self.groups is not None:
             return functional.group_norm(inputs, self.groups, eps=self.eps)
         return functional.layer_norm(inputs, self.shape, eps=self.eps)
+
+    def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
+        if tiles.bounds is None or self.groups is None or not norm_kernels.suits_norm(inputs):
+            return None
+        groups, biased = self.groups, self.biased
+        images, weight = inputs.contiguous(memory_format=torch.channels_last), weights["weight"]
+        bias = weights["bias"] if biased else None
+        outputs, means, rates = norm_kernels.normalise(images, weight, bias, tiles, groups, self.eps)
+
+        def back(gradient: Tensor, needed: bool) -> tuple[Tensor, Mapping[str, Contribution]]:
+            gradient = gradient.contiguous(memory_format=torch.channels_last)
+            at_images, weight_rows, bias_rows, squares = norm_kernels.normalise_back(
+                images, gradient, weight, means, rates, tiles, groups, biased=biased
+            )
+            return at_images, rows_of_both(Rows(weight_rows, squares=squares), bias_rows)
+
+        return outputs, back
 
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         scaled = inputs * self._spread(weights["weight"], inputs, tiles)
