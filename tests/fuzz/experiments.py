@@ -68,7 +68,9 @@ WILD = st.one_of(
     st.floats(),
     st.text(max_size=12),
 )
-HARMLESS = st.sampled_from([value for value in [*TEXTS, *OTHERS, *NUMBERS] if value not in (64, 10**6, 1e6)])
+LONG = (64, "1e3", 10**6, 1e6)
+"""Values that are allowed for rounds and epochs, and that a run takes its time for."""
+HARMLESS = st.sampled_from([value for value in [*TEXTS, *OTHERS, *NUMBERS] if value not in LONG])
 """Values that are refused, or small: a run with them ends soon."""
 
 
