@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from command import coterie
 
+from coterie.reproduce import declared
+from coterie.reproduce.declared import PublishedExperiment, parse
 from coterie.reproduce.stored import StoredTable
 
 
@@ -157,7 +159,12 @@ def test_all_of_them_are_run_one_after_the_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two that need no runs stand for all; another file in the way is found before anything is run."""
-    monkeypatch.setattr("coterie.reproduce.declared.names", lambda: ["rdpcfl-illustration", "rdpcfl-noise"])
+
+    def find_any(name: str) -> PublishedExperiment:
+        return parse(name, (Path(declared.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
+
+    monkeypatch.setattr(declared, "names", lambda: ["rdpcfl-illustration", "rdpcfl-noise"])
+    monkeypatch.setattr("coterie.reproduce.summary.find", find_any)  # papers name all of them
     every = ("reproduce", "--all", "--out", str(tmp_path))
     printed = coterie(capsys, monkeypatch, *every, "--json")
     assert printed.code == 0, printed.err
