@@ -71,7 +71,7 @@ def test_the_memory_of_a_step_can_be_bounded() -> None:
 def test_an_option_of_speed_without_meaning_is_refused(bad: str) -> None:
     from coterie.errors import InputError
 
-    with pytest.raises(InputError, match=rf"{bad.partition('=')[0]}.*(one per core|GiB)"):
+    with pytest.raises(InputError, match=rf"{bad.partition('=')[0]}.*(one a core|GiB)"):
         read_experiment(None, bad.split("\n"))
 
 

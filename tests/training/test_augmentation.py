@@ -16,7 +16,7 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 from coterie.training.sketch import Projection
 from coterie.training.stacked import StackedJob, StackedTrainer
-from coterie.training.views import DrawnViews, views_of
+from coterie.training.views import DrawnViews, _draw, views_of
 
 CPU = torch.device("cpu")
 TASK = Task(kind="classification", shape=(1, 8, 8), classes=10)
@@ -144,7 +144,7 @@ def test_views_written_into_the_data_would_move_the_sum_by_several_clips() -> No
 def test_a_view_is_the_image_mirrored_and_shifted_with_its_edge_repeated() -> None:
     batch = batch_of(40)
     views = views_of(AUGMENTATION, batch, everyone(batch), 2, 5)
-    down, right, mirrored = AUGMENTATION._draw(everyone(batch), 2, 5)
+    down, right, mirrored = _draw(AUGMENTATION, everyone(batch), 2, 5)
     for record in range(40):
         for copy in range(3):
             image = np.pad(batch.features[record, 0].numpy(), 2, mode="edge")
@@ -167,15 +167,15 @@ def test_without_shift_and_flip_every_view_is_the_record() -> None:
 def test_shifts_are_uniform_and_differ_by_step_place_view_and_key() -> None:
     """Chi-square of all 25 x 2 outcomes at 1e-6, over places and over steps."""
     places = torch.arange(4000)
-    by_place = AUGMENTATION._draw(places, 0, 3)
-    by_step = AUGMENTATION._draw(torch.zeros(4000, dtype=torch.int64), places, 3)
+    by_place = _draw(AUGMENTATION, places, 0, 3)
+    by_step = _draw(AUGMENTATION, torch.zeros(4000, dtype=torch.int64), places, 3)
     for down, right, mirrored in (by_place, by_step):
         outcomes = ((down + 2) * 5 + right + 2) * 2 + mirrored.long()
         for view in range(3):
             counts = np.bincount(outcomes[:, view].numpy(), minlength=50)
             assert stats.chisquare(counts).pvalue > 1e-6
         assert 0.01 < float((outcomes[:, 0] == outcomes[:, 1]).double().mean()) < 0.03
-    again, other = AUGMENTATION._draw(places, 0, 3), AUGMENTATION._draw(places, 0, 4)
+    again, other = _draw(AUGMENTATION, places, 0, 3), _draw(AUGMENTATION, places, 0, 4)
     assert bool((again[0] == by_place[0]).all())
     assert 0.15 < float((other[0] == by_place[0]).double().mean()) < 0.25
 

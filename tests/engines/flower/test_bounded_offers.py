@@ -242,7 +242,7 @@ def test_a_model_that_does_not_fit_the_records_is_refused_and_leaves_no_trace(
     made.close()
 
 
-@pytest.mark.parametrize("broken", ["promised", "LocalEngine", "Ledger.open"])
+@pytest.mark.parametrize("broken", ["session.promised", "session.LocalEngine", "kept.Ledger.open"])
 def test_a_session_that_cannot_be_opened_leaves_no_trace(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +250,7 @@ def test_a_session_that_cannot_be_opened_leaves_no_trace(
         raise RuntimeError("whatever it is")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"coterie.engines.flower.session.{broken}", fails)
+        patch.setattr(f"coterie.engines.flower.{broken}", fails)
         assert offered(tmp_path, contract().to_json()) == "failed"
     assert not list((tmp_path / "state").iterdir())
     joined(tmp_path / "state").close()

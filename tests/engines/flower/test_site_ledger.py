@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from tiny_site import FINAL, contract, deliver, joined, selection, site, training
 
-from coterie.engines.flower import messages
+from coterie.engines.flower import kept, messages
 from coterie.engines.flower import session as session_module
-from coterie.engines.flower import site as site_module
 from coterie.engines.flower.kept import SiteFolder
 from coterie.engines.flower.site import Site
 from coterie.errors import InputError, LedgerError
@@ -123,7 +122,7 @@ def test_killed_between_charge_answer_and_head_it_goes_on_and_is_charged_once(
         elif moment == "before the head":
             patch.setattr(session_module.SiteSession, "_keep_head", killed)
         else:
-            patch.setattr(session_module, "write_json", killed)
+            patch.setattr(kept, "write_json", killed)
         with pytest.raises(Killed):
             deliver(made, messages.TRAIN, training())
     made.close()
@@ -148,9 +147,9 @@ def test_an_approval_cut_short_may_be_given_again(
     made = site(tmp_path)
     with monkeypatch.context() as patch:
         if moment == "before the ledger":
-            patch.setattr(session_module.Ledger, "open", killed)
+            patch.setattr(kept.Ledger, "open", killed)
         else:
-            patch.setattr(session_module, "write_json", killed)
+            patch.setattr(kept, "write_json", killed)
         with pytest.raises(Killed):
             deliver(made, messages.OFFER, contract().to_content())
     again = site(tmp_path)
@@ -172,7 +171,7 @@ def test_a_contract_under_which_no_session_opens_is_never_on_disk(
 
     made = site(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(site_module, "SiteSession", cannot_open)
+        patch.setattr(session_module, "SiteSession", cannot_open)
         patch.setattr(Site, "_unsign", lambda self: None)
         assert messages.is_refusal(deliver(made, messages.OFFER, contract().to_content())) == "failed"
         assert not made.files.contract.exists()

@@ -128,7 +128,7 @@ def test_a_model_that_was_changed_is_not_used(tmp_path: Path) -> None:
 def test_an_end_cut_short_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = joined(tmp_path)
     deliver(made, messages.TRAIN, training())
-    monkeypatch.setattr("coterie.engines.flower.session.Finished.save", None)  # dies before the mark
+    monkeypatch.setattr("coterie.engines.flower.kept.Finished.save", None)  # dies before the mark
     assert messages.is_refusal(deliver(made, messages.FINISHED, FINAL.to_content())) == "failed"
     monkeypatch.undo()
     made.close()
