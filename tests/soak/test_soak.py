@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("soak.py")
 
 
-@pytest.mark.deployment
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 def test_three_minutes_of_faults_leave_everything_in_agreement() -> None:
     done = subprocess.run(

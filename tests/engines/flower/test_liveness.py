@@ -11,15 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from flwr.app import Error, Message
 from memory_federation import QUICK, MemoryFederation, experiment
 from tiny_site import contract, deliver, joined, training
 
-from coterie.engines.flower import attending, messages, runtime
+from coterie.engines.flower import attending, messages, runtime, transport
 from coterie.engines.flower import internals as flower
 from coterie.engines.flower.runtime import PromptGrid
 from coterie.engines.flower.transport import TOO_LATE, Timeouts, Transport
+from coterie.errors import CoterieError
 
 # --- the grid waits for nothing -----------------------------------------------------------------------
 
@@ -114,6 +116,49 @@ def federation(tmp_path: Path) -> Any:
     made = MemoryFederation(experiment(algorithm={"name": "global"}), tmp_path / "sites")
     yield made
     made.close()
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch, federation: MemoryFederation, call: str, status: int
+) -> list[int]:
+    """Let the link fail at every third call, after it has done what it was asked for."""
+    done, calls = getattr(federation.grid, call), [0]
+
+    def fails(*arguments: Any) -> Any:
+        calls[0] += 1
+        if call == "push_messages" and calls[0] % 3 == 1:
+            done(*arguments)
+        if calls[0] % 3 == 1:
+            response = httpx.Response(status, request=httpx.Request("POST", "https://link"))
+            raise httpx.HTTPStatusError("failed", request=response.request, response=response)
+        return done(*arguments)
+
+    monkeypatch.setattr(federation.grid, call, fails)
+    monkeypatch.setattr(transport, "LINK_PAUSE", 0.0)
+    return calls
+
+
+@pytest.mark.parametrize("call", ["push_messages", "pull_messages"])
+def test_a_link_that_fails_inside_is_asked_again_and_nobody_pays_twice(
+    federation: MemoryFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    calls = failing(monkeypatch, federation, call, 500)
+    federation.serve(tmp_path / "run")
+    assert calls[0] > 3
+    again = MemoryFederation(federation.experiment, tmp_path / "others")
+    again.serve(tmp_path / "undisturbed")
+    again.close()
+    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("run", "undisturbed")]
+    assert ledgers[0] == ledgers[1]
+
+
+def test_a_link_that_refuses_or_fails_for_good_is_an_error(
+    federation: MemoryFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "LINK_TRIES", 1)
+    failing(monkeypatch, federation, "push_messages", 503)
+    with pytest.raises(CoterieError, match=r"link failed 1 times \(status 503\); .*--resume"):
+        federation.serve(tmp_path / "run")
 
 
 @pytest.mark.parametrize("code", [3, 4])
