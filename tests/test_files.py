@@ -90,6 +90,25 @@ def test_many_write_one_file_at_once_and_it_is_always_whole(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["page"]
 
 
+def test_a_draft_that_goes_while_it_is_looked_at_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look whether it is there and the look what it is, another may take it away."""
+    lstat, taken = Path.lstat, []
+
+    def vanishing(path: Path) -> os.stat_result:
+        if not taken:
+            taken.append(path)
+            path.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", vanishing)
+    write_text(tmp_path / "page", "new")
+    assert taken
+    assert (tmp_path / "page").read_text() == "new"
+    assert os.listdir(tmp_path) == ["page"]
+
+
 def test_a_file_is_written_without_a_look_at_all_others_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

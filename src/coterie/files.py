@@ -168,7 +168,10 @@ def _forget(left: Path) -> None:
 
 def _names(path: Path, handle: int) -> bool:
     """Whether what was opened is still what stands there: its name may be another draft's by now."""
-    return path.exists() and os.path.samestat(path.lstat(), os.fstat(handle))
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _remove(path: Path) -> None:
