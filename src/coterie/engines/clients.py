@@ -17,7 +17,7 @@ from coterie import __version__
 from coterie.algorithms.protocol import TrainJob, Vector
 from coterie.data import Task
 from coterie.engines.memory import keep_freed_memory
-from coterie.engines.workers import Call, WorkerPool
+from coterie.engines.workers import Call, WorkerPool, cores
 from coterie.models import ModelSettings, build_model, network_task
 from coterie.models.check import one_thread
 from coterie.privacy import Charge, PrivacyPlan, RandomStream, RecordSums, SecretKey
@@ -218,8 +218,7 @@ class Clients:
 
 def processes_for(workers: int, clients: int) -> int:
     """How many processes so many workers are: each has a client at a time, and shares a core with few."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(workers, clients, WORKERS_PER_CORE * cores)
+    return min(workers, clients, WORKERS_PER_CORE * cores())
 
 
 def seconds_per_gradient(learner: Learner, records: Batch) -> float:

@@ -44,6 +44,12 @@ class WorkerError(CoterieError):
     """A worker process failed, or is gone."""
 
 
+def cores() -> int:
+    """Cores of this process (taskset, a container's set), where the system tells; else of the machine."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 class WorkerPool:
     """Processes that answer calls in any order; each call goes to whichever is free."""
 

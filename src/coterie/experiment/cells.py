@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from coterie.engines.workers import cores
 from coterie.errors import InputError
 from coterie.experiment import folder
 from coterie.experiment.cluster import RayCluster
@@ -58,7 +59,7 @@ class LocalProcesses:
     def __init__(self, cells: Sequence[Cell], workers: int | None) -> None:
         self.gpu = torch.cuda.is_available() and all(cell.experiment.engine.device != "cpu" for cell in cells)
         # A core for each cell; a GPU is given to one process at a time.
-        self.workers = workers or (1 if self.gpu else max(1, min(len(cells), _cores())))
+        self.workers = workers or (1 if self.gpu else max(1, min(len(cells), cores())))
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, runs: Mapping[Path, Experiment]) -> Callable[[], bool]:
@@ -113,12 +114,6 @@ class LocalProcesses:
 
 Executor = LocalProcesses | RayCluster
 """Where cells run."""
-
-
-def _cores() -> int:
-    """Cores of this process (taskset, a container's set), where the system tells; else of the machine."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def compare(

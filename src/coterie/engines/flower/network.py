@@ -1,7 +1,6 @@
 """The server's end of the network: its link on loopback, and the proxy before it."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,26 +82,20 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
                 yield OpenLink(proxy, found, nodes, grid)
 
 
-@contextlib.contextmanager
-def _watching(ring: SiteKeys | None, admit: Callable[[], None]) -> Iterator[None]:
+def _watching(ring: SiteKeys | None, admit: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Register keys that are added while we serve; keys that leave are refused by the proxy at once."""
-    done = threading.Event()
+    if ring is None:
+        return contextlib.nullcontext()
+    known = ring.names()
 
     def watch() -> None:
-        known = {} if ring is None else ring.names()
-        while ring is not None and not done.wait(WATCH_SECONDS):
-            if (now := ring.names()) != known:
-                with contextlib.suppress(httpx.HTTPError):
-                    admit()
-                    known = now
+        nonlocal known
+        if (now := ring.names()) != known:
+            with contextlib.suppress(httpx.HTTPError):
+                admit()
+                known = now
 
-    thread = threading.Thread(target=watch, name="keys", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(timeout=5)
+    return runtime.repeating(watch, WATCH_SECONDS, "keys")
 
 
 def _arguments(folder: Path, keys: KeyFolder | None, address: str) -> list[str]:

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -75,18 +75,26 @@ class TaskClient:
 @contextlib.contextmanager
 def _heartbeats(client: Any) -> Iterator[None]:
     """Tell Flower that the task is alive; the answer may take longer than its timeouts."""
-    done = threading.Event()
 
     def beat() -> None:
         with contextlib.suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
 
-    def beat_on() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
-            beat()
-
     beat()
-    thread = threading.Thread(target=beat_on, name="heartbeat", daemon=True)
+    with repeating(beat, HEARTBEAT_SECONDS, "heartbeat"):
+        yield
+
+
+@contextlib.contextmanager
+def repeating(work: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
+    """Do something again and again, after so many seconds each time, in a thread beside us."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(seconds):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
         yield
