@@ -54,6 +54,8 @@ REFUSED = {
     "--host: 'a b\\nc'": ["keys", "k", "--host", "a b\nc"],
     "--host: 'aaa": ["keys", "k", "--host", "a" * 300],
     "--host: 'ä.example'": ["keys", "k", "--host", "ä.example"],
+    "--out needs a value, and --json after it is an option": ["export", "run", "--out", "--json"],
+    "--noise needs a value, and --rounds after it": ["plan", "sample", "--noise", "--rounds", "3"],
     "no runs to choose": ["reproduce", "rdpcfl-illustration", "--epsilon", "nan"],
 }
 

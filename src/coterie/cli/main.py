@@ -6,6 +6,7 @@ work is imported in the function, so that help needs none of it.
 """
 
 import errno
+import itertools
 import os
 import re
 import signal
@@ -79,7 +80,23 @@ class LazyCommand(TyperCommand):
     """A command whose module is imported when it is called: `coterie --help` needs none of them."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return command_of(self.name or "").make_context(info_name, args, parent=parent, **extra)
+        command = command_of(self.name or "")
+        _refuse_options_as_values(command, args)
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+def _refuse_options_as_values(command: Any, arguments: list[str]) -> None:
+    """Refuse `--out --json`: the value was forgotten, and the parser would take the next option for it."""
+    parts = getattr(command, "commands", {"": command}).values()
+    options = [option for part in parts for option in part.params if option.param_type_name == "option"]
+    names = {"--help", *(name for option in options for name in (*option.opts, *option.secondary_opts))}
+    valued = {name for option in options if not option.is_flag and not option.count for name in option.opts}
+    plain = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for name, value in itertools.pairwise(plain):
+        if name in valued and value in names:
+            raise _UsageError(
+                f"{name} needs a value, and {value} after it is an option ({name}={value} if it is meant)"
+            )
 
 
 for _name, _help in COMMANDS.items():
