@@ -26,7 +26,7 @@ fuzz: $(VENV)/installed-dev
 	$(BIN)/python tests/fuzz/everything.py --log "fuzz/$$(date +%Y%m%d-%H%M%S)"
 
 soak: $(VENV)/installed-dev
-	$(BIN)/python tests/soak/soak.py --minutes 30
+	$(BIN)/python tests/soak/soak.py --minutes 30 --least 60
 
 test-deployment: $(VENV)/installed-dev
 	$(BIN)/pytest -m deployment tests

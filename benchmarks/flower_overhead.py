@@ -179,7 +179,7 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
         )
         stack.callback(link.close)
         wait_until_healthy(link, Upstream(address, keys.authority))
-        with runtime.control(address, keys.authority.read_bytes()) as control:
+        with runtime.Caller(address, keys.authority.read_bytes()).control() as control:
             runtime.register(control, keys.public_keys())
         door = AllowlistProxy(Upstream(address, keys.authority))
         port = stack.enter_context(listening(door, "127.0.0.1", 0, keys.certificate, keys.key))

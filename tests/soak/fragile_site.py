@@ -26,9 +26,9 @@ RELEASES = (messages.TRAIN, messages.SELECT, messages.EVALUATE)
 def make_fragile(told: Path) -> None:
     whole_reply, push_all = SiteNode.reply, internals.push_objects
 
-    def push_some(objects: dict[str, Any], push: Any, *, object_ids_to_push: set[str]) -> None:
+    def push_some(objects: dict[str, Any], push: Any, *, object_ids_to_push: set[str], **more: Any) -> None:
         some = set(sorted(object_ids_to_push)[: int(told.read_text())])
-        push_all(objects, push, object_ids_to_push=some)
+        push_all(objects, push, object_ids_to_push=some, **more)
         told.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 

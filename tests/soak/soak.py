@@ -1,6 +1,6 @@
 """Eight sites and a server under a fault every few seconds; then everything that was written down must agree.
 
-    python tests/soak/soak.py --minutes 30
+    python tests/soak/soak.py --minutes 30 --least 60
     python tests/soak/soak.py --minutes 3 --rounds 8 --seed 4
 
 Real processes with TLS and keys, each site behind relays of its own. Somebody is killed, stopped beyond the
@@ -13,12 +13,14 @@ round on) is over, the run goes on in peace to its end, and
 - a simulation in which exactly those answer who answered reaches the same models, bit for bit, and each site
   has taken home the one that is its own.
 
-As many runs as fit into the time go one after the other. Exit code 1 where anything disagrees.
+As many runs as fit into the time go one after the other. Exit code 1 where anything disagrees, or where fewer
+rounds were struck than asked for (`--least`). Stopped by SIGTERM or Ctrl-C, it ends all that it started.
 """
 
 import argparse
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -41,7 +43,7 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"name": "global"},
     {"name": "dp-ifca", "clusters": 2, "start": "random"},
 )
-EVERY, ANSWER = 4.0, 20.0
+EVERY, ANSWER = 4.0, 12.0
 """Seconds between two faults, on average, and for an answer."""
 TICK = 0.1
 LEAST_SECONDS = 60.0
@@ -141,12 +143,16 @@ def table(faults: Iterable[tuple[Fault, str]]) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description="Strike sites and server while they run; then check.")
     options.add_argument("--minutes", type=float, default=30.0)
-    options.add_argument("--rounds", type=int, default=60, help="of each run")
+    options.add_argument("--rounds", type=int, default=20, help="of each run")
     options.add_argument("--every", type=float, default=EVERY, help="seconds between two faults, on average")
     options.add_argument("--answer", type=float, default=ANSWER, help="seconds; more on a busy machine")
+    options.add_argument(
+        "--least", type=int, default=0, help="rounds that must be reached while faults strike"
+    )
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--keep", type=Path, help="folder in which runs, logs and ledgers stay")
     chosen = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     if faketime_library() is None:
         print("no clock is changed: Debian's faketime is not installed", file=sys.stderr)
@@ -174,7 +180,9 @@ def main() -> int:
             settled[-1].check(not alive, f"processes that are still there: {alive}")
             print(f"run {number + 1}, {algorithm['name']}: {settled[-1].rounds} rounds", file=sys.stderr)
     _print(settled, outcomes, struck, ended, time.monotonic() - began)
-    return 1 if any(each.problems for each in settled) else 0
+    if struck < chosen.least:
+        print(f"too few: {struck} rounds while faults struck, of at least {chosen.least}")
+    return 1 if struck < chosen.least or any(each.problems for each in settled) else 0
 
 
 def _print(

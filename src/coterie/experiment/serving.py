@@ -16,6 +16,7 @@ from coterie.engines.flower.agreement import names_of
 from coterie.engines.flower.keys import KeyFolder, check_host
 from coterie.engines.flower.network import open_link
 from coterie.engines.flower.proxy import AllowlistProxy
+from coterie.engines.flower.runtime import Patience
 from coterie.engines.flower.transport import (
     PATIENCE,
     Timeouts,
@@ -231,6 +232,7 @@ def main(grid: Grid, context: Context) -> None:
         log.info("%s", line)
     clients, wait = int(config["clients"]), float(config["wait"])
     serving = Serving(Path(str(config["out"])), None, sites=clients, wait=wait, resume=True)
+    Patience().of_grid(grid)
     nodes = discover(grid, serving.sites, serving.wait, serving.timeouts)
     if not RunFolder(serving.out).finished:
         on_grid(experiment, grid, nodes, serving, Callbacks(on_start=log.info, on_round=_tell))

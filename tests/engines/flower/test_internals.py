@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flwr.serverapp import Grid
 
@@ -134,9 +135,11 @@ CHECKS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: (
             issubclass(internals.HttpGrid, Grid)
             and takes(internals.HttpGrid, "runtime_api_address", "insecure", "root_certificates", "token")
-            and hasattr(internals.HttpGrid(token="any")._retry_invoker, "max_time")
+            and hasattr(internals.HttpGrid(token="any")._retry_invoker, "invoke")
+            and internals.HttpGrid(token="any")._client is None
+            and takes(internals.RuntimeHttpClient, "base_url", "retry_invoker")
         ),
-        "a grid is made, or bounded in time, in another way: a link that is gone would be tried for ever",
+        "a grid is made, or asks again, in another way: a link that is gone would be tried for ever",
     ),
     "KEY_HEADER": (
         lambda: (
@@ -148,10 +151,13 @@ CHECKS: dict[str, tuple[Callable[[], bool], str]] = {
     "TIME_HEADER": (lambda: True, "see KEY_HEADER"),
     "SIGNATURE_HEADER": (lambda: True, "see KEY_HEADER"),
     "FleetHttpClient": (
-        lambda: connects(
-            internals.FleetHttpClient,
-            *("RegisterNode", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages"),
-            *("PushMessages", "PullObject", "PushObject", "ConfirmMessageReceived", "close"),
+        lambda: (
+            connects(
+                internals.FleetHttpClient,
+                *("RegisterNode", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages"),
+                *("PushMessages", "PullObject", "PushObject", "ConfirmMessageReceived", "close"),
+            )
+            and isinstance(internals.FleetHttpClient("http://127.0.0.1:9")._client, httpx.Client)
         ),
         "a site comes to the link, or takes and answers messages, in another way",
     ),
@@ -162,6 +168,14 @@ CHECKS: dict[str, tuple[Callable[[], bool], str]] = {
     "ActivateNodeRequest": (
         lambda: has_fields(internals.ActivateNodeRequest, ("public_key", "heartbeat_interval")),
         "a site can no longer come online",
+    ),
+    "ActivateNodeResponse": (
+        lambda: has_fields(internals.ActivateNodeResponse, ("node_id",)),
+        "a site that was cut off has to wait until the link has forgotten it",
+    ),
+    "PROTOBUF_MEDIA_TYPE": (
+        lambda: internals.PROTOBUF_MEDIA_TYPE.startswith("application/"),
+        "see ActivateNodeResponse",
     ),
     "DeactivateNodeRequest": (
         lambda: has_fields(internals.DeactivateNodeRequest, ("node_id",)),
@@ -230,7 +244,9 @@ CHECKS: dict[str, tuple[Callable[[], bool], str]] = {
         PIECES,
     ),
     "push_objects": (
-        lambda: takes(internals.push_objects, "objects", "push_object_fn", "object_ids_to_push"),
+        lambda: takes(
+            internals.push_objects, "objects", "push_object_fn", "object_ids_to_push", "max_concurrent_pushes"
+        ),
         PIECES,
     ),
 }

@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from flwr.app import Error, Message
+from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.proto.node_pb2 import NodeInfo
 from memory_federation import QUICK, MemoryFederation, experiment
 from tiny_site import contract, deliver, joined, training
 
-from coterie.engines.flower import attending, messages, runtime, transport
+from coterie.engines.flower import attending, messages, runtime
 from coterie.engines.flower import internals as flower
 from coterie.engines.flower.runtime import PromptGrid
 from coterie.engines.flower.transport import TOO_LATE, Timeouts, Transport
@@ -108,6 +110,95 @@ def test_a_piece_that_is_gone_is_an_unfinished_reply(link: Link) -> None:
     assert lost.error.code == 3
 
 
+# --- the link on our own machine ------------------------------------------------------------------------
+
+HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
+"""What a link says that has no time for us, as OpenSSL puts it."""
+
+
+def calls_to(
+    monkeypatch: pytest.MonkeyPatch, answers: list[httpx.Response | Exception], patience: runtime.Patience
+) -> Any:
+    """A client of the link's control API, whose link answers so."""
+    monkeypatch.setattr(runtime, "LINK_PAUSE", 0.0)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    client = runtime.Caller("127.0.0.1:9", patience=patience).client(flower.ControlHttpClient, "test")
+    client._client = httpx.Client(transport=httpx.MockTransport(answer))
+    return client
+
+
+def test_a_link_that_is_too_slow_or_fails_inside_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own clients ask once here; its grid takes a slow handshake for a wrong certificate."""
+    empty = httpx.Response(200)
+    first = [HANDSHAKE, httpx.Response(500), httpx.ConnectError("refused"), empty]
+    client = calls_to(monkeypatch, first, runtime.Patience())
+    assert runtime.register(client, {}) == {}
+    assert first == []
+
+
+def test_a_site_whose_registration_was_answered_to_nobody_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = ListNodesResponse(nodes_info=[NodeInfo(node_id=7, public_key=b"key")])
+    twice = [httpx.Response(200), HANDSHAKE, httpx.Response(409), listing := httpx.Response(200)]
+    listing._content = known.SerializeToString()
+    assert runtime.register(calls_to(monkeypatch, twice, runtime.Patience()), {"a": b"key"}) == {"a": 7}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (HANDSHAKE, r"did not answer for 0 s \(it is too slow: ConnectTimeout\).*link.log.*--resume"),
+        (httpx.Response(503), r"\(it failed with status 503\)"),
+        (httpx.ConnectError("refused"), r"\(no connection: ConnectError\)"),
+    ],
+)
+def test_a_link_that_does_not_answer_is_named_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, answer: httpx.Response | Exception, said: str
+) -> None:
+    monkeypatch.setattr(runtime, "LINK_SECONDS", 0.0)
+    client = calls_to(monkeypatch, [answer], runtime.Patience(told=Path("run.link/link.log")))
+    with pytest.raises(runtime.Unreachable, match=said):
+        runtime.register(client, {})
+
+
+def test_a_link_that_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = calls_to(monkeypatch, [HANDSHAKE], runtime.Patience(lambda: True))
+    with pytest.raises(CoterieError, match=r"flower-superlink ended; .*--resume"):
+        runtime.register(client, {})
+
+
+def test_what_the_link_refuses_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = calls_to(monkeypatch, [httpx.Response(403)], runtime.Patience())
+    with pytest.raises(httpx.HTTPStatusError):
+        runtime.register(client, {})
+
+
+def test_a_grid_has_our_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "LINK_PAUSE", 0.0)
+    grid, patience = PromptGrid(insecure=True, token="any"), runtime.Patience()
+    answers = [HANDSHAKE, httpx.Response(200)]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    grid._connect()
+    patience.of_grid(grid)
+    assert grid._client is not None
+    grid._client._client = httpx.Client(transport=httpx.MockTransport(answer))
+    assert list(grid.get_node_ids()) == []
+    assert answers == []
+
+
 # --- who did not answer is asked again ----------------------------------------------------------------
 
 
@@ -116,49 +207,6 @@ def federation(tmp_path: Path) -> Any:
     made = MemoryFederation(experiment(algorithm={"name": "global"}), tmp_path / "sites")
     yield made
     made.close()
-
-
-def failing(
-    monkeypatch: pytest.MonkeyPatch, federation: MemoryFederation, call: str, status: int
-) -> list[int]:
-    """Let the link fail at every third call, after it has done what it was asked for."""
-    done, calls = getattr(federation.grid, call), [0]
-
-    def fails(*arguments: Any) -> Any:
-        calls[0] += 1
-        if call == "push_messages" and calls[0] % 3 == 1:
-            done(*arguments)
-        if calls[0] % 3 == 1:
-            response = httpx.Response(status, request=httpx.Request("POST", "https://link"))
-            raise httpx.HTTPStatusError("failed", request=response.request, response=response)
-        return done(*arguments)
-
-    monkeypatch.setattr(federation.grid, call, fails)
-    monkeypatch.setattr(transport, "LINK_PAUSE", 0.0)
-    return calls
-
-
-@pytest.mark.parametrize("call", ["push_messages", "pull_messages"])
-def test_a_link_that_fails_inside_is_asked_again_and_nobody_pays_twice(
-    federation: MemoryFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    calls = failing(monkeypatch, federation, call, 500)
-    federation.serve(tmp_path / "run")
-    assert calls[0] > 3
-    again = MemoryFederation(federation.experiment, tmp_path / "others")
-    again.serve(tmp_path / "undisturbed")
-    again.close()
-    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("run", "undisturbed")]
-    assert ledgers[0] == ledgers[1]
-
-
-def test_a_link_that_refuses_or_fails_for_good_is_an_error(
-    federation: MemoryFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport, "LINK_TRIES", 1)
-    failing(monkeypatch, federation, "push_messages", 503)
-    with pytest.raises(CoterieError, match=r"link failed 1 times \(status 503\); .*--resume"):
-        federation.serve(tmp_path / "run")
 
 
 @pytest.mark.parametrize("code", [3, 4])

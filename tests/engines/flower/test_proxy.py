@@ -13,7 +13,16 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coterie.engines.flower.guard import SECONDS, UNPROVEN, UNPROVEN_EACH, Guard
+from coterie.engines.flower.guard import (
+    GRACE,
+    HEARD,
+    SECONDS,
+    UNPROVEN,
+    UNPROVEN_EACH,
+    UNPROVEN_OF_SITES,
+    Guard,
+)
+from coterie.engines.flower.internals import ActivateNodeResponse
 from coterie.engines.flower.processes import Upstream, environment, keep_loopback_direct
 from coterie.engines.flower.proof import (
     HELLO,
@@ -314,40 +323,124 @@ class Line:
         self.cut = True
 
 
+class Door:
+    """A guard with a clock of its own, and lines through it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.guard = Guard(lambda: self.now)
+
+    def come(self, host: str, port: int = 1, key: bytes | None = None) -> Line | None:
+        """A connection from there, which proves a key or nothing; None where it is turned away."""
+        line = Line()
+        if not self.guard.admit(line, (host, port)):  # type: ignore[arg-type]
+            return None
+        if key is not None:
+            self.guard.trust((host, port), key)
+        return line
+
+
 def test_who_proves_nothing_is_cut_off_and_sites_are_not() -> None:
-    now = [0.0]
-    guard = Guard(lambda: now[0])
-    site, stranger = Line(), Line()
-    assert guard.admit(site, ("10.0.0.1", 1))  # type: ignore[arg-type]
-    guard.trust(("10.0.0.1", 1))
-    assert guard.admit(stranger, ("10.0.0.9", 1))  # type: ignore[arg-type]
-    now[0] = SECONDS + 1
-    guard.sweep()
+    door = Door()
+    site, stranger = door.come("10.0.0.1", key=b"a"), door.come("10.0.0.9")
+    assert site is not None
+    assert stranger is not None
+    door.now = SECONDS + 1
+    door.guard.sweep()
     assert (site.cut, stranger.cut) == (False, True)
-    assert guard.counts == (1, 0)
+    assert door.guard.counts == (1, 0)
     site.on_close()
-    assert guard.counts == (0, 0)
+    assert door.guard.counts == (0, 0)
 
 
 def test_a_siege_from_many_addresses_leaves_room_for_one_more() -> None:
-    guard = Guard()
-    lines = {(f"10.0.{n // 200}.{n % 200}", 1): Line() for n in range(UNPROVEN)}
-    for address, line in lines.items():
-        assert guard.admit(line, address)  # type: ignore[arg-type]
-    newcomer = Line()
-    assert guard.admit(newcomer, ("10.9.9.9", 1))  # type: ignore[arg-type]
-    assert sum(line.cut for line in lines.values()) == 1
-    assert guard.counts == (0, UNPROVEN)
-    guard.trust(("10.9.9.9", 1))
+    door = Door()
+    lines = [door.come(f"10.0.{n // 200}.{n % 200}") for n in range(UNPROVEN)]
+    door.now = GRACE
+    newcomer = door.come("10.9.9.9")
+    assert newcomer is not None
+    assert [line.cut for line in lines if line is not None].count(True) == 1
+    assert door.guard.counts == (0, UNPROVEN)
+    door.guard.trust(("10.9.9.9", 1), b"a")
     assert not newcomer.cut
 
 
 def test_one_address_cannot_take_the_room_of_others() -> None:
-    guard = Guard()
-    other = Line()
-    assert guard.admit(other, ("10.0.0.2", 1))  # type: ignore[arg-type]
-    lines = [Line() for _ in range(3 * UNPROVEN_EACH)]
-    for port, line in enumerate(lines):
-        assert guard.admit(line, ("10.0.0.1", port))  # type: ignore[arg-type]
-    assert sum(not line.cut for line in lines) == UNPROVEN_EACH
+    door = Door()
+    other = door.come("10.0.0.2")
+    lines = []
+    for port in range(3 * UNPROVEN_EACH):
+        door.now += GRACE / UNPROVEN_EACH
+        lines.append(door.come("10.0.0.1", port))
+    assert all(lines)
+    assert sum(not line.cut for line in lines if line is not None) == UNPROVEN_EACH
+    assert other is not None
     assert not other.cut
+
+
+def test_who_comes_from_elsewhere_finds_room_at_once_however_fast_strangers_are() -> None:
+    door = Door()
+    for host in range(UNPROVEN // UNPROVEN_EACH):
+        for port in range(UNPROVEN_EACH):
+            assert door.come(f"10.0.0.{host}", port) is not None
+    assert door.come("10.0.0.1", 999) is None
+    assert door.come("10.9.9.9") is not None
+
+
+def test_strangers_who_come_fast_push_nobody_out_before_it_could_prove_who_it_is() -> None:
+    """With the oldest cut off for each that came, a handshake never ended among strangers of its address."""
+    door = Door()
+    kept = 0
+    for second in range(20):
+        site = door.come("10.0.0.1", 10_000 + second)
+        for port in range(2000):  # ten times as many as there is room for, in half a second
+            door.now = second + port / 4000
+            door.come("10.0.0.1", port)
+        if site is not None:
+            assert not site.cut
+            door.guard.trust(("10.0.0.1", 10_000 + second), b"a")
+            kept += 1
+        door.now = second + 1.0
+    assert kept >= 10
+
+
+def test_an_address_from_which_a_site_has_come_has_more_room() -> None:
+    door = Door()
+    door.come("10.0.0.1", 1, key=b"a")
+    assert all(door.come("10.0.0.1", port) for port in range(2, 2 + UNPROVEN_OF_SITES))
+    assert door.come("10.0.0.1", 9999) is None
+    assert sum(door.come("10.0.0.2", port) is not None for port in range(1000)) == UNPROVEN_EACH
+
+
+# --- a site that comes again --------------------------------------------------------------------------
+
+
+def returning(*, heard: float, closed: bool) -> tuple[Visit, AllowlistProxy]:
+    """A site that comes again, when the link believes that it is still there."""
+    door = Door()
+    proxy, _ = proxied(guard=door.guard, node_of={"a": 77}.get)
+    refusing = httpx.MockTransport(lambda request: httpx.Response(409, content=b"not activated"))
+    proxy._client = httpx.AsyncClient(transport=refusing)
+    before = door.come("10.0.0.7", 1, key=public_bytes(KEYS["a"]))
+    assert before is not None
+    if closed:
+        before.on_close()
+    door.now = heard
+    door.come("10.0.0.7", 999)
+    return Visit(proxy, "POST", b"/v1/fleet/activate-node", b"{}"), proxy
+
+
+@pytest.mark.parametrize(("heard", "closed"), [(0.5, True), (HEARD + 1, False)])
+def test_a_site_that_was_killed_or_cut_off_need_not_wait_until_the_link_has_forgotten_it(
+    heard: float, closed: bool
+) -> None:
+    visit, proxy = returning(heard=heard, closed=closed)
+    assert visit.status == 200
+    assert ActivateNodeResponse.FromString(visit.body).node_id == 77
+    assert proxy.status.arrivals == {"a": 1}
+
+
+def test_a_key_that_somebody_uses_on_an_open_connection_is_in_use() -> None:
+    visit, proxy = returning(heard=HEARD - 1, closed=False)
+    assert (visit.status, visit.body) == (409, b"not activated")
+    assert proxy.status.arrivals == {}

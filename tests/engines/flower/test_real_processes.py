@@ -112,15 +112,14 @@ def test_a_stranger_cannot_join(federation: RealFederation, public: dict[str, An
 
 
 def test_a_stranger_cannot_take_the_servers_task(federation: RealFederation, public: dict[str, Any]) -> None:
-    tasks = runtime.TaskClient(
-        public["server_address"], b"guessed", public["root_certificates"], internals.TaskType.SERVER_APP
-    )
+    authority = public["root_certificates"]
+    tasks = runtime.TaskClient(runtime.Caller(public["server_address"], authority), b"guessed")
     with pytest.raises(runtime.Unreachable):
         tasks.acquire()
     tasks.close()
     # Not even from inside, on the link's own port, without the secret.
     inside = inner_address(federation)
-    tasks = runtime.TaskClient(inside, b"guessed", public["root_certificates"], internals.TaskType.SERVER_APP)
+    tasks = runtime.TaskClient(runtime.Caller(inside, authority), b"guessed")
     assert (
         400 <= refused(tasks._client.AcquireTask, internals.AcquireTaskRequest(supported_task_types=[])) < 500
     )

@@ -74,20 +74,19 @@ class Connection:
 
 
 class SaidOnce:
-    """Lines that are said once, until something else is to be said."""
+    """Troubles that are said once each, until all is well again."""
 
     def __init__(self) -> None:
-        self._last = ""
+        self._said: set[str] = set()
 
     def warn(self, line: str) -> None:
-        if line != self._last:
+        if line not in self._said:
             log.event("trouble", line, level=logging.WARNING)
-        self._last = line
+        self._said.add(line)
 
     def well(self, line: str) -> None:
-        if line != self._last:
-            log.event("connected", line)
-        self._last = line
+        log.event("connected", line)
+        self._said.clear()
 
 
 class Attending(Protocol):
@@ -103,12 +102,17 @@ def attend(connection: Connection, site: Attending) -> None:
     """Answer messages until there is nothing more to answer, through restarts of either side.
 
     Where a server cannot be reached or worked with, it is said why, and tried again, at each of its addresses
-    in turn; whatever else happens, this goes on.
+    in turn, with a pause when all were tried; whatever else happens, this goes on.
     """
     key, told, wait = SiteKey.load(connection.key), SaidOnce(), FIRST_WAIT
-    endpoints = itertools.cycle([Endpoint(address, connection.authority) for address in connection.addresses])
-    while not site.finished:
-        endpoint = next(endpoints)
+    endpoints = [Endpoint(address, connection.authority) for address in connection.addresses]
+    for turn in itertools.count():
+        if site.finished:
+            return
+        if turn and turn % len(endpoints) == 0:
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, LONGEST_WAIT)
+        endpoint = endpoints[turn % len(endpoints)]
         began = time.monotonic()
         try:
             _attend_once(endpoint, key, site, told)
@@ -118,10 +122,8 @@ def attend(connection: Connection, site: Attending) -> None:
             told.warn(f"{endpoint.address}: refused with status {refused.response.status_code}; trying on")
         except (httpx.HTTPError, RuntimeError, ValueError) as trouble:
             told.warn(f"{endpoint.address}: the connection was lost ({type(trouble).__name__}); trying on")
-        if site.finished:
-            return
-        wait = FIRST_WAIT if time.monotonic() - began > LONGEST_WAIT else min(2 * wait, LONGEST_WAIT)
-        time.sleep(wait * random.uniform(0.5, 1.0))
+        if time.monotonic() - began > LONGEST_WAIT:
+            wait = FIRST_WAIT
 
 
 def _attend_once(endpoint: Endpoint, key: SiteKey, site: Attending, told: SaidOnce) -> None:

@@ -2,8 +2,10 @@
 
 A connection costs whoever opens it nothing, and the server a little. So connections on which nobody has
 proven to be a site yet are few, in all and from each address, and short-lived: where there are too many, the
-oldest of them are closed, so that one more of a site's finds room however many strangers hold on. Connections
-of sites that have proven who they are do not count.
+oldest of them are closed, so that one more of a site's finds room however many strangers hold on. None has to
+go before it had the time to prove who it is, or strangers who come fast enough would push out a site that
+shares their address: rather the newcomer is turned away, before anything is computed for it, and a site tries
+again. Connections of sites that have proven who they are do not count; a site keeps its own open.
 """
 
 import socket
@@ -15,6 +17,13 @@ from contextlib import suppress
 
 UNPROVEN, UNPROVEN_EACH = 256, 64
 """Connections at a time on which nobody has proven who it is: in all, and from one address."""
+UNPROVEN_OF_SITES = 128
+"""The same, from an address from which a site has proven who it is and has not left."""
+GRACE = 1.0
+"""Seconds that a connection has for its proof before it may have to go for another."""
+HEARD = 20.0
+"""Seconds without a word after which whoever holds a site's connection counts for gone; heartbeats come more
+often."""
 MOST = 1024
 """Connections at a time of anybody."""
 SECONDS = 15.0
@@ -40,28 +49,37 @@ class Guard:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._unproven: dict[Address, tuple[float, CountedSocket]] = {}
-        self._proven: set[Address] = set()
-        self.closed = 0
+        self._proven: dict[Address, tuple[float, bytes]] = {}
+        self.closed = self.turned_away = 0
 
     def admit(self, connection: CountedSocket, address: Address) -> bool:
         """Whether a new connection may stay; for it an older one without proof may have to go."""
         with self._lock:
-            if len(self._proven) + len(self._unproven) >= MOST and not self._unproven:
+            if not self._make_room(address[0]):
+                self.turned_away += 1
                 return False
-            here = [each for each in self._unproven if each[0] == address[0]]
-            leaving = here[:1] if len(here) >= UNPROVEN_EACH else []
-            if not leaving and len(self._unproven) >= UNPROVEN:
-                leaving = [self._oldest_of_most()]
-            for each in leaving:
-                self._end(each)
             self._unproven[address] = (self._clock(), connection)
         connection.on_close = lambda: self._forget(address)
         return True
 
-    def _oldest_of_most(self) -> Address:
-        """Of whoever holds most, the oldest: who has few connections keeps them."""
-        [(busiest, _)] = Counter(host for host, _ in self._unproven).most_common(1)
-        return next(each for each in self._unproven if each[0] == busiest)
+    def _make_room(self, host: str) -> bool:
+        """Whether there is room for one more from there; somebody may have to go for it."""
+        counts = Counter(each for each, _ in self._unproven)
+        of_sites = any(each == host for each, _ in self._proven)
+        full_here = counts[host] >= (UNPROVEN_OF_SITES if of_sites else UNPROVEN_EACH)
+        full = len(self._unproven) >= UNPROVEN or len(self._proven) + len(self._unproven) >= MOST
+        if not full_here and not full:
+            return True
+        if not counts:
+            return False
+        # Of whoever holds most, the oldest: who has few connections keeps them.
+        busiest = host if full_here else max(counts, key=counts.__getitem__)
+        oldest = next(each for each in self._unproven if each[0] == busiest)
+        had_its_time = self._clock() - self._unproven[oldest][0] >= GRACE
+        if had_its_time or counts[busiest] > counts[host] + 1:
+            self._end(oldest)
+            return True
+        return False
 
     def _end(self, address: Address) -> None:
         """Cut a connection off; whoever serves it sees its end and closes it."""
@@ -73,13 +91,24 @@ class Guard:
     def _forget(self, address: Address) -> None:
         with self._lock:
             self._unproven.pop(address, None)
-            self._proven.discard(address)
+            self._proven.pop(address, None)
 
-    def trust(self, address: Address | None) -> None:
-        """Somebody proved on this connection to be a site."""
+    def trust(self, address: Address | None, key: bytes) -> None:
+        """The holder of a key proved on this connection to be a site, now."""
         with self._lock:
-            if address is not None and self._unproven.pop(address, None) is not None:
-                self._proven.add(address)
+            if address is None:
+                return
+            if self._unproven.pop(address, None) is not None or address in self._proven:
+                self._proven[address] = (self._clock(), key)
+
+    def in_use(self, key: bytes, but: Address | None) -> bool:
+        """Whether somebody with this key has spoken lately on another connection, which is still open."""
+        with self._lock:
+            since = self._clock() - HEARD
+            return any(
+                address != but and whose == key and heard >= since
+                for address, (heard, whose) in self._proven.items()
+            )
 
     def sweep(self) -> None:
         """Close connections that have proven nothing for too long."""

@@ -27,6 +27,7 @@ from flwr.common.serde import message_to_proto, run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
+    ActivateNodeResponse,
     DeactivateNodeRequest,
     PullMessagesRequest,
     PushMessagesRequest,
@@ -73,6 +74,9 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+
+# Answers are of this type.
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.runtime import RuntimeHttpClient
 
 # Messages are stamped with the run and the node of the process that makes them.

@@ -13,7 +13,7 @@ from coterie.engines.flower.keys import KeyFolder, SiteKeys, is_loopback
 from coterie.engines.flower.messages import site_log
 from coterie.engines.flower.processes import Child, Upstream, free_port, new_secret, wait_until_healthy
 from coterie.engines.flower.proxy import AllowlistProxy, ServerStatus, listening
-from coterie.errors import InputError
+from coterie.errors import CoterieError, InputError
 
 log = site_log(__name__)
 
@@ -56,25 +56,24 @@ def open_link(folder: Path, keys: KeyFolder | None, host: str, port: int, app: P
     child = Child("flower-superlink", arguments, folder / "flwr", folder / "link.log")
     with contextlib.closing(child):
         wait_until_healthy(child, upstream)
-        pem = keys.authority.read_bytes() if keys else None
+        patience = runtime.Patience(lambda: child.ended, child.log)
+        caller = runtime.Caller(upstream.address, keys.authority.read_bytes() if keys else None, patience)
         nodes: dict[str, int] = {}
         ring = None if keys is None else SiteKeys(keys)
         status = ServerStatus()
-        proxy = AllowlistProxy(upstream, ring, status=status)
+        proxy = AllowlistProxy(upstream, ring, status=status, node_of=nodes.get)
 
         def admit() -> None:
             """Let the link know the keys that are there now."""
             known = {} if ring is None else {name: key for key, name in ring.names().items()}
-            with runtime.control(upstream.address, pem) as control:
+            with caller.control() as control:
                 nodes.update(runtime.register(control, known))
 
         admit()
         proof = (keys.certificate, keys.key) if keys else (None, None)
 
         def grid() -> contextlib.AbstractContextManager[Grid]:
-            with runtime.control(upstream.address, pem) as control:
-                runtime.start_run(control, app)
-            return runtime.server_grid(upstream.address, secret, pem)
+            return runtime.server_grid(caller, secret, app)
 
         with listening(proxy, host, port, *proof) as found:
             log.info("listening on %s:%d for %s", host, found, ", ".join(nodes) or "anybody")
@@ -91,7 +90,7 @@ def _watching(ring: SiteKeys | None, admit: Callable[[], None]) -> contextlib.Ab
     def watch() -> None:
         nonlocal known
         if (now := ring.names()) != known:
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(httpx.HTTPError, CoterieError):
                 admit()
                 known = now
 

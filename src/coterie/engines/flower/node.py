@@ -48,6 +48,10 @@ BUSY_SECONDS = 30.0
 FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
 """Seconds until the next attempt to reach a server; twice as long every time."""
 CALL_SECONDS = 30.0
+CONNECTIONS, KEPT_SECONDS = 2, 60.0
+"""That a site holds to its server, and for how many seconds after their last use: one for messages, one for
+heartbeats. The server knows who is at the other end of them; a new one has to prove it first, which takes
+long where strangers stand at the door."""
 TRIES = 5
 """Of one call, where the network or the server is in trouble for a moment."""
 
@@ -73,7 +77,12 @@ class Endpoint:
 
     def client(self) -> httpx.Client:
         verify = True if self.authority is None else ssl.create_default_context(cafile=str(self.authority))
-        return httpx.Client(verify=verify, timeout=CALL_SECONDS, trust_env=False)
+        limits = httpx.Limits(
+            max_connections=CONNECTIONS,
+            max_keepalive_connections=CONNECTIONS,
+            keepalive_expiry=KEPT_SECONDS,
+        )
+        return httpx.Client(verify=verify, timeout=CALL_SECONDS, limits=limits, trust_env=False)
 
 
 @dataclass
@@ -184,7 +193,9 @@ class SiteNode:
             interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"), self.key],
         )
         self._registers = authority is None
-        self._http = self.endpoint.client()
+        # All over the same connections, and nowhere else: no redirection is followed.
+        self._client.close()
+        self._http = self._client._client = self.endpoint.client()
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
@@ -215,23 +226,24 @@ class SiteNode:
             with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
                 self._client.DeactivateNode(flower.DeactivateNodeRequest(node_id=self._node.node_id))
             self._client.close()
-            self._http.close()
 
     def now(self) -> float:
         """By the server's clock."""
         return self.key.now()
 
     def _beat(self, done: threading.Event) -> None:
-        while not done.wait(BEATS_EVERY):
+        while True:
             beat = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=BEAT_SECONDS)
             try:
                 known = self._client.SendNodeHeartbeat(beat).success
             except httpx.HTTPStatusError as refused:
                 known = refused.response.status_code >= 500
             except (httpx.HTTPError, RuntimeError):
-                continue  # whoever asks for messages finds out
+                known = True  # whoever asks for messages finds out
             if not known:
                 self._lost.set()
+            if done.wait(BEATS_EVERY):
+                return
 
     def _call(self, call: Callable[[Any], Any], request: Any) -> Any:
         """Call the server, and once more where something is in the way for a moment."""
@@ -307,14 +319,16 @@ class SiteNode:
                 pushed.session_id,
             )
             objects = flower.get_all_nested_objects(answer)
-            flower.push_objects(objects, push, object_ids_to_push=set(pushed.objects_to_push))
+            wanted = set(pushed.objects_to_push)
+            flower.push_objects(objects, push, object_ids_to_push=wanted, max_concurrent_pushes=1)
 
     def is_open(self, message: Message) -> bool:
         """Whether the server still waits for an answer to this message; not, where it cannot be asked."""
         identity = str(message.metadata.message_id)
         headers = {MESSAGE_HEADER: identity, **self.key.headers()}
+        url = f"{self.endpoint.url}{OPEN.decode()}"
         try:
-            found = self._http.get(f"{self.endpoint.url}{OPEN.decode()}", headers=headers)
+            found = self._call(lambda path: self._http.get(path, headers=headers), url)
             return found.is_success and found.json().get("open") is True
         except (httpx.HTTPError, ValueError):
             return False

@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from coterie import __version__
 from coterie.engines.flower.guard import Guard, GuardedSocket
+from coterie.engines.flower.internals import PROTOBUF_MEDIA_TYPE, ActivateNodeResponse
 from coterie.engines.flower.keys import is_loopback
 from coterie.engines.flower.processes import Upstream
 from coterie.engines.flower.proof import (
@@ -102,12 +103,14 @@ class AllowlistProxy:
         *,
         guard: Guard | None = None,
         status: ServerStatus | None = None,
+        node_of: Callable[[str], int | None] = lambda name: None,
     ) -> None:
         """Args:
 
         keys: of the sites that may pass; None where nodes have no keys, on this machine alone.
+        node_of: the number under which the link knows a site.
         """
-        self._upstream, self._keys = upstream, keys
+        self._upstream, self._keys, self._node_of = upstream, keys, node_of
         self._allowed = ALLOWED | (SELF_REGISTRATION if keys is None else frozenset())
         self._client: httpx.AsyncClient | None = None
         self._allowance = FIRST_BYTES
@@ -152,8 +155,9 @@ class AllowlistProxy:
         if (request.method, path) not in self._allowed or request.scope["query_string"]:
             return self._refuse(404, "path")
         visitor = self._visitor(request)
+        client = request.scope.get("client")
         if visitor is not None and visitor.refused is None:
-            self.guard.trust(request.scope.get("client"))
+            self.guard.trust(client, visitor.key)
         if (request.method, path) in OURS:
             return self._answer(path, request, visitor)
         if visitor is not None and visitor.refused is not None:
@@ -163,10 +167,25 @@ class AllowlistProxy:
         if path.endswith(b"/pull-messages"):
             self.status.last_polls[visitor.name] = time.monotonic()
         answer = await self._forward(request, path, visitor.key)
-        if path.endswith(b"/activate-node") and answer.status_code == 200:
-            self.status.arrivals[visitor.name] += 1
-            self.status.troubles.pop(visitor.name, None)
+        if path.endswith(b"/activate-node"):
+            if 400 <= answer.status_code < 500 and not self.guard.in_use(visitor.key, client):
+                answer = self._take_over(visitor.name) or answer
+            if answer.status_code == 200:
+                self.status.arrivals[visitor.name] += 1
+                self.status.troubles.pop(visitor.name, None)
         return answer
+
+    def _take_over(self, name: str) -> Response | None:
+        """Let a site that was killed or cut off go on as the node that it is in the link's eyes.
+
+        The link believes that it is there until heartbeats have been missing for a while, and takes it for
+        another with the same key. We know that nobody with that key is at the end of an open connection.
+        """
+        node = self._node_of(name)
+        if node is None:
+            return None
+        told = ActivateNodeResponse(node_id=node).SerializeToString()
+        return Response(told, media_type=PROTOBUF_MEDIA_TYPE)
 
     def _visitor(self, request: Request) -> Visitor | None:
         """Who asks, by the head of a request; None where nobody has a key."""
@@ -204,6 +223,7 @@ class AllowlistProxy:
                 "coterie_connections_of_sites": sites,
                 "coterie_connections_of_others": others,
                 "coterie_connections_closed_total": self.guard.closed,
+                "coterie_connections_turned_away_total": self.guard.turned_away,
                 "coterie_requests_refused_total": sum(self.refused.values()),
                 "coterie_passed_bytes_total": self.passed,
             }

@@ -7,10 +7,11 @@ that goes with the run is opened by nobody.
 
 import contextlib
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +19,16 @@ import httpx
 from flwr.app import Message
 
 from coterie.engines.flower import internals as flower
+from coterie.engines.flower.processes import ChildEnded
 from coterie.errors import CoterieError
 
+log = logging.getLogger(__name__)
+
 HEARTBEAT_SECONDS = 10.0
-LINK_SECONDS = 60.0
-"""How long the server tries to reach its own link, on its own machine, before it gives up."""
+LINK_SECONDS, LINK_PAUSE = 120.0, 1.0
+"""How long the server tries to reach its own link, on its own machine, before it gives up, and how often."""
+STARTS = 3
+"""Of a run, where the answer that we have its task was lost."""
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 
@@ -30,32 +36,92 @@ class Unreachable(CoterieError):
     """Flower's program on this machine does not answer any more."""
 
 
+class Patience:
+    """Asks the link again where it is too busy to answer, or failed inside; takes the place of Flower's own.
+
+    Flower's takes a handshake that takes too long for a certificate that is wrong, and a failure inside the
+    link for an answer. What is asked for twice is done once, or does no harm: a site that gets a message
+    twice answers it once.
+
+    Args:
+        ended: whether the link's program is gone, which no patience helps against.
+        told: where it says what is wrong with it.
+    """
+
+    def __init__(self, ended: Callable[[], bool] = lambda: False, told: Path | None = None) -> None:
+        self._ended = ended
+        self._more = "" if told is None else f"; see {told}"
+
+    def invoke(self, send: Callable[[], httpx.Response]) -> httpx.Response:
+        """What Flower's clients call for every request."""
+        until = time.monotonic() + LINK_SECONDS
+        while True:
+            try:
+                return send()
+            except httpx.HTTPStatusError as failure:
+                if failure.response.status_code < 500:
+                    raise
+                why = f"it failed with status {failure.response.status_code}"
+            except httpx.TimeoutException as trouble:
+                why = f"it is too slow: {type(trouble).__name__}"
+            except httpx.TransportError as trouble:
+                why = f"no connection: {type(trouble).__name__}"
+            if self._ended():
+                raise ChildEnded(f"flower-superlink ended{self._more}; coterie serve --resume goes on")
+            if time.monotonic() >= until:
+                raise Unreachable(
+                    f"Flower's link on this machine did not answer for {LINK_SECONDS:g} s ({why})"
+                    f"{self._more}; is the machine too busy? coterie serve --resume goes on"
+                )
+            log.warning("Flower's link on this machine: %s; asking it again", why)
+            time.sleep(LINK_PAUSE)
+
+    def of_grid(self, grid: Any) -> None:
+        """Let a grid of Flower's have this patience in place of its own; one in memory needs none."""
+        if isinstance(grid, flower.HttpGrid):
+            grid._retry_invoker = self
+            if grid._client is not None:
+                grid._client._retry_invoker = self
+
+
 # --- tasks ------------------------------------------------------------------------------------------
 
 
-def _connect(kind: Any, address: str, authority: bytes | None, component: str, *proofs: Any) -> Any:
-    """A client of one of Flower's APIs."""
-    return kind.from_server_address(
-        server_address=address,
-        insecure=authority is None,
-        root_certificates=authority,
-        interceptors=[flower.RuntimeVersionHttpInterceptor(component_name=component), *proofs],
-    )
+@dataclass(frozen=True)
+class Caller:
+    """Reaches Flower's link, with patience.
+
+    Args:
+        authority: who signed its certificate; None: plaintext.
+        patience: None: a call that fails has failed.
+    """
+
+    address: str
+    authority: bytes | None = None
+    patience: Patience | None = field(default_factory=Patience)
+
+    def client(self, kind: Any, component: str, *proofs: Any) -> Any:
+        """A client of one of its APIs."""
+        return kind.from_server_address(
+            server_address=self.address,
+            insecure=self.authority is None,
+            root_certificates=self.authority,
+            interceptors=[flower.RuntimeVersionHttpInterceptor(component_name=component), *proofs],
+            retry_invoker=self.patience,
+        )
+
+    def control(self) -> contextlib.closing[Any]:
+        """Its control API, which listens on this machine alone."""
+        return contextlib.closing(self.client(flower.ControlHttpClient, "flwr CLI"))
 
 
 class TaskClient:
     """Takes the tasks of a link, which gives them to whoever knows the secret."""
 
-    def __init__(
-        self,
-        address: str,
-        secret: bytes,
-        authority: bytes | None = None,
-        kind: Any = flower.TaskType.SERVER_APP,
-    ) -> None:
-        self.address, self.authority, self._kind = address, authority, kind
+    def __init__(self, caller: Caller, secret: bytes, kind: Any = flower.TaskType.SERVER_APP) -> None:
+        self._caller, self._kind = caller, kind
         proof = flower.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
-        self._client = _connect(flower.RuntimeHttpClient, address, authority, "SuperExec", proof)
+        self._client = caller.client(flower.RuntimeHttpClient, "SuperExec", proof)
         self.close = self._client.close
 
     def acquire(self) -> str | None:
@@ -63,13 +129,14 @@ class TaskClient:
         try:
             found = self._client.AcquireTask(flower.AcquireTaskRequest(supported_task_types=[self._kind]))
         except httpx.HTTPError as trouble:
-            raise Unreachable(f"{self.address}: {type(trouble).__name__}") from None
+            raise Unreachable(f"{self._caller.address}: {type(trouble).__name__}") from None
         return str(found.token) if found.HasField("task") and found.token else None
 
     def connect(self, token: str, component: str) -> Any:
         """A client that acts for one task."""
-        proof = flower.RuntimeTokenHttpInterceptor(token)
-        return _connect(flower.RuntimeHttpClient, self.address, self.authority, component, proof)
+        return self._caller.client(
+            flower.RuntimeHttpClient, component, flower.RuntimeTokenHttpInterceptor(token)
+        )
 
 
 @contextlib.contextmanager
@@ -77,7 +144,7 @@ def _heartbeats(client: Any) -> Iterator[None]:
     """Tell Flower that the task is alive; the answer may take longer than its timeouts."""
 
     def beat() -> None:
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(httpx.HTTPError, CoterieError):
             client.SendTaskHeartbeat(flower.SendTaskHeartbeatRequest())
 
     beat()
@@ -185,13 +252,21 @@ class PromptGrid(flower.HttpGrid):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterator[PromptGrid]:
-    """The grid of the run that was started, in place of Flower's own server process."""
+def server_grid(caller: Caller, secret: bytes, app: Path) -> Iterator[PromptGrid]:
+    """Start a run, and be its server, in place of Flower's own process.
+
+    Args:
+        app: under whose name the run goes.
+    """
     with contextlib.ExitStack() as stack:
-        tasks = TaskClient(address, secret, authority, flower.TaskType.SERVER_APP)
+        control = stack.enter_context(caller.control())
+        tasks = TaskClient(caller, secret)
         stack.callback(tasks.close)
-        token = tasks.acquire()
-        if token is None:
+        for _ in range(STARTS):  # an answer may be lost on its way, and a task with it
+            start_run(control, app)
+            if (token := tasks.acquire()) is not None:
+                break
+        else:
             raise CoterieError("the link has no task for the run that was started")
         client = stack.enter_context(contextlib.closing(tasks.connect(token, "flwr-serverapp")))
         stack.enter_context(_heartbeats(client))
@@ -199,16 +274,17 @@ def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterato
         flower.TaskIdentity.task_id = found.task_id
         flower.TaskIdentity.run_id = found.run.run_id
         flower.TaskIdentity.node_id = found.context.node_id
-        grid = PromptGrid(address, authority is None, authority, token=token)
+        grid = PromptGrid(caller.address, caller.authority is None, caller.authority, token=token)
         stack.callback(grid.close)
         grid.set_run(flower.run_from_proto(found.run))
-        grid._retry_invoker.max_time = LINK_SECONDS
+        if caller.patience is not None:
+            caller.patience.of_grid(grid)
         status = flower.SubStatus.FAILED
         try:
             yield grid
             status = flower.SubStatus.COMPLETED
         finally:
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(httpx.HTTPError, CoterieError):
                 ended = flower.PushTaskOutputRequest(context=found.context, sub_status=status)
                 client.PushTaskOutput(ended)
 
@@ -216,19 +292,24 @@ def server_grid(address: str, secret: bytes, authority: bytes | None) -> Iterato
 # --- what only the operator may do ------------------------------------------------------------------
 
 
-def control(address: str, authority: bytes | None) -> contextlib.closing[Any]:
-    """The link's control API, which listens on this machine alone."""
-    return contextlib.closing(_connect(flower.ControlHttpClient, address, authority, "flwr CLI"))
-
-
 def register(client: Any, keys: Mapping[str, bytes]) -> dict[str, int]:
     """Let the holders of these keys join; the numbers of their nodes by name."""
-    listed = client.ListNodes(flower.ListNodesRequest()).nodes_info
-    known = {bytes(node.public_key): int(node.node_id) for node in listed}
+
+    def listed() -> dict[bytes, int]:
+        nodes = client.ListNodes(flower.ListNodesRequest()).nodes_info
+        return {bytes(node.public_key): int(node.node_id) for node in nodes}
+
+    known = listed()
     for name, key in keys.items():
-        if key not in known:
+        if key in known:
+            continue
+        try:
             wanted = flower.RegisterNodeRequest(public_key=key, name=name)
             known[key] = int(client.RegisterNode(wanted).node_id)
+        except httpx.HTTPStatusError:
+            known = listed()  # asked for twice, since the first answer was lost: then it is there
+            if key not in known:
+                raise
     return {name: known[key] for name, key in keys.items()}
 
 

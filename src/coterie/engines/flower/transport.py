@@ -1,13 +1,11 @@
 """Messages to named sites over a Flower grid, and the answers of the round that is under way."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -19,11 +17,7 @@ from coterie.errors import CoterieError, InputError
 from coterie.files import forget_rounds, read_arrays
 from coterie.privacy.ranges import Range
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-LINK_TRIES, LINK_PAUSE = 5, 1.0
-"""How often Flower's link is asked for the same before that is an error, and after how many seconds again."""
 UNFINISHED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 """A message, or its reply, is past its time, or never became whole."""
 TOO_LATE = "no answer in time"
@@ -162,7 +156,7 @@ class Transport:
             now = time.monotonic()
             left = self.timeouts.answer - (now - began)
             again: set[str] = set()
-            for reply in _linked(lambda: self.grid.pull_messages(list(waiting))) if waiting else ():
+            for reply in self.grid.pull_messages(list(waiting)) if waiting else ():
                 # By what it replies to: an error made by the link itself carries no other name.
                 name = waiting.pop(str(reply.metadata.reply_to_message_id), None)
                 if name is None:
@@ -220,13 +214,8 @@ class Transport:
         self._pushing = True  # a site may have a message before its number is known here
         try:
             # A site that gets a message twice answers it once.
-            sent = _linked(
-                lambda: self.grid.push_messages(
-                    [
-                        Message(content, self.nodes[name], kind, ttl=seconds)
-                        for name, content in contents.items()
-                    ]
-                )
+            sent = self.grid.push_messages(
+                [Message(content, self.nodes[name], kind, ttl=seconds) for name, content in contents.items()]
             )
             return {identity: name for identity, name in zip(sent, contents, strict=True) if identity}
         finally:
@@ -241,22 +230,6 @@ class Transport:
         for name in waiting - there:
             away.setdefault(name, now)
         return back
-
-
-def _linked(work: Callable[[], list[T]]) -> list[T]:
-    """What Flower's link does for us, asked for again where it failed inside."""
-    for _ in range(LINK_TRIES):
-        try:
-            return work()
-        except httpx.HTTPStatusError as failure:
-            if failure.response.status_code < 500:
-                raise
-            status = failure.response.status_code
-            log.warning("Flower's link failed (status %d); asking it again", status)
-            time.sleep(LINK_PAUSE)
-    raise CoterieError(
-        f"Flower's link failed {LINK_TRIES} times (status {status}); coterie serve --resume goes on"
-    )
 
 
 def _why_no_answer(reply: Message) -> str | None:
