@@ -10,7 +10,7 @@ from coterie.engines.flower.transport import Transport
 from coterie.experiment.callbacks import Callbacks, RoundReport, RunStart
 
 HERE_SECONDS = 10.0
-"""A site that has not asked for messages for so long is away: it asks once a second."""
+"""A site that has not asked for messages for so long is away: its questions are held for half of that."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class RunStatus:
     def attach(self, transport: Transport, status: ServerStatus) -> None:
         """Let the proxy tell all this, and ask the transport what is still waited for."""
         self.transport, self.proxy = transport, status
+        transport.bell, status.bell.used = status.bell, True
         status.health, status.metrics = self.health, self.metrics
         status.is_open = transport.is_open
         transport.arrivals = lambda name: status.arrivals[name]

@@ -141,6 +141,7 @@ def _attend_once(endpoint: Endpoint, key: SiteKey, site: Attending, told: SaidOn
         told.well(f"connected to {endpoint.address}; the server is {printable(greeting.serving)}")
         heard = time.monotonic()
         while not site.finished:
+            asked = time.monotonic()
             message = node.receive()
             if message is not None:
                 heard = time.monotonic()
@@ -148,8 +149,9 @@ def _attend_once(endpoint: Endpoint, key: SiteKey, site: Attending, told: SaidOn
                 if site.finished:
                     _until_taken(node, message)
                 continue
-            busy = time.monotonic() - heard < BUSY_SECONDS
-            time.sleep(POLL_SECONDS if busy else IDLE_SECONDS)
+            now = time.monotonic()
+            pause = POLL_SECONDS if now - heard < BUSY_SECONDS else IDLE_SECONDS
+            time.sleep(max(0.0, asked + pause - now))  # not at all where the server held the question
 
 
 def _until_taken(node: SiteNode, message: Message) -> None:

@@ -40,7 +40,8 @@ log = site_log(__name__)
 BEAT_SECONDS, BEATS_EVERY = 10.0, 4.0
 """When the link is told to expect a heartbeat (it waits for twice that), and how often one is sent."""
 POLL_SECONDS, IDLE_SECONDS = 0.25, 1.0
-"""Between two questions for messages: while a run goes on, and when nothing came for a while."""
+"""Between two questions for messages, where the server does not hold them: while a run goes on, and when
+nothing came for a while."""
 PIECE_SECONDS = 0.05
 """Between two looks for a piece of a message that is still on its way."""
 BUSY_SECONDS = 30.0

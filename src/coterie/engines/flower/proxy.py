@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coterie import __version__
+from coterie.engines.flower.bell import Bell
 from coterie.engines.flower.guard import Guard, GuardedSocket
 from coterie.engines.flower.internals import PROTOBUF_MEDIA_TYPE, ActivateNodeResponse
 from coterie.engines.flower.keys import is_loopback
@@ -58,6 +59,7 @@ HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
     b"host content-length".split()
 )
+PULL = b"/v1/fleet/pull-messages"
 PUSHES = frozenset({b"/v1/fleet/push-messages", b"/v1/fleet/push-object"})
 """What the link keeps on its disk."""
 LARGEST_BODY = 16 * 2**20
@@ -83,6 +85,7 @@ class ServerStatus:
         last_polls: when each site last asked for messages, by our own clock.
         troubles: why a site was last refused.
         arrivals: how often each site has come.
+        bell: tells sites that there is something for them, and the server that a site has answered.
     """
 
     health: Callable[[], dict[str, object]] = dict
@@ -91,6 +94,7 @@ class ServerStatus:
     last_polls: dict[str, float] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     arrivals: Counter[str] = field(default_factory=Counter)
+    bell: Bell = field(default_factory=Bell)
 
 
 class AllowlistProxy:
@@ -117,6 +121,7 @@ class AllowlistProxy:
         self._pushed: Counter[bytes] = Counter()
         self._reading: Counter[bytes] = Counter()
         self.guard, self.status = guard or Guard(), status or ServerStatus()
+        self.bell = self.status.bell
         self.passed = 0
         self.refused: Counter[str] = Counter()
 
@@ -138,6 +143,7 @@ class AllowlistProxy:
             verify=self._upstream.verify, timeout=SECONDS, limits=limits, trust_env=False
         ) as self._client:
             await receive()
+            self.bell.attach(asyncio.get_running_loop())
             await send({"type": "lifespan.startup.complete"})
             sweeping = asyncio.create_task(self._sweep())
             await receive()
@@ -164,14 +170,17 @@ class AllowlistProxy:
             return self._disbelieve(visitor)
         if visitor is None or visitor.name is None:
             return await self._forward(request, path, b"")
-        if path.endswith(b"/pull-messages"):
+        if path == PULL:
             self.status.last_polls[visitor.name] = time.monotonic()
-        answer = await self._forward(request, path, visitor.key)
+        answer = await self._forward(request, path, visitor.key, visitor.name)
+        if path in PUSHES and answer.status_code == 200:
+            self.bell.pushed(visitor.name)
         if path.endswith(b"/activate-node"):
             if 400 <= answer.status_code < 500 and not self.guard.in_use(visitor.key, client):
                 answer = self._take_over(visitor.name) or answer
             if answer.status_code == 200:
                 self.status.arrivals[visitor.name] += 1
+                self.bell.arrived(visitor.name)
                 self.status.troubles.pop(visitor.name, None)
         return answer
 
@@ -249,7 +258,7 @@ class AllowlistProxy:
 
     # --- what goes on to the link -----------------------------------------------------------------------
 
-    async def _forward(self, request: Request, path: bytes, key: bytes) -> Response:
+    async def _forward(self, request: Request, path: bytes, key: bytes, name: str | None = None) -> Response:
         length = request.headers.get("content-length", "")
         if not length.isdigit():
             return self._refuse(411, "length")
@@ -264,7 +273,12 @@ class AllowlistProxy:
             body = await asyncio.wait_for(self._body(request, size), BODY_SECONDS)
             if body is None:
                 return self._refuse(413, "size")
-            answer = await self._send(request, path, body)
+            if path == PULL and name is not None:
+                answer = await self._ask_for(name, request, body)
+            else:
+                answer = await self._send(request, path, body)
+            if answer is None:
+                return self._refuse(408, "gone")
         except TimeoutError:
             return self._refuse(408, "slow")
         except httpx.HTTPError:
@@ -279,6 +293,19 @@ class AllowlistProxy:
         headers = _passed_on(answer.headers.raw)
         reply.raw_headers += [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
         return reply
+
+    async def _ask_for(self, name: str, request: Request, body: bytes) -> httpx.Response | None:
+        """What the link has for a site, when there is something, or after a while.
+
+        None where the site has gone meanwhile: no message may be taken for nobody.
+        """
+        if not await self.bell.something_for(name, request.receive):
+            return None
+        rings = self.bell.rings(name)
+        found = await self._send(request, PULL, body)
+        if found.status_code == 200 and not found.content:
+            self.bell.nothing_for(name, rings)
+        return found
 
     @staticmethod
     async def _body(request: Request, size: int) -> bytes | None:
@@ -341,5 +368,6 @@ def listening(
                 time.sleep(0.05)
             yield found
         finally:
+            application.bell.release()
             server.should_exit = True
             thread.join(timeout=10)

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from coterie.engines.flower import messages
+from coterie.engines.flower.bell import Bell
 from coterie.engines.flower.internals import ErrorCode
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
 from coterie.errors import CoterieError, InputError
@@ -21,6 +22,8 @@ T = TypeVar("T")
 UNFINISHED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 """A message, or its reply, is past its time, or never became whole."""
 TOO_LATE = "no answer in time"
+RUNG_POLL = 1.0
+"""Seconds between two looks for answers where a bell tells of them."""
 
 
 class NobodyAnswered(CoterieError):
@@ -87,6 +90,7 @@ class Transport:
         self._sent = sent
         self.nodes = nodes
         self.arrivals: Callable[[str], int] = lambda name: 0
+        self.bell = Bell()
         self._waiting: dict[str, str] = {}
         self._pushing = False
         self.timeouts = timeouts
@@ -200,7 +204,7 @@ class Transport:
             missing.update(dict.fromkeys(lost, "went away"))
             pending -= lost
             if pending:
-                time.sleep(self.timeouts.poll)
+                self.bell.wait(RUNG_POLL if self.bell.used else self.timeouts.poll)
         waiting.clear()
         return Answers(
             {name: answered[name] for name in contents if name in answered},
@@ -217,6 +221,7 @@ class Transport:
             sent = self.grid.push_messages(
                 [Message(content, self.nodes[name], kind, ttl=seconds) for name, content in contents.items()]
             )
+            self.bell.ring(contents)
             return {identity: name for identity, name in zip(sent, contents, strict=True) if identity}
         finally:
             self._pushing = False
