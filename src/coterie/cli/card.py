@@ -16,13 +16,14 @@ def card(
         typer.Option("--format", help="md (to read) | json (all fields) | registry (OpenDP's, as YAML)."),
     ] = "md",
 ) -> None:
-    from coterie.experiment.card import Card, write_card
+    from coterie.experiment.card import write_card
     from coterie.experiment.card_answers import ask
     from coterie.experiment.registry_card import registry
+    from coterie.experiment.site_card import card_of
     from coterie.files import finite, yaml_text
     from coterie.report.card import card_markdown
 
-    found = Card.of(run)
+    found = card_of(run)
     if sys.stdin.isatty() and sys.stdout.isatty():
         say("What only you can know; an empty line leaves it open. Answers are kept in card.yaml.")
         ask(run, found.promise.unit, lambda text: str(typer.prompt(text, default="", show_default=False)))

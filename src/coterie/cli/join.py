@@ -135,10 +135,14 @@ def join(
     )
     with contextlib.closing(site), EventLog(as_json=log_json).logging():
         attend(connection, site)
+    from coterie.experiment.card import write_card
+    from coterie.experiment.site_card import card_of
     from coterie.report.site import write_site_report
 
     say(f"finished: {site.files.path}")
     say(f"report: {write_site_report(site.files.path)}")
+    write_card(card_of(site.files.path))
+    say(f"what may be claimed of it: coterie card {site.files.path}")
     say(f"the model that this site uses: coterie predict {site.files.path} --data FILE")
 
 

@@ -7,6 +7,7 @@ stays open until it is there.
 
 import math
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,8 @@ from coterie.experiment.recorded import RecordedRun, alike
 from coterie.experiment.registered import History, history_of
 from coterie.experiment.result import RunResult
 from coterie.files import json_text, read_json, write_text
-from coterie.privacy import Adjacency, Custody, Guarantee, Unit
+from coterie.groups import Observer
+from coterie.privacy import Adjacency, Custody, Guarantee, PrivacyPlan, Unit
 from coterie.privacy.accounting import Accountant, accountant_named
 from coterie.privacy.divergences import INTEGER_ORDERS, Floats
 from coterie.privacy.errors import PlanError, PrivacyInputError
@@ -57,48 +59,60 @@ _SIDE_CHANNELS = (
 )
 
 
-@dataclass(frozen=True)
-class Card:
-    """The card of the run in a folder.
-
-    Args:
-        lines: of the register, when the card was written; None: as it is now.
-    """
-
-    run: RecordedRun
-    lines: int | None = None
-
-    @classmethod
-    def of(cls, path: Path) -> "Card":
-        """That of a run that has begun, if every file and figure of it holds."""
-        run = RecordedRun.of_this_version(path)
-        InputError.when(not run.files.exists, f"{path}: not the folder of a run")
-        for check in run.checks():
-            check()
-        InputError.when(not run.begun, f"{path}: nothing was released yet, so there is nothing to state")
-        for check in run.recount_checks():
-            check()
-        return cls(run)
+class PrivacyClaim(ABC):
+    """What a privacy claim must state, of a run or of a site's part in one."""
 
     @property
-    def promise(self) -> Guarantee:
-        return self.run.guarantee
+    @abstractmethod
+    def path(self) -> Path:
+        """The folder that it is about, and lies in."""
+
+    @property
+    @abstractmethod
+    def promise(self) -> Guarantee: ...
+
+    @property
+    @abstractmethod
+    def plan(self) -> PrivacyPlan: ...
+
+    @property
+    @abstractmethod
+    def accountant(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def watched(self) -> Observer | None:
+        """Who sees what when, where workers see the models of their own groups alone."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Of the program that ran."""
+
+    @property
+    @abstractmethod
+    def history(self) -> History | None:
+        """What the same records have paid in all experiments; None where no register counts them."""
 
     @cached_property
     def answers(self) -> OperatorAnswers:
-        return OperatorAnswers.read(self.run.files.path)
+        return OperatorAnswers.read(self.path)
 
-    @cached_property
-    def history(self) -> History | None:
-        return history_of(self.run.files, self.lines)
+    @abstractmethod
+    def unprotected(self) -> list[str]:
+        """What is public, beside what was released."""
 
-    @cached_property
-    def result(self) -> RunResult | None:
-        return RunResult.load(self.run.files.path) if self.run.files.finished else None
+    @abstractmethod
+    def data(self) -> dict[str, Any]:
+        """What the records are."""
 
-    @cached_property
-    def federation(self) -> dict[str, Any]:
-        return read_json(self.run.files.federation)
+    @abstractmethod
+    def scores(self) -> dict[str, Any]:
+        """How well it serves whom, as far as that is known."""
+
+    @abstractmethod
+    def no_history(self) -> str:
+        """Why nobody knows what the same records have paid elsewhere."""
 
     def missing(self) -> list[str]:
         """Questions that the operator has not answered."""
@@ -112,7 +126,7 @@ class Card:
         missing = self.missing()
         return {
             "card": FORMAT,
-            "run": self.run.files.path.resolve().name,
+            "run": self.path.resolve().name,
             "guarantee": self.promise.line,
             "guarantee_text": self.promise.text,
             **ordered,
@@ -126,15 +140,14 @@ class Card:
     @cached_property
     def _accounts(self) -> list[Accountant]:
         """What the plan costs each kind of unit, by the run's accountant."""
-        method, plan = accountant_named(self.run.ledger.accountant), self.run.plan
+        method, plan = accountant_named(self.accountant), self.plan
         kinds = {unit.releases: unit for unit in plan.units}
         return [method(unit.event, plan.adjacency) for unit in kinds.values()]
 
     def epsilon_at(self, delta: float) -> float:
         """Epsilon of the unit that spends most, at another delta; never less than what is proven."""
-        observer = self.run.proven.observer
-        if observer is not None:
-            return observer.guarantee(delta=delta, adjacency=self.run.plan.adjacency).epsilon
+        if self.watched is not None:
+            return self.watched.guarantee(delta=delta, adjacency=self.plan.adjacency).epsilon
         return max(account.epsilon(delta) for account in self._accounts)
 
     def _deltas(self, epsilons: Floats) -> Floats:
@@ -159,10 +172,9 @@ class Card:
     def _profile(self) -> dict[str, Any]:
         """Epsilon at several deltas, and divergences at several orders where each unit's plan is all."""
         points = {f"{delta:.0e}": number_to_json(self.epsilon_at(delta)) for delta in DELTAS}
-        found: dict[str, Any] = {"accountant": self.run.ledger.accountant, "epsilon_at_delta": points}
-        if self.run.proven.observer is None:
-            plan = self.run.plan
-            curves = [divergences_of(unit.event, plan.adjacency) for unit in plan.units]
+        found: dict[str, Any] = {"accountant": self.accountant, "epsilon_at_delta": points}
+        if self.watched is None:
+            curves = [divergences_of(unit.event, self.plan.adjacency) for unit in self.plan.units]
             largest = np.max(curves, axis=0)[np.isin(INTEGER_ORDERS, ORDERS)]
             found["rdp"] = {
                 "orders": list(ORDERS),
@@ -172,7 +184,7 @@ class Card:
 
     def _mu(self) -> dict[str, Any] | None:
         """Where there is one: pairs of workers are bounded one by one, and without noise nothing is."""
-        if self.run.proven.observer is not None or math.isinf(self.promise.epsilon):
+        if self.watched is not None or math.isinf(self.promise.epsilon):
             return None
         try:
             mu = gaussian_mu(self._deltas)
@@ -189,7 +201,7 @@ class Card:
             "unit": {"name": promise.unit.value, "protected": promise.protected},
             "records_per_person": self._records_per_person(),
             "neighbours": {"name": promise.adjacency.value, "text": _NEIGHBOURS[promise.adjacency]},
-            "unprotected": self._unprotected(),
+            "unprotected": self.unprotected(),
             "observer": {"who": threat.watchers, "sees": threat.sees},
             "trusted": {
                 "who": threat.trusted,
@@ -198,13 +210,13 @@ class Card:
             },
             "collusion": threat.collusion,
             "not_private": [caveat for caveat in promise.caveats if any(word in caveat for word in outside)],
-            "data": self._data(),
+            "data": self.data(),
             "tuning": answers.get("tuning"),
             "library": {
                 "coterie": __version__,
                 **{name: version(name) for name in ("torch", "dp-accounting", "numpy")},
             },
-            "version": str(self.federation.get("coterie")),
+            "version": self.version,
             "commit": commit(),
             "side_channels": list(_SIDE_CHANNELS),
             "justification": answers.get("justification"),
@@ -224,7 +236,88 @@ class Card:
             return self.answers.get("records_per_person")
         return f"all of a {self.promise.unit}: they are protected together"
 
-    def _unprotected(self) -> list[str]:
+    # --- what was found -----------------------------------------------------------------------------
+
+    def _found(self) -> dict[str, Any]:
+        return {**self.scores(), "audit": self._audit(), "history": self._history()}
+
+    def _history(self) -> dict[str, Any]:
+        known = self.history
+        if known is not None:
+            return known.to_json()
+        return {"total_epsilon": None, "text": f"unknown: {self.no_history()}"}
+
+    def _audit(self) -> Any:
+        path = self.path / AUDIT
+        if not path.exists():
+            return "none"
+        told, keys = (
+            read_json(path),
+            ("name", "claimed_epsilon", "lower_bound", "delta", "confidence", "verdict"),
+        )
+        try:
+            releases = [{key: release[key] for key in keys} for release in told["releases"]]
+            return {"when": told["when"], "verdict": told["verdict"], "releases": releases}
+        except (KeyError, TypeError):
+            raise InputError(f"{path}: not an audit of this version") from None
+
+
+@dataclass(frozen=True)
+class Card(PrivacyClaim):
+    """The card of the run in a folder.
+
+    Args:
+        lines: of the register, when the card was written; None: as it is now.
+    """
+
+    run: RecordedRun
+    lines: int | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> "Card":
+        """That of a run that has begun, if every file and figure of it holds."""
+        run = RecordedRun.of_this_version(path)
+        InputError.when(not run.files.exists, f"{path}: not the folder of a run")
+        for check in run.checks():
+            check()
+        InputError.when(not run.begun, f"{path}: nothing was released yet, so there is nothing to state")
+        for check in run.recount_checks():
+            check()
+        return cls(run)
+
+    @property
+    def path(self) -> Path:
+        return self.run.files.path
+
+    @property
+    def promise(self) -> Guarantee:
+        return self.run.guarantee
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        return self.run.plan
+
+    @property
+    def accountant(self) -> str:
+        return self.run.ledger.accountant
+
+    @property
+    def watched(self) -> Observer | None:
+        return self.run.proven.observer
+
+    @property
+    def version(self) -> str:
+        return str(self.federation.get("coterie"))
+
+    @property
+    def history(self) -> History | None:
+        return history_of(self.run.files, self.lines)
+
+    @cached_property
+    def federation(self) -> dict[str, Any]:
+        return read_json(self.run.files.federation)
+
+    def unprotected(self) -> list[str]:
         clients, schedule = self.federation["clients"], self.run.experiment.schedule
         records = sum(int(client["records"]) for client in clients)
         rows = "persons" if self.promise.unit is Unit.PERSON else "records"
@@ -238,62 +331,42 @@ class Card:
             told.append("which client took part in which round")
         return told
 
-    def _data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         settings = self.run.experiment.data
         served = self.run.files.sites.exists()
-        columns = "as the sites declare them"
-        if self.run.files.task.exists():
-            described = read_json(self.run.files.task).get("preprocessing", {}).get("inputs", {})
-            names = [column["column"] for column in described.get("columns", ())]
-            columns = ", ".join(names) if names else "arrays of a declared shape and range"
         return {
             "source": "the sites' own records" if served else settings.name,
             "own_records": served or settings.own_records,
             "type": "static",
             "access": "non-interactive",
-            "declared_columns_only": columns,
+            "declared_columns_only": declared_columns(self.run.files.task),
         }
 
-    # --- what was found -----------------------------------------------------------------------------
-
-    def _found(self) -> dict[str, Any]:
-        result = self.result
+    def scores(self) -> dict[str, Any]:
+        result = RunResult.load(self.run.files.path) if self.run.files.finished else None
         reached = None if result is None else result.reached
         worst = None
         if reached is not None and reached.per_client:
             name = min(reached.per_client, key=lambda client: reached.per_client[client])
             worst = {"client": name, "score": reached.per_client[name], "kind": reached.kind}
-        return {
-            "utility": None
-            if reached is None
-            else {"mean": reached.mean, "min": reached.min, "max": reached.max, "kind": reached.kind},
-            "worst_client": worst,
-            "audit": self._audit(),
-            "history": self._history(),
-        }
+        utility = None
+        if reached is not None:
+            utility = {"mean": reached.mean, "min": reached.min, "max": reached.max, "kind": reached.kind}
+        return {"utility": utility, "worst_client": worst}
 
-    def _history(self) -> dict[str, Any]:
-        if self.history is not None:
-            return self.history.to_json()
+    def no_history(self) -> str:
         if self.run.files.sites.exists():
-            text = "unknown: every site has a register of its own, and tells nobody what is in it"
-        else:
-            text = "unknown: published records, which no register counts; other runs on them add up"
-        return {"total_epsilon": None, "text": text}
+            return "every site has a register of its own, and tells nobody what is in it"
+        return "published records, which no register counts; other runs on them add up"
 
-    def _audit(self) -> Any:
-        path = self.run.files.path / AUDIT
-        if not path.exists():
-            return "none"
-        told, keys = (
-            read_json(path),
-            ("name", "claimed_epsilon", "lower_bound", "delta", "confidence", "verdict"),
-        )
-        try:
-            releases = [{key: release[key] for key in keys} for release in told["releases"]]
-            return {"when": told["when"], "verdict": told["verdict"], "releases": releases}
-        except (KeyError, TypeError):
-            raise InputError(f"{path}: not an audit of this version") from None
+
+def declared_columns(task: Path) -> str:
+    """Which columns a record has, by the file that describes the task."""
+    if not task.exists():
+        return "as the sites declare them"
+    described = read_json(task).get("preprocessing", {}).get("inputs", {})
+    names = [column["column"] for column in described.get("columns", ())]
+    return ", ".join(names) if names else "arrays of a declared shape and range"
 
 
 _NEIGHBOURS = {
@@ -322,10 +395,10 @@ def commit() -> str | None:
     return found if (Path(root) / "src" / "coterie").resolve() == package else None
 
 
-def write_card(card: Card) -> dict[str, Any]:
-    """Put the card into the run's folder, where `coterie verify` computes its figures again."""
+def write_card(card: PrivacyClaim) -> dict[str, Any]:
+    """Put the card into its folder; in that of a run `coterie verify` computes its figures again."""
     content = card.content
-    write_text(card.run.files.path / CARD, json_text(content))
+    write_text(card.path / CARD, json_text(content))
     return content
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from coterie.experiment.card import Card
+from coterie.experiment.card import PrivacyClaim
 from coterie.privacy import Custody, Unit
 from coterie.privacy.meaning import percent_up
 from coterie.privacy.units import number_to_json, round_up, short_number
@@ -17,7 +17,7 @@ _UNITS = {
 }
 
 
-def registry(card: Card) -> dict[str, Any]:
+def registry(card: PrivacyClaim) -> dict[str, Any]:
     """What the registry asks of a deployment; what only the operator knows is said to be open."""
     told, promise, answers = card.content, card.promise, card.answers
 

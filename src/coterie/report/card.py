@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from coterie.experiment.card import Card
+from coterie.experiment.card import PrivacyClaim
 from coterie.privacy.meaning import percent_up
 from coterie.privacy.units import round_up, short_number
 from coterie.report.model_card import releases_table
@@ -12,7 +12,7 @@ from coterie.table import Table, plain
 _MOST_CLIENTS = 50
 
 
-def card_markdown(card: Card) -> str:
+def card_markdown(card: PrivacyClaim) -> str:
     """What a person reads."""
     told = card.content
     rows = [{"Field": name, "Content": plain(content)} for name, content in _rows(told)]

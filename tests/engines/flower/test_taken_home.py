@@ -26,9 +26,11 @@ from coterie.engines.flower.taken_home import MODELS, read_models
 from coterie.engines.flower.transport import Transport
 from coterie.errors import CoterieError, InputError
 from coterie.experiment import checkpoint
+from coterie.experiment.card import FIELDS
 from coterie.experiment.experiment_file import read_experiment
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.served_run import ServedRun, without_models
+from coterie.experiment.site_card import card_of
 from coterie.experiment.site_models import SiteModels, open_models
 from coterie.privacy import Unit
 from coterie.report.site import write_site_report
@@ -112,6 +114,58 @@ def test_the_report_counts_the_ledger_again(folders: tuple[dict[str, Path], Path
     with pytest.raises(CoterieError, match="does not follow from the ledger"):
         write_site_report(states["amber"])
     end.write_text(before)
+
+
+def test_each_site_has_a_card_of_its_own_records(folders: tuple[dict[str, Path], Path]) -> None:
+    states, _ = folders
+    state = states["dune"]
+    ended = CliRunner().invoke(app, ["card", str(state), "--format", "json"])
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert set(FIELDS) <= set(told)
+    signed = json.loads((state / "contract.json").read_text())["contract"]
+    promise = open_models(state).trained.promise
+    assert (told["epsilon"], told["delta"]) == (promise.epsilon, signed["delta"])
+    assert list(told["per_client"]) == ["dune"]
+    assert told["epsilon_at_1e-5"] > told["epsilon"]  # at a smaller delta
+    points = told["profile"]["epsilon_at_delta"]
+    assert points["1e-05"] == told["epsilon_at_1e-5"]
+    assert points["1e-09"] > points["1e-03"]
+    assert told["data"]["source"] == "this site's own records"
+    assert told["history"]["experiments"] == 1
+    assert "contract alone" in told["history"]["text"]
+    assert json.loads((state / "card.json").read_text()) == told
+    text = CliRunner().invoke(app, ["card", str(state)])
+    assert "one record of dune" in text.stdout
+    assert "amber" not in text.stdout  # nothing of others
+    registered = CliRunner().invoke(app, ["card", str(state), "--format", "registry"])
+    assert "Federated" in registered.stdout
+
+
+def test_the_card_of_a_site_whose_experiment_goes_on_is_refused(tmp_path: Path) -> None:
+    made = joined(tmp_path)
+    deliver(made, messages.TRAIN, training())
+    made.close()
+    with pytest.raises(InputError, match="is not over"):
+        card_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("unit", "algorithm"), [("client", {"name": "dp-fedavg"}), ("worker", {"name": "dp-ogl", "period": 2})]
+)
+def test_a_site_that_trusted_its_server_has_a_card_too(
+    tmp_path: Path, unit: str, algorithm: dict[str, Any]
+) -> None:
+    federation = sites_of(trusting(unit, algorithm), tmp_path / "sites")
+    federation.serve(tmp_path / "run")
+    name = min(federation.sites)
+    told = card_of(federation.sites[name].files.path).content
+    promise = federation.sites[name].files.path / "model"
+    assert told["epsilon"] == open_models(promise).trained.promise.epsilon
+    assert told["unit"]["name"] == unit
+    assert told["epsilon_at_1e-5"] >= told["epsilon"]
+    assert told["history"]["total_epsilon"] is None  # no folder of records, so nothing was entered
+    federation.close()
 
 
 def test_a_model_that_was_changed_is_not_used(tmp_path: Path) -> None:
