@@ -21,6 +21,7 @@ from coterie import __version__
 from coterie.cli.keys import keys as keys_command
 from coterie.cli.main import app
 from coterie.engines.flower.attending import Connection
+from coterie.engines.flower.guard import GRACE
 from coterie.engines.flower.keys import (
     KeyFolder,
     SiteKeys,
@@ -216,6 +217,7 @@ def test_a_registered_site_goes_on_while_strangers_hold_the_door(files: KeyFolde
         host, port = endpoint.address.split(":")
         held = [socket.create_connection((host, int(port))) for _ in range(300)]
         try:
+            time.sleep(GRACE)  # in which they could have proven who they are
             context = ssl.create_default_context(cafile=str(files.authority))
             with httpx.Client(verify=context, timeout=10, trust_env=False) as strangers:
                 assert (
