@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 
 from coterie.clustering.embedding import centred_gram
 from coterie.clustering.partition import best_partition, kmeans, relabelled
@@ -61,3 +62,30 @@ def test_kmeans_groups_plain_vectors() -> None:
     vectors = np.array([[0.0, 0.0], [0.1, 0.0], [9.0, 9.0]])
     labels = kmeans(vectors, 2, 0)
     assert labels[0] == labels[1] != labels[2]
+
+
+@pytest.mark.parametrize("clusters", [2, 3, 5])
+def test_kmeans_of_long_vectors_is_that_of_their_distances(clusters: int) -> None:
+    """The partition that scikit-learn finds among the vectors themselves, as long as they are."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        vectors = (
+            rng.normal(size=(12, 4000)) + 3 * rng.normal(size=(clusters, 4000))[np.arange(12) % clusters]
+        )
+        whole = KMeans(clusters, n_init=10, tol=0.0, random_state=seed).fit(vectors).labels_
+        found = kmeans(vectors, clusters, seed)
+        pairs = (labels[:, None] == labels[None] for labels in (whole, found))
+        assert np.array_equal(*pairs)
+
+
+def test_kmeans_does_not_go_through_the_weights_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    fit = KMeans.fit
+
+    def seen(self: KMeans, points: NDArray[np.float64]) -> KMeans:
+        shapes.append(points.shape)
+        return fit(self, points)
+
+    monkeypatch.setattr(KMeans, "fit", seen)
+    kmeans(np.random.default_rng(0).normal(size=(6, 50_000)), 2, 0)
+    assert shapes == [(6, 6)]

@@ -246,6 +246,7 @@ def trained(draw: st.DrawFn) -> Case:
         # Eleven million weights: a few records are work enough for the seconds that a case has.
         tree["federation"] = {"records_per_client": 4, "sizes": [2, 2], "test_per_client": 2}
         put(tree, ("schedule", "batch"), 2)
+        put(tree, ("schedule", "rounds"), 1)
     files = {"e.yaml": as_yaml(tree)}
     out = draw(st.sampled_from(["out"] * 20 + ["a/b/out", "ö", "out ", "x" * 250, ".", "e.yaml", ""]))
     return Case("run", ("run", "e.yaml", "--out", out, *_json(draw)), files)
