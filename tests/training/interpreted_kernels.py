@@ -348,8 +348,7 @@ def test_a_record_moves_a_wide_head_by_the_clip_at_most(monkeypatch: pytest.Monk
     task, clip = Task(kind="classification", shape=(130,), classes=3), 0.5
     monkeypatch.setattr(head, "WIDE", 100)
     model = nn.Linear(130, 3)
-    made = head.StackedHead.of(Learner(model, task, CPU))
-    assert made is not None
+    learner = Learner(model, task, CPU)
     stacked = torch.from_numpy(flatten(model)).expand(2, -1).contiguous()
     owner, places = torch.tensor([0, 1]), torch.tensor([3, 0, 5, 1, 4, 2])
     tiles = Tiles(2, 3, owner, dynamic=False, bounds=torch.tensor([0, 1, 2]))
@@ -357,9 +356,11 @@ def test_a_record_moves_a_wide_head_by_the_clip_at_most(monkeypatch: pytest.Monk
     for size in (1e-3, 1.0, 1e4, 1e18):
         table = Batch(torch.randn(6, 130), torch.arange(6) % 3)
         table.features[5] *= size
-        with_it = made.clipped_sum(stacked, table, places, tiles, clips, present)
+        made = head.StackedHead.of(learner, table)
+        assert made is not None
+        with_it = made.clipped_sum(stacked, places, tiles, clips, present)
         gone = present & (torch.arange(6) != 2)
-        moved = with_it - made.clipped_sum(stacked, table, places, tiles, clips, gone)
+        moved = with_it - made.clipped_sum(stacked, places, tiles, clips, gone)
         assert float(moved[1].norm()) == 0.0
         assert float(moved[0].norm()) <= clip
         assert size > 1.0 or float(moved[0].norm()) > 0.0

@@ -23,11 +23,11 @@ except ImportError:  # torch for processors comes without Triton
     device_code = None  # type: ignore[assignment]
 
 
-SPANS, INPUTS_AT_ONCE = 8, 64
-"""Programs that share the inputs of a tile of a wide head (one alone would leave most of a GPU idle), and
-inputs that one of them takes at a time."""
-WEIGHTS_AT_ONCE, RECORDS_AT_ONCE = 128, 4
-"""Inputs whose weights one program sums up, and records that it reads without waiting for one of them."""
+SPANS, INPUTS_AT_ONCE, HEAD_STAGES = 8, 64, 3
+"""Programs that share the inputs of a tile of a wide head (one alone would leave most of a GPU idle), inputs
+that one of them takes at a time, and how often it is ahead of itself with reading them."""
+WEIGHTS_AT_ONCE, RECORDS_AT_ONCE, SUM_WARPS, SUM_STAGES = 128, 16, 4, 3
+"""Inputs whose weights one program sums up, records that it takes at a time, and how."""
 
 
 def available(device: torch.device) -> bool:
@@ -231,18 +231,15 @@ def add_by_client(
     )  # fmt: skip
 
 
-def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Products of some rows of a table with their clients' weights, and the squared norms of these rows.
+def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -> Tensor:
+    """Products of some rows of a table with their clients' weights: float32 (records, outer).
 
-    Rows are read where they lie, once for both; several programs share a tile's inputs between them.
+    Rows are read where they lie; several programs share a tile's inputs between them.
 
     Args:
         table: float32 (rows, inner), contiguous.
         places: int64 (records,), which row each record is.
         weights: float32 (clients, outer, inner), contiguous.
-
-    Returns:
-        float32 (records, outer) and float64 (records,).
     """
     assert tiles.owner is not None
     inner, outer, records = table.shape[1], weights.shape[1], tiles.records
@@ -250,13 +247,12 @@ def head_outputs(table: Tensor, places: Tensor, weights: Tensor, tiles: Tiles) -
     parts = max(1, min(SPANS, inner // (4 * block_k)))
     span = block_k * _blocks(_blocks(inner, parts), block_k)
     outputs = torch.empty((parts, records, outer), device=table.device)
-    squares = torch.empty((parts, records), dtype=torch.float64, device=table.device)
     device_code.head_outputs[(tiles.count, parts, _blocks(outer, block_o))](
-        table, places, weights, tiles.owner, outputs, squares, inner, outer, records, span, tiles.size,
+        table, places, weights, tiles.owner, outputs, inner, outer, records, span, tiles.size,
         precision=_precision(), block_m=max(16, power_of_two(tiles.size)), block_o=block_o, block_k=block_k,
-        num_warps=4,
+        num_warps=4, num_stages=HEAD_STAGES,
     )  # fmt: skip
-    return outputs.sum(dim=0), squares.sum(dim=0)
+    return outputs.sum(dim=0)
 
 
 def add_products(
@@ -277,12 +273,13 @@ def add_products(
     """
     assert tiles.bounds is not None
     inner, outer, clients = left.shape[1], right.shape[1], len(tiles.bounds) - 1
-    # What was put in is read once for all outputs of a block.
-    block_o, block_i = min(16, power_of_two(outer)), min(WEIGHTS_AT_ONCE, max(16, power_of_two(inner)))
+    # What was put in is read once for all outputs of a block; matrix units take sixteen at least.
+    block_o, block_i = 16, min(WEIGHTS_AT_ONCE, max(16, power_of_two(inner)))
     device_code.sum_products[(clients, _blocks(outer, block_o), _blocks(inner, block_i))](
         left, tiles.bounds if places is None else places, right, scales, usable.view(torch.int8),
         tiles.bounds, sums, sums.stride(0), inner, outer, tiles.size,
-        placed=places is not None, block_o=block_o, block_i=block_i, at_once=RECORDS_AT_ONCE, num_warps=4,
+        placed=places is not None, block_o=block_o, block_i=block_i, block_n=RECORDS_AT_ONCE,
+        num_warps=SUM_WARPS, num_stages=SUM_STAGES,
     )  # fmt: skip
 
 

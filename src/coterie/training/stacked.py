@@ -73,16 +73,14 @@ def tiles_of(owner: Tensor, size: int, clients: int, present: Tensor | None) -> 
     return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds, present=present)
 
 
-def kernels_agree(
-    learner: Learner, tile: int, *, tf32: bool = True, wide_head: StackedHead | None = None
-) -> bool:
+def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: bool = False) -> bool:
     """Whether our kernels run here and agree with torch's operations, on records that are nobody's.
 
     And whether a record that is alone adds no more than its clip: what is summed then has the norm that was
     taken.
 
     Args:
-        wide_head: what computes the whole step, where that is to be tried instead of the layer rules.
+        wide_head: try what computes the whole step of a wide head, instead of the layer rules.
     """
     device, book = learner.device, learner.book
     if not kernels.available(device) or book is None:
@@ -97,11 +95,12 @@ def kernels_agree(
         alone[[0, 2 * tile, 3 * tile]] = True
         clips = torch.full((len(probe),), _PROBE_CLIP, dtype=torch.float64, device=device)
         places = torch.arange(len(probe), device=device)
+        made = StackedHead.of(learner, probe) if wide_head else None
 
         def sums(shown: Tensor, own: Tensor | None) -> Tensor:
             tiles = tiles_of(owner, tile, 3, own)
-            if wide_head is not None and own is not None:
-                return wide_head.clipped_sum(stacked, probe, places, tiles, clips, shown)
+            if made is not None and own is not None:
+                return made.clipped_sum(stacked, places, tiles, clips, shown)
             return stacked_clipped_sum(book, stacked, probe, tiles, clips, shown)
 
         with precision(tf32=tf32):
@@ -211,10 +210,11 @@ class StackedTrainer:
         self._max_memory = max_memory if max_memory is not None else _most_of_free(learner.device)
         self._programs: dict[tuple[int, int], _Program] = {}
         wanted = own_kernels and augmentation is None and table.present is None
-        wide_head = StackedHead.of(learner) if wanted else None
-        suits = wide_head is not None and kernels.available(learner.device)
+        possible = wanted and kernels.available(learner.device)
+        wide_head = StackedHead.of(learner, table) if possible else None
+        suits = wide_head is not None
         self.tile = tile or (head.TILE if suits else TILE)
-        suits = suits and kernels_agree(learner, self.tile, tf32=tf32, wide_head=wide_head)
+        suits = suits and kernels_agree(learner, self.tile, tf32=tf32, wide_head=True)
         self.wide_head = wide_head if suits else None
         self.own_kernels = suits or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
         copies = augmentation.copies if augmentation else 1
@@ -405,8 +405,7 @@ class _Program(Program):
         parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
         self.row += 1
         if trainer.wide_head is not None:
-            given = (trainer.table, index, tiles, clip, present)
-            trainer.wide_head.clipped_sum(parameters, *given, into=self.sums)
+            trainer.wide_head.clipped_sum(parameters, index, tiles, clip, present, into=self.sums)
             return
         rows, copies = trainer.table.take(index), 1
         batch = rows.flat

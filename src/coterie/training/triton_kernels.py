@@ -208,10 +208,10 @@ def sum_by_client(
 
 @triton.jit
 def head_outputs(
-    table, places, weights, owner, outputs, squares, inner, outer, records, span, tile_size,
+    table, places, weights, owner, outputs, inner, outer, records, span, tile_size,
     precision: tl.constexpr, block_m: tl.constexpr, block_o: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """A tile's products with its client's weights over a span of the inputs, and the squares of these."""
+    """A tile's products with its client's weights over a span of the inputs."""
     tile, part = tl.program_id(0), tl.program_id(1)
     client = tl.load(owner + tile)
     m = tl.arange(0, block_m)
@@ -220,7 +220,6 @@ def head_outputs(
     place = tl.load(places + n, mask=m < tile_size, other=0).to(tl.int64)
     own = weights + client.to(tl.int64) * inner * outer
     total = tl.zeros((block_m, block_o), dtype=tl.float32)
-    square = tl.zeros((block_m,), dtype=tl.float64)
     end = tl.minimum((part + 1) * span, inner)
     for first in range(part * span, end, block_k):
         k = first + tl.arange(0, block_k)
@@ -229,19 +228,33 @@ def head_outputs(
         known = (o < outer)[:, None] & (k < end)[None, :]
         b = tl.load(own + o[:, None] * inner + k[None, :], mask=known, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision=precision)
-        exact = a.to(tl.float64)
-        square += tl.sum(exact * exact, axis=1)
     row = part.to(tl.int64) * records + n
     kept = (m < tile_size)[:, None] & (o < outer)[None, :]
     tl.store(outputs + row[:, None] * outer + o[None, :], total, mask=kept)
-    if tl.program_id(2) == 0:
-        tl.store(squares + row, square, mask=m < tile_size)
+
+
+@triton.jit
+def factors(
+    left, places, right, scales, usable, first, end, o, i, inner, outer,
+    placed: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
+    """What some records' scaled gradients at the outputs and what was put in are, in float64."""
+    n = first + tl.arange(0, block_n)
+    inside = n < end
+    counts = inside & (tl.load(usable + n, mask=inside, other=0) != 0)
+    place = tl.load(places + n, mask=inside, other=0).to(tl.int64) if placed else n.to(tl.int64)
+    mine = (o < outer)[:, None] & counts[None, :]
+    own = tl.load(right + n[None, :] * outer + o[:, None], mask=mine, other=0.0).to(tl.float64)
+    scale = tl.load(scales + n, mask=inside, other=0.0)
+    put_in = counts[:, None] & (i < inner)[None, :]
+    value = tl.load(left + place[:, None] * inner + i[None, :], mask=put_in, other=0.0).to(tl.float64)
+    return own * scale[None, :], value
 
 
 @triton.jit
 def sum_products(
     left, places, right, scales, usable, first_tile, sums, sums_each, inner, outer, tile_size,
-    placed: tl.constexpr, block_o: tl.constexpr, block_i: tl.constexpr, at_once: tl.constexpr,
+    placed: tl.constexpr, block_o: tl.constexpr, block_i: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """A block of one client's weights: the scaled sum of its records' products, in float64, is added."""
     client = tl.program_id(0).to(tl.int64)
@@ -250,17 +263,17 @@ def sum_products(
     begin = tl.load(first_tile + client) * tile_size
     end = tl.load(first_tile + client + 1) * tile_size
     total = tl.zeros((block_o, block_i), dtype=tl.float64)
-    for first in range(begin, end, at_once):
-        # Several records that do not wait for one another.
-        for step in tl.static_range(at_once):
-            n = first + step
-            inside = n < end
-            counts = inside & (tl.load(usable + n, mask=inside, other=0) != 0)
-            place = tl.load(places + n, mask=inside, other=0).to(tl.int64) if placed else n.to(tl.int64)
-            own = tl.load(right + n * outer + o, mask=counts & (o < outer), other=0.0).to(tl.float64)
-            weight = own * tl.load(scales + n, mask=inside, other=0.0)
-            value = tl.load(left + place * inner + i, mask=counts & (i < inner), other=0.0).to(tl.float64)
-            total += weight[:, None] * value[None, :]
+    # The next records are read before these are multiplied. (Triton 3.6 multiplies no float64 that it
+    # sees come from narrower numbers; what comes from the turn before, it does not look into.)
+    weight, value = factors(
+        left, places, right, scales, usable, begin, end, o, i, inner, outer, placed, block_n
+    )
+    for first in range(begin, end, block_n):
+        now, put_in = weight, value
+        weight, value = factors(
+            left, places, right, scales, usable, first + block_n, end, o, i, inner, outer, placed, block_n
+        )
+        total = tl.dot(now, put_in, total, out_dtype=tl.float64)
     target = sums + client * sums_each + o[:, None] * inner + i[None, :]
     known = (o < outer)[:, None] & (i < inner)[None, :]
     tl.store(target, tl.load(target, mask=known, other=0.0) + total, mask=known)
