@@ -8,9 +8,12 @@ Every colour x of an image is padded by reflection and convolved, on the torus o
 with Morlet wavelets psi_j,l (sigma = 0.8 * 2^j, frequency 3 pi / 4 / 2^j, slant 4 / L, angles pi / 8 apart)
 and the Gaussian phi (sigma = 1.6), and every fourth value in both directions is kept: 1 + 16 + 64 = 81
 channels. A signal that passed a wavelet of scale 1 is kept at every second place before phi averages it, as
-wavelets of that scale pass no faster change. Then groups of nine channels are normalised within the record,
-and all is divided by the square root of how many numbers there are, so that a record has norm 1 (less where
-a group is nearly constant). Of other records nothing is used.
+wavelets of that scale pass no faster change.
+
+Of three colours, the lightness and two differences are taken first (an orthonormal turn: most of what colours
+have in common is in one of them). Every channel is then centred and scaled by what it is in random images
+whose spectrum falls like one over the frequency, as that of photographs does, and each record by its own mean
+and spread, so that it has norm 1. Of other records nothing is used, and of data nothing at all.
 """
 
 import math
@@ -24,13 +27,27 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.errors import InputError
 
-VERSION = 1
+VERSION = 2
 """Of the numbers that come out: another one is another transform, of which nothing in a cache serves."""
 PADDING, STEP = 8, 4
-ORIENTATIONS, CHANNELS, GROUP = 8, 81, 9
+ORIENTATIONS, CHANNELS = 8, 81
 SMALLEST = 12
 FLOOR = 1e-8
-"""Of the variance that a group is divided by: pixels from 0 to 1 give second-order channels of about 1e-5."""
+"""Of the variance that a record is divided by, which is about 1."""
+MIDDLE, CONTRAST = 0.5, 0.21
+"""Of pixels in random images, the light ones (three colours together: sqrt(3) times as much)."""
+DIFFERENCE = 0.07
+"""The contrast of differences between colours in them; their middle is zero."""
+FIRST_MEANS, FIRST_SPREADS = (0.143, 0.139), (0.036, 0.053)
+SECOND_MEANS, SECOND_SPREADS = (
+    (0.0173, 0.0155, 0.0124, 0.0104, 0.0099),
+    (0.0073, 0.0063, 0.0050, 0.0043, 0.0042),
+)
+"""Channels of random images of middle 0 and contrast 1: of the first order by scale, of the second by how
+many eighths of half a turn lie between their two wavelets."""
+AVERAGE_SPREAD = 0.63
+"""The spread of S0 in them."""
+OPPONENTS = ((1.0, 1.0, 1.0), (1.0, -1.0, 0.0), (1.0, 1.0, -2.0))
 _PERIODS = range(-2, 3)
 """How often a filter is laid around the torus; what is farther away is below the last digit."""
 
@@ -78,8 +95,30 @@ def averaging(size: int, kept: int) -> Reals:
     return weights
 
 
+def channel_constants(colours: int) -> tuple[Reals, Reals]:
+    """Mean and spread of every channel in random images: (colours, 81) each."""
+    apart = [min(turn, ORIENTATIONS - turn) for turn in range(ORIENTATIONS)]
+    pairs = [apart[abs(first - second)] for first in range(ORIENTATIONS) for second in range(ORIENTATIONS)]
+    first = np.repeat([FIRST_MEANS, FIRST_SPREADS], ORIENTATIONS, axis=1)
+    second = np.array([SECOND_MEANS, SECOND_SPREADS])[:, pairs]
+    means, spreads = np.concatenate([[[0.0], [AVERAGE_SPREAD]], first, second], axis=1)
+    if colours != len(OPPONENTS):
+        middles, contrasts = np.full(colours, MIDDLE), np.full(colours, CONTRAST)
+    else:
+        light = math.sqrt(colours)
+        middles = np.array([light * MIDDLE, 0.0, 0.0])
+        contrasts = np.array([light * CONTRAST, DIFFERENCE, DIFFERENCE])
+    all_means = contrasts[:, None] * means
+    all_means[:, 0] += middles
+    return all_means, contrasts[:, None] * spreads
+
+
 class Scattering(nn.Module):
     """Images (n, colours, height, width) as features (n, 81 * colours, height / 4, width / 4)."""
+
+    means: Tensor
+    spreads: Tensor
+    turn: Tensor
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -100,6 +139,11 @@ class Scattering(nn.Module):
             self._keep(f"psi_{scale}", bank)
             self._keep(f"rows_{scale}", averaging(rows, 2**scale))
             self._keep(f"columns_{scale}", averaging(columns, 2**scale).T)
+        means, spreads = channel_constants(self.colours)
+        self._keep("means", means[:, :, None, None])
+        self._keep("spreads", spreads[:, :, None, None])
+        turn = np.array(OPPONENTS)
+        self._keep("turn", turn / np.linalg.norm(turn, axis=1, keepdims=True))
         self.eval()
 
     def _keep(self, name: str, values: Reals) -> None:
@@ -111,13 +155,23 @@ class Scattering(nn.Module):
         return self.colours * CHANNELS, self.height // STEP, self.width // STEP
 
     def forward(self, images: Tensor) -> Tensor:
+        standard = (self.channels(images) - self.means) / self.spreads
+        flat = standard.reshape(images.shape[0], *self.shape)
+        return functional.group_norm(flat, 1, eps=FLOOR) / math.sqrt(math.prod(self.shape))
+
+    def channels(self, images: Tensor) -> Tensor:
+        """Scattering of every colour, before anything is scaled: (n, colours, 81, height / 4, width / 4)."""
+        if self.colours == len(OPPONENTS):
+            # Number by number: a matrix product may sum in another order for another number of records.
+            weighed = self.turn[:, :, None, None] * images[:, None]
+            images = weighed[:, :, 0] + weighed[:, :, 1] + weighed[:, :, 2]
         padded = functional.pad(images, (PADDING,) * 4, mode="reflect")
         spectrum = torch.fft.fft2(padded)[:, :, None]
         fine = torch.fft.ifft2(spectrum * self.psi_0).abs()
         coarse = torch.fft.ifft2(_folded(spectrum * self.psi_1)).abs()
         waves = torch.fft.fft2(fine)[:, :, :, None]
         paths = torch.fft.ifft2(_folded(waves * self.psi_1)).abs().flatten(2, 3)
-        channels = torch.cat(
+        return torch.cat(
             [
                 self._mean(padded[:, :, None], 0),
                 self._mean(fine, 0),
@@ -126,9 +180,6 @@ class Scattering(nn.Module):
             ],
             dim=2,
         )
-        flat = channels.reshape(images.shape[0], *self.shape)
-        normal = functional.group_norm(flat, flat.shape[1] // GROUP, eps=FLOOR)
-        return normal / math.sqrt(math.prod(self.shape))
 
     def _mean(self, signal: Tensor, scale: int) -> Tensor:
         """The Gaussian means at every fourth place inside the padding."""
