@@ -1,34 +1,39 @@
-"""What a round over Flower costs in bytes, seconds and memory, beside Flower's own FedAvg.
+"""What a request over Flower costs in seconds, bytes and memory, beside what it did and Flower's own FedAvg.
 
-    python benchmarks/flower_overhead.py [--rounds 6] [--sites 4] [--ours-only]
+    python benchmarks/flower_overhead.py [--rounds 10] [--sites 4] [--before COMMIT] [--many 50] [--ours-only]
 
-Both run for real on this machine: TLS, node keys, as many sites, through the same counting proxy. Bytes are
-bodies of requests and answers as they pass it, both ways, heartbeats and polls included; seconds are wall
-time. The plain one starts a process for every message, which is how Flower runs an app by itself.
+All run for real on this machine, one after the other: TLS, node keys, the same sites. `--before` does the
+same with the code of an older commit, `--many` once more with so many sites. The plain one starts a process
+for every message, which is how Flower runs an app by itself.
 
-A round of `global` asks every site once, for training that takes a few hundredths of a second here: its
-seconds are the overhead of one request. Memory is the proportional set size that the kernel counts for a
-process (Pss in /proc/PID/smaps_rollup): while it waits, before it has a contract, and after its last round.
+A round of `global` asks every site once, for training that takes a few hundredths of a second here: the
+seconds of a request (`participation.jsonl`) are its overhead. *Joined* is from the start of the sites'
+commands until the server knows the facts of all. Memory is the proportional set size that the kernel counts
+(Pss in /proc/PID/smaps_rollup), of a site and whatever it started: while it waits, before it has a contract,
+and in its last round. Bytes are bodies of requests and answers, both ways, heartbeats and polls included.
 """
 
 import argparse
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import httpx
 import numpy as np
 import yaml
 
 from coterie.data import DataSettings, Task, load_dataset
-from coterie.engines.flower import messages, runtime
+from coterie.engines.flower import internals, messages, runtime
 from coterie.engines.flower.keys import KeyFolder, make_keys
 from coterie.engines.flower.messages import (
     FinalModels,
@@ -36,53 +41,93 @@ from coterie.engines.flower.messages import (
     SiteFacts,
     SiteRequest,
 )
-from coterie.engines.flower.network import open_link
 from coterie.engines.flower.processes import Child, Upstream, environment, free_port, wait_until_healthy
 from coterie.engines.flower.proxy import AllowlistProxy, listening
-from coterie.engines.flower.transport import Timeouts
-from coterie.experiment.callbacks import Callbacks, RoundReport
-from coterie.experiment.experiment_file import read_experiment
-from coterie.experiment.serving import APP, Serving, on_grid
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import HeldOut
 from coterie.training.parameters import flatten
 
 DECLARATION = "task: classification\nlabel: {classes: 10}\nfeatures: {shape: [1, 8, 8], range: [0, 1]}\n"
-HERE = Path(__file__).parent
-Rounds = list[tuple[float, int]]
-"""Seconds and bytes of each round."""
+HERE = Path(__file__).resolve().parent
+SECONDS = 1800.0
+"""After which a run is broken."""
+LOOKS = 0.05
 
 
 @dataclass
-class Ours:
-    """What was measured of `coterie serve` and `coterie join`.
+class Measured:
+    """What was measured of a run.
 
     Args:
-        joined: seconds from the start of the sites' commands until the server knows the facts of all.
-        waiting, trained: MB of each site, before it has a contract and after the last round.
+        requests: seconds of each.
+        joined: seconds until all sites were known.
+        waiting, trained: MB of each site, before it has a contract and in the last round.
         alone: MB that a site would take on a machine of its own: everything it maps, shared or not.
-        server: MB of the server's own process, beside its link.
+        server, link: MB of the server's own process and of Flower's beside it.
+        bytes: of a round, in the middle.
         idle_cpu: share of a processor that a site uses while it waits.
     """
 
-    rounds: Rounds = field(default_factory=list)
+    requests: list[float] = field(default_factory=list)
     joined: float = 0.0
     waiting: list[float] = field(default_factory=list)
     trained: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
-    server: float = 0.0
+    server: float | None = None
+    link: float | None = None
+    bytes: float | None = None
     idle_cpu: float | None = None
 
 
-def memory(process: int | str, kind: str = "Pss") -> float:
-    """MB of a process, as the kernel counts it."""
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
+# --- processes --------------------------------------------------------------------------------------
+
+
+def memory(process: int, kind: str = "Pss") -> float:
+    """MB of a process, as the kernel counts it; 0 where it has ended meanwhile."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0) / 1024
+
+
+def family(process: int) -> list[int]:
+    """A process and all that it started."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        parents.setdefault(parent, []).append(int(stat.parent.name))
+    found = [process]
+    for each in found:
+        found += parents.get(each, [])
+    return found
+
+
+def memory_of_all(process: int, kind: str = "Pss") -> float:
+    return sum(memory(each, kind) for each in family(process))
 
 
 def cpu_seconds(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def running(arguments: list[str], log: Path, tree: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of coterie, of the code in a folder; ended in the end."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "coterie", *arguments], stdout=out, stderr=out, env=environment
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def write_sites(folder: Path, count: int) -> dict[str, Path]:
@@ -99,68 +144,91 @@ def write_sites(folder: Path, count: int) -> dict[str, Path]:
     return found
 
 
-# --- the two contestants ----------------------------------------------------------------------------
+# --- the contestants --------------------------------------------------------------------------------
 
 
-def measure_ours(
-    folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int, idle: float = 0.0
-) -> Ours:
-    """`global` over `coterie serve` and `coterie join`.
+def measure_coterie(
+    folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int, tree: Path, idle: float = 0.0
+) -> Measured:
+    """`global` over `coterie serve` and `coterie join`, of the code in a folder.
 
     Args:
-        idle: seconds for which all sites wait for the server, before it asks for anything.
+        idle: seconds for which all sites wait for one that is late, before anything is asked.
     """
+    folder.mkdir()
     experiment = folder / "experiment.yaml"
-    experiment.write_text(
-        yaml.safe_dump({"algorithm": {"name": "global"}, "schedule": {"rounds": rounds, "batch": 40}})
-    )
-    found, pids = Ours(), list[int]()
+    schedule = {"rounds": rounds, "batch": 40}
+    experiment.write_text(yaml.safe_dump({"algorithm": {"name": "global"}, "schedule": schedule}))
+    found, port, log = Measured(), free_port(), folder / "server.log"
+    metrics, participation = folder / "run" / "metrics.jsonl", folder / "run" / "participation.jsonl"
+    serve = ["serve", str(experiment), "--keys", str(keys.path), "--port", str(port), "--wait", "900"]
     with ExitStack() as stack:
-        link = stack.enter_context(open_link(folder / "link", keys, "127.0.0.1", 0, APP))
-        for name, data in sites.items():
-            join = ["join", "--data", str(data), "--server", f"127.0.0.1:{link.port}", "--epsilon", "8"]
-            secure = ["--ca", str(keys.authority), "--key", str(keys.sites / f"{name}.key")]
-            log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            process = subprocess.Popen(
-                [sys.executable, "-m", "coterie", *join, *secure], stdout=log, stderr=log
-            )
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            pids.append(process.pid)
-        began = time.monotonic()
-        if idle:
-            while len(link.proxy.status.last_polls) < len(sites):
-                time.sleep(0.2)
-            time.sleep(40)  # until they ask once a second
-            before = sum(map(cpu_seconds, pids))
-            time.sleep(idle)
-            found.idle_cpu = (sum(map(cpu_seconds, pids)) - before) / idle / len(pids)
-        grid = stack.enter_context(link.grid())
-        last = [0]
+        server = stack.enter_context(running([*serve, "--out", str(folder / "run")], log, tree))
 
-        def note(report: RoundReport) -> None:
-            now = link.proxy.passed
-            found.rounds.append((report.seconds, now - last[0]))
-            last[0] = now
-            if report.round == rounds:
-                found.trained = [memory(pid) for pid in pids]
-                found.alone = [memory(pid, "Rss") for pid in pids]
-                found.server = memory("self")
+        def until(what: str, reached: Callable[[], bool]) -> None:
+            end = time.monotonic() + SECONDS
+            while not reached():
+                if server.poll() is not None or time.monotonic() > end:
+                    sys.exit(f"never: {what}: {log.read_text()[-2000:]}")
+                time.sleep(LOOKS)
 
-        def joined(records: object) -> None:
-            found.joined = time.monotonic() - began
-            found.waiting = [memory(pid) for pid in pids]
-
-        def start(told: object) -> None:
-            last[0] = link.proxy.passed
-
-        serving = Serving(folder / "run", keys, timeouts=Timeouts(), wait=600)
-        callbacks = Callbacks(on_joined=joined, on_start=start, on_round=note)
-        on_grid(read_experiment(experiment), grid, link.nodes, serving, callbacks, proxy=link.proxy)
+        until("serving", lambda: "serving on" in log.read_text())
+        pids, began = [], time.monotonic()
+        for number, (name, data) in enumerate(sites.items()):
+            if idle and number == len(sites) - 1:
+                time.sleep(60)  # until the others are there, and nothing has come for a while
+                before = sum(map(cpu_seconds, pids))
+                time.sleep(idle)
+                found.idle_cpu = (sum(map(cpu_seconds, pids)) - before) / idle / len(pids)
+                began = time.monotonic()
+            state = ["--state", str(folder / f"{name}.state"), "--epsilon", "8"]
+            where = ["--data", str(data), "--server", f"127.0.0.1:{port}", "--ca", str(keys.authority)]
+            join = ["join", *where, "--key", str(keys.sites / f"{name}.key"), *state]
+            pids.append(stack.enter_context(running(join, folder / f"{name}.log", tree)).pid)
+        until("joined", lambda: "joined: " in log.read_text())
+        found.joined = time.monotonic() - began
+        found.waiting = [memory_of_all(pid) for pid in pids]
+        passed = []
+        for number in (1, rounds - 1):
+            until(f"round {number}", lambda least=number: lines_in(metrics) >= least)
+            passed.append(passed_bytes(port, keys))
+        found.trained = [memory_of_all(pid) for pid in pids]
+        found.alone = [memory_of_all(pid, "Rss") for pid in pids]
+        found.server = memory(server.pid)
+        found.link = memory_of_all(server.pid) - found.server
+        until("the end", lambda: lines_in(metrics) >= rounds)
+        if passed[0] is not None and passed[1] is not None and rounds > 2:
+            found.bytes = (passed[1] - passed[0]) / (rounds - 2)
+    found.requests = [json.loads(line)["seconds"] for line in participation.read_text().splitlines()]
     return found
 
 
-def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int) -> Rounds:
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def passed_bytes(port: int, keys: KeyFolder) -> float | None:
+    """What has passed the proxy so far, where it tells."""
+    upstream = Upstream(f"127.0.0.1:{port}", keys.authority)
+    with httpx.Client(verify=upstream.verify, trust_env=False, timeout=30) as client:
+        told = re.search(r"coterie_passed_bytes_total (\S+)", client.get(f"{upstream.url}/metrics").text)
+    return None if told is None else float(told[1])
+
+
+@contextmanager
+def code_of(commit: str) -> Iterator[Path]:
+    """A folder with the code of a commit."""
+    with tempfile.TemporaryDirectory(prefix="coterie-before-") as scratch:
+        tree = Path(scratch) / "tree"
+        git = ["git", "-C", str(HERE.parent), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int) -> Measured:
     """The same of Flower's own FedAvg, started as its guides say."""
     folder.mkdir()
     address = f"127.0.0.1:{free_port()}"
@@ -183,6 +251,7 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
             runtime.register(control, keys.public_keys())
         door = AllowlistProxy(Upstream(address, keys.authority))
         port = stack.enter_context(listening(door, "127.0.0.1", 0, keys.certificate, keys.key))
+        nodes, found, began = [], Measured(), time.monotonic()
         for name, data in sites.items():
             node = Child(
                 "flower-supernode",
@@ -195,13 +264,19 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
                 folder / f"{name}.log",
             )
             stack.callback(node.close)
+            nodes.append(node.process.pid)
+        with runtime.Caller(address, keys.authority.read_bytes()).control() as control:
+            while online(control) < len(sites):
+                time.sleep(LOOKS)
+        found.joined = time.monotonic() - began
+        found.waiting = [memory_of_all(pid) for pid in nodes]
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\n'
             f'root-certificates = "{keys.authority}"\n'
         )
         times = folder / "times"
-        config = f'rounds={rounds} times="{times}"'
+        config = f'rounds={rounds} sites={len(sites)} times="{times}"'
         flwr = Path(sys.executable).parent / "flwr"
         subprocess.run(
             [flwr, "run", HERE / "fedavg_app", "here", "-c", config],
@@ -210,15 +285,25 @@ def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds:
             stdout=subprocess.DEVNULL,
         )
         marks: list[tuple[float, int]] = []
-        until = time.monotonic() + 900
+        until, found.trained = time.monotonic() + SECONDS, [0.0] * len(nodes)
         while len(marks) < rounds + 1:
             lines = times.read_text().split() if times.exists() else []
             if len(lines) > len(marks):
                 marks.append((float(lines[len(marks)]), door.passed))
             if time.monotonic() > until:
                 raise SystemExit(f"plain FedAvg did not finish; see {folder}")
-            time.sleep(0.05)
-    return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(marks)]
+            most = zip(found.trained, [memory_of_all(pid) for pid in nodes], strict=True)
+            found.trained = [max(pair) for pair in most]
+            time.sleep(4 * LOOKS)
+    found.requests = [b[0] - a[0] for a, b in itertools.pairwise(marks)]
+    found.bytes = statistics.median(b[1] - a[1] for a, b in itertools.pairwise(marks))
+    return found
+
+
+def online(control: object) -> int:
+    """How many nodes Flower's link has heard of."""
+    nodes = control.ListNodes(internals.ListNodesRequest()).nodes_info
+    return sum(node.status == "online" for node in nodes)
 
 
 # --- what is in a message ---------------------------------------------------------------------------
@@ -257,10 +342,39 @@ def size_of(content: object) -> int:
     return sum(len(part.deflate()) for part in get_all_nested_objects(content).values())
 
 
+def shown(name: str, found: Measured) -> str:
+    """A row of the table."""
+
+    def number(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    cells = [
+        number(found.joined, ".1f"),
+        number(statistics.median(found.requests), ".2f"),
+        number(min(found.requests), ".2f"),
+        number(found.bytes, ",.0f"),
+        number(max(found.waiting), ".0f"),
+        number(max(found.trained), ".0f"),
+        number(max(found.alone) if found.alone else None, ".0f"),
+        number(found.server, ".0f"),
+        number(found.link, ".0f"),
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+COLUMNS = (
+    *("who", "joined, s", "a request, s, median", "fastest", "bytes a round", "MB of a site that waits"),
+    *("that trains", "all it maps", "MB of the server", "of Flower's link"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--before", metavar="COMMIT", help="also with the code of this commit")
+    parser.add_argument("--many", type=int, default=0, help="also with so many sites")
+    parser.add_argument("--many-rounds", type=int, default=5)
     parser.add_argument("--sizes-only", action="store_true")
     parser.add_argument("--ours-only", action="store_true", help="without Flower's FedAvg")
     parser.add_argument("--idle", type=float, default=0.0, help="seconds to watch sites that wait")
@@ -272,34 +386,38 @@ def main() -> None:
         print(f"  {kind:<18}{way:<12}{size:>8}")
     if options.sizes_only:
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        sites = write_sites(folder / "data", options.sites)
-        keys = make_keys(folder / "keys", [], list(sites))
-        (folder / "ours").mkdir()
-        ours = measure_ours(folder / "ours", sites, keys, options.rounds, options.idle)
-        found = {"coterie, private": ours.rounds}
+    found: dict[str, Measured] = {}
+    print(
+        f"\n{options.sites} sites, {options.rounds} rounds of softmax; the model itself, both ways, is "
+        f"{2 * 4 * parameters * options.sites:,} bytes a round; load {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}",
+        flush=True,
+    )
+
+    def note(name: str, measured: Measured) -> None:
+        found[name] = measured
+        print(shown(name, measured), flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="coterie-overhead-") as scratch:
+        folder, here = Path(scratch), HERE.parent
+        os.environ["COTERIE_REGISTER"] = str(folder / "register")
+        sites = write_sites(folder / "data", max(options.sites, options.many))
+        keys = make_keys(folder / "keys", [], list(few := dict(list(sites.items())[: options.sites])))
+        rounds = options.rounds
+        note("coterie", measure_coterie(folder / "ours", few, keys, rounds, here, options.idle))
+        if options.before:
+            with code_of(options.before) as tree:
+                measured = measure_coterie(folder / "before", few, keys, rounds, tree)
+                note(f"coterie at {options.before}", measured)
         if not options.ours_only:
-            plain = measure_plain(folder / "plain", sites, keys, options.rounds)
-            found["Flower FedAvg, not private"] = plain
-    payload = 2 * 4 * parameters * options.sites
-    print(
-        f"\n{options.sites} sites, {options.rounds} rounds; the model itself, both ways, is {payload} bytes"
-    )
-    print(f"load of this machine now: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print(f"{'':<28}{'bytes a round':>15}{'seconds a round, median':>26}{'fastest':>9}")
-    for name, rounds in found.items():
-        seconds = [second for second, _ in rounds]
-        size = statistics.median(size for _, size in rounds)
-        print(f"{name:<28}{size:>15,.0f}{statistics.median(seconds):>26.2f}{min(seconds):>9.2f}")
-    print(f"joined in {ours.joined:.1f} s; MB (proportional set size, the largest of all sites):")
-    print(f"  a site that waits {max(ours.waiting):.0f}, after training {max(ours.trained):.0f}; server")
-    print(
-        f"  {ours.server:.0f}; a site with all that it maps, shared with others or not: {max(ours.alone):.0f}"
-    )
-    if ours.idle_cpu is not None:
-        print(f"a site that waits uses {ours.idle_cpu:.2%} of a processor")
-    print(json.dumps({"payload": payload, "rounds": found, "ours": asdict(ours)}))
+            note("Flower's FedAvg, not private", measure_plain(folder / "plain", few, keys, rounds))
+        if options.many:
+            all_keys = make_keys(folder / "all-keys", [], list(sites))
+            measured = measure_coterie(folder / "many", sites, all_keys, options.many_rounds, here)
+            note(f"coterie, {options.many} sites", measured)
+    if (share := found["coterie"].idle_cpu) is not None:
+        print(f"a site that waits uses {share:.2%} of a processor")
+    print(json.dumps({name: asdict(measured) for name, measured in found.items()}))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ client = ClientApp()
 class Timed(FedAvg):
     """Notes when each round is done."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=4, min_available_nodes=4)
+    def __init__(self, path: Path, sites: int) -> None:
+        shares = {"fraction_train": 1.0, "fraction_evaluate": 0.0}
+        super().__init__(**shares, min_train_nodes=sites, min_available_nodes=sites)
         self.path = path
 
     def aggregate_train(self, *arguments, **options):
@@ -37,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     model = build_model(ModelSettings(name="softmax"), TASK, 0)
     path = Path(str(context.run_config["times"]))
     path.write_text(f"{time.time()}\n")
-    Timed(path).start(
+    Timed(path, int(context.run_config["sites"])).start(
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),
         num_rounds=int(context.run_config["rounds"]),

@@ -68,6 +68,11 @@ class PrivacyClaim(ABC):
         """The folder that it is about, and lies in."""
 
     @property
+    def name(self) -> str:
+        """What it is about is called."""
+        return self.path.resolve().name
+
+    @property
     @abstractmethod
     def promise(self) -> Guarantee: ...
 
@@ -126,7 +131,7 @@ class PrivacyClaim(ABC):
         missing = self.missing()
         return {
             "card": FORMAT,
-            "run": self.path.resolve().name,
+            "run": self.name,
             "guarantee": self.promise.line,
             "guarantee_text": self.promise.text,
             **ordered,

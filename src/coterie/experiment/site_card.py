@@ -28,6 +28,10 @@ class SiteCard(PrivacyClaim):
         return self.site.path
 
     @property
+    def name(self) -> str:
+        return self.site.contract.client
+
+    @property
     def promise(self) -> Guarantee:
         return self.site.promise
 

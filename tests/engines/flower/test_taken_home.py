@@ -126,7 +126,7 @@ def test_each_site_has_a_card_of_its_own_records(folders: tuple[dict[str, Path],
     signed = json.loads((state / "contract.json").read_text())["contract"]
     promise = open_models(state).trained.promise
     assert (told["epsilon"], told["delta"]) == (promise.epsilon, signed["delta"])
-    assert list(told["per_client"]) == ["dune"]
+    assert list(told["per_client"]) == [told["run"]] == ["dune"]
     assert told["epsilon_at_1e-5"] > told["epsilon"]  # at a smaller delta
     points = told["profile"]["epsilon_at_delta"]
     assert points["1e-05"] == told["epsilon_at_1e-5"]
