@@ -305,6 +305,7 @@ class Register(WritableChain, RegisterView):
                 (before.records, before.groups) != (groups.digest, groups.groups),
                 f"{self.path}: reservation {wanted.id} is of other records or of another plan",
             )
+            self._enter_source(wanted.data)  # a folder may have moved since
             if wanted.id in self.settled:
                 self._append(Reopened(wanted.id, now()))
         self._mark(wanted.data)

@@ -18,7 +18,7 @@ from coterie.engines.flower.processes import free_port
 
 pytestmark = pytest.mark.deployment
 
-ROUNDS = 12
+ROUNDS = 24
 
 
 def coterie(*words: str | Path) -> str:
@@ -74,12 +74,13 @@ def test_keys_sites_and_the_server_change_while_a_run_goes_on_and_a_later_one_ad
         charged = ledger.read_bytes()
 
         # The server moves.
+        wait_until("amber is back", lambda: made.log(amber).count("connected to") > 1)
         done = made.rounds()
-        made.wait_for_round(done + 1)
+        made.wait_for_round(min(done + 1, ROUNDS - 2))
         assert made.server is not None
         made.kill(made.server)
         made.port = other_port
-        made.serve(*waiting, "--resume")
+        made.serve(*waiting, "--wait", "60", "--resume")
         staying = (amber, birch, dune)
         assert made.server.wait(timeout=600) == 0, made.log("server")
         for name in staying:

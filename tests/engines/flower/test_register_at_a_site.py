@@ -59,6 +59,19 @@ def test_another_state_folder_does_not_reset_what_records_have_paid(
     assert not second.files.contract.exists()
 
 
+def test_a_site_whose_folder_moved_goes_on_and_counts_once(booking: SiteBooking, tmp_path: Path) -> None:
+    """The register looked for the folder under its new name, and ended with a KeyError."""
+    made, _ = offered(tmp_path / "data" / "state", booking, "first")
+    made.close()
+    before = spent(booking)
+    shutil.move(tmp_path / "data", tmp_path / "elsewhere")
+    moved = SiteBooking(DataSet.of_folder(tmp_path / "elsewhere"), records())
+    again = site(tmp_path / "elsewhere" / "state", booking=moved)
+    assert again.session is not None
+    assert spent(moved) == before
+    again.close()
+
+
 def test_what_was_not_asked_for_comes_back_at_the_end(booking: SiteBooking, tmp_path: Path) -> None:
     made, _ = offered(tmp_path / "one", booking, "first")
     whole = spent(booking)
