@@ -178,7 +178,13 @@ def main() -> int:
                 struck, ended = struck + soak.rounds_struck, ended + world.ended_by_itself
             alive = processes_about(world.folder)
             settled[-1].check(not alive, f"processes that are still there: {alive}")
-            print(f"run {number + 1}, {algorithm['name']}: {settled[-1].rounds} rounds", file=sys.stderr)
+            end = settled[-1]
+            print(
+                f"run {number + 1}, {algorithm['name']}: {end.rounds} rounds, {soak.rounds_struck} of them "
+                f"struck, {end.answers} answers, {end.missing.total()} missing, {len(end.problems)} problems",
+                file=sys.stderr,
+                flush=True,
+            )
     _print(settled, outcomes, struck, ended, time.monotonic() - began)
     if struck < chosen.least:
         print(f"too few: {struck} rounds while faults struck, of at least {chosen.least}")

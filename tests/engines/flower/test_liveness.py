@@ -263,6 +263,22 @@ def test_deadlines_mean_what_they_say_whatever_a_site_does(federation: MemoryFed
     assert Timeouts(answer=600).again == 60.0
 
 
+def test_where_everybody_was_late_before_everybody_has_the_whole_time(federation: MemoryFederation) -> None:
+    """Nobody was left to wait for, and so nobody was waited for: such a request ended at once."""
+    transport = Transport(federation.grid, federation.nodes, replace(QUICK, answer=20.0))
+    transport._late |= set(federation.nodes)
+    pull, asked_at = federation.grid.pull_messages, time.monotonic()
+
+    def slow(identities: Any) -> list[Message]:
+        return pull(identities) if time.monotonic() - asked_at > 0.3 else []
+
+    federation.grid.pull_messages = slow  # type: ignore[method-assign]
+    asked = dict.fromkeys(federation.nodes, messages.pack({}))
+    found = transport.ask(messages.FACTS, asked, lambda site, content: content)
+    assert set(found.by_client) == set(federation.nodes)
+    assert found.missing == {}
+
+
 # --- a site that slept --------------------------------------------------------------------------------
 
 

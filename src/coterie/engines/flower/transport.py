@@ -146,7 +146,7 @@ class Transport:
 
         Args:
             apart: everyone has the whole time, whatever others do. Else who was late before is given only as
-                long again as the others took.
+                long again as the others took; where all were late before, all have the whole time.
         """
         began = time.monotonic()
         self._waiting = waiting = self._send(kind, contents, self.timeouts.answer)
@@ -155,6 +155,7 @@ class Transport:
         answered: dict[str, T] = {}
         away: dict[str, float] = {}
         asked = {name: (began, self.arrivals(name)) for name in pending}
+        others = pending - self._late
         others_done: float | None = None
         while pending:
             now = time.monotonic()
@@ -182,7 +183,7 @@ class Transport:
                 if reason is not None:
                     missing[name] = reason
                     self._late |= {name} if reason == TOO_LATE else set()
-            if pending <= self._late and others_done is None:
+            if others and pending <= self._late and others_done is None:
                 others_done = now
             enough = others_done is not None and now - others_done >= others_done - began
             if pending and ((enough and not apart) or left <= 0):
