@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from coterie.engines.flower.guard import (
     Guard,
 )
 from coterie.engines.flower.internals import ActivateNodeResponse
+from coterie.engines.flower.keys import KeyFolder, make_keys
 from coterie.engines.flower.processes import Upstream, environment, keep_loopback_direct
 from coterie.engines.flower.proof import (
     HELLO,
@@ -38,8 +41,10 @@ from coterie.engines.flower.proxy import (
     FLEET,
     LARGEST_BODY,
     MOST_AT_ONCE_EACH,
+    TLS_BUFFER,
     AllowlistProxy,
     ServerStatus,
+    listening,
 )
 
 
@@ -410,6 +415,23 @@ def test_an_address_from_which_a_site_has_come_has_more_room() -> None:
     assert all(door.come("10.0.0.1", port) for port in range(2, 2 + UNPROVEN_OF_SITES))
     assert door.come("10.0.0.1", 9999) is None
     assert sum(door.come("10.0.0.2", port) is not None for port in range(1000)) == UNPROVEN_EACH
+
+
+def test_a_connection_has_a_small_buffer_before_anything_has_come(tmp_path: Path) -> None:
+    """Asyncio gives 256 KiB to each; another Python might call that otherwise."""
+    keys = make_keys(tmp_path / "keys", [], ["a"])
+    assert hasattr(SSLProtocol, "max_size")
+    with listening(proxied()[0], "127.0.0.1", 0, keys.certificate, keys.key):
+        assert SSLProtocol.max_size == TLS_BUFFER == len(SSLProtocol(*made_of(keys))._ssl_buffer)
+
+
+def made_of(keys: KeyFolder) -> tuple[Any, ...]:
+    """What asyncio makes a connection of, for one that is served."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(keys.certificate, keys.key)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return loop, asyncio.Protocol(), context, None, True
 
 
 # --- a site that comes again --------------------------------------------------------------------------

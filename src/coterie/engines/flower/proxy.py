@@ -13,6 +13,7 @@ import json
 import socket
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -72,6 +73,9 @@ update is at most twice the size of the models that were sent for it; a retry pu
 BODY_SECONDS = 60.0
 SECONDS = 60.0
 SWEEP_SECONDS = 1.0
+TLS_BUFFER = 2**14
+"""Bytes that a connection has for what comes in: one TLS record. Asyncio's 256 KiB would be a siege's for the
+asking, before anybody has proven anything."""
 
 
 @dataclass
@@ -332,6 +336,7 @@ def listening(
     application: AllowlistProxy, host: str, port: int, certificate: Path | None, key: Path | None
 ) -> Iterator[int]:
     """Let the proxy listen, in a thread of this process; the port."""
+    SSLProtocol.max_size = TLS_BUFFER
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with GuardedSocket(family, socket.SOCK_STREAM) as opened:
         opened.guard = application.guard
