@@ -82,6 +82,24 @@ def test_more_noise_means_a_shorter_way(task: Task) -> None:
     assert lr(0.3, algorithm={"name": "local"}) < lr(0.3, algorithm={"name": "global"})
 
 
+def test_heads_on_features_go_far() -> None:
+    """Thousands of features share a record's norm of 1: what was best on images is within a factor of two."""
+    grey, colour = (Task("classification", shape, 10) for shape in ((1, 28, 28), (3, 32, 32)))
+
+    def length(task: Task, epsilon: float, records: int, clients: int) -> float:
+        model = {"name": "softmax", "features": "scattering", "bias": False}
+        privacy = {"epsilon": epsilon, "delta": 1e-4}
+        chosen = experiment(model=model, privacy=privacy, algorithm={"name": "r-dpcfl", "clusters": 2})
+        found = sized(chosen, task, counts(*[records] * clients))
+        steps = found.schedule.rounds * -(-records // found.schedule.batch)
+        return found.schedule.lr * found.privacy.clip * steps
+
+    best = {(1.0, 1000): 900.0, (3.0, 1000): 1800.0}
+    for (epsilon, records), tried in best.items():
+        assert tried / 2 < length(grey, epsilon, records, 6) < 2 * tried
+    assert 10_080 / 2 < length(colour, 3.0, 6666, 12) < 2 * 10_080
+
+
 def test_means_over_rounds_serve_where_there_are_rounds() -> None:
     found = [
         sized(experiment(schedule={"rounds": rounds}), TWO, counts(200, 200, 200)).schedule.averaging

@@ -22,6 +22,7 @@ from coterie.errors import InputError
 from coterie.experiment.calibrated import CalibratedRun, default_delta
 from coterie.experiment.schema import AUTO, Experiment
 from coterie.models import network_task, parameters_of
+from coterie.models.settings import NONE
 from coterie.privacy.plans import SUMS, TRAINING
 from coterie.privacy.ranges import STEP_SIZE
 
@@ -56,6 +57,8 @@ class Way:
 
 CLASSIFICATION = Way(clip=0.25, scale=8.0, power=1.3, shortest=6.0, longest=800.0)
 REGRESSION = Way(clip=0.05, scale=0.2, power=1.2, shortest=1.0, longest=32.0)
+ON_FEATURES = Way(clip=0.25, scale=500.0, power=0.9, shortest=300.0, longest=25_000.0)
+"""A head's, on public features: thousands of them share a record's norm of 1, so that weights have far to go."""
 
 
 def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Experiment:
@@ -71,7 +74,7 @@ def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Exp
             f"{experiment.auto[0]}: auto with privacy.unit {experiment.privacy.unit}, for which no recipe is "
             "known; allowed: a number"
         )
-    way = CLASSIFICATION if task.kind == "classification" else REGRESSION
+    way = _way(experiment, task)
     counts = sorted(records.values())
     schedule = experiment.schedule
     rounds = ROUNDS if "schedule.rounds" in experiment.auto else schedule.rounds
@@ -95,6 +98,12 @@ def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Exp
         "privacy.clip": _rounded(min(max(clip, 1e-3), 10.0)),
     }
     return experiment.with_numbers({key: numbers[key] for key in experiment.auto})
+
+
+def _way(experiment: Experiment, task: Task) -> Way:
+    if task.kind != "classification":
+        return REGRESSION
+    return CLASSIFICATION if experiment.model.features == NONE else ON_FEATURES
 
 
 def batch_for(counts: list[int]) -> int:
