@@ -58,7 +58,7 @@ class Way:
 CLASSIFICATION = Way(clip=0.25, scale=8.0, power=1.3, shortest=6.0, longest=800.0)
 REGRESSION = Way(clip=0.05, scale=0.2, power=1.2, shortest=1.0, longest=32.0)
 ON_FEATURES = Way(clip=0.25, scale=500.0, power=0.9, shortest=300.0, longest=25_000.0)
-"""A head's, on public features: thousands of them share a record's norm of 1, so that weights have far to go."""
+"""A head's, on public features: thousands of them share a norm of 1, so that weights have far to go."""
 
 
 def sized(experiment: Experiment, task: Task, records: Mapping[str, int]) -> Experiment:
