@@ -1,0 +1,113 @@
+"""What benchmarks printed into documents is what the files that they keep hold, digit by digit."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with open(RESULTS / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def lines(document: str) -> list[str]:
+    return (ROOT / document).read_text(encoding="utf-8").splitlines()
+
+
+def load(name: str) -> ModuleType:
+    """A benchmark as a module, its neighbours beside it."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.strip("|").split("|"))
+
+
+def test_natural_federations_are_those_of_their_file() -> None:
+    natural = load("natural_results")
+    printed = "\n".join(natural.render(natural.read_rows([RESULTS / "natural.csv"])))
+    wanted = [cells(line) for line in printed.splitlines() if line.startswith("|") and "---" not in line]
+    shown = {cells(line) for line in lines("docs/natural.md") if line.startswith("|")}
+    assert len(wanted) > 60
+    assert [line for line in wanted if line not in shown] == []
+
+
+@pytest.mark.parametrize("which", ["M given", "M unknown"])
+def test_clusters_that_were_found_are_those_of_their_file(which: str) -> None:
+    found = rows("clustering.csv")
+    names = [name for name in found[0] if name.startswith(f"{which}: ")]
+    shown = {cells(line) for line in lines("docs/clustering-table.md") if line.startswith("|")}
+    assert names
+    assert len(found) == 82
+    for row in found:
+        rates = [round(100 * (int(row[name]) / int(row["draws"]))) for name in names]
+        marked = [f"**{rate}**" if rate == max(rates) and rate > 0 else str(rate) for rate in rates]
+        assert (row["data"], row["shift"], row["release"], row["sizes"], row["z"], *marked) in shown
+
+
+def test_clusters_of_clients_are_those_of_their_file() -> None:
+    """The first table of docs/rr-cluster.md, its runs averaged once more."""
+    names = {
+        "`dp-sketch-cluster`": "dp-sketch-cluster",
+        "`oracle`, told the clusters": "oracle",
+        "`dp-ifca` with `route`, B = 8, told that there are 4": "dp-ifca",
+    }
+    checked = 0
+    for line in lines("docs/rr-cluster.md"):
+        first, *told = cells(line)
+        if not line.startswith("|") or first not in names or len(told) != 8 or told[0] not in ("2", "4"):
+            continue
+        wanted = ("run", "8:4:1:1", f"{names[first]}, epsilon {told[0]}")
+        own = [
+            row
+            for row in rows("client-clusters.csv")
+            if (row["part"], row["table"], row["row"]) == wanted and row["models"] == row["clusters"]
+        ]
+        accuracy = zip(*([float(value) for value in row["accuracy"].split()] for row in own), strict=True)
+        means = [*map(statistics.mean, accuracy), statistics.mean(float(row["mean"]) for row in own)]
+        assert told[1] == str(len(own))
+        assert [float(text) for text in told[3:]] == [pytest.approx(100 * mean, abs=0.051) for mean in means]
+        right = sum(min(map(float, row["right"].split())) >= 0.9 for row in own)
+        assert told[2] in ("", str(right))
+        checked += 1
+    assert checked == 6
+
+
+def test_speeds_are_those_of_their_file() -> None:
+    """Every sample gradient a second that is printed for the GPU, in one run."""
+    kept = json.loads((RESULTS / "h200.json").read_text(encoding="utf-8"))["rows"]
+    known = {f"{row['samples_per_second']:,}" for row in kept if "samples_per_second" in row}
+    text = "\n".join(lines("benchmarks/README.md"))
+    part = text[text.index("## On a GPU, beside others") : text.index("## On a processor")]
+    earlier = {"24,958", "6,931", "199,858"}  # of a run that is said to be earlier
+    found = set(re.findall(r"\b\d{1,3}(?:,\d{3})+\b", part)) - earlier - {"1,000", "15,552"}
+    assert len(found) > 10
+    assert found <= known
+    told = " ".join(lines("docs/features.md"))
+    speeds = re.findall(
+        r"(\d[\d,]+) (?:sample gradients a second|on torch's|for plain PyTorch|for Opacus)", told
+    )
+    assert len(speeds) == 4
+    assert set(speeds) <= known
