@@ -91,3 +91,15 @@ def test_half_a_character_names_nobody(
     printed = coterie(capsys, monkeypatch, *named)
     assert (printed.code, printed.out, printed.err.count("\n")) == (2, "", 1)
     assert f"{name}: not" in printed.err
+
+
+def test_a_bound_is_given_once_a_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("who,age,y\na,1,0\nb,2,1\n")
+    drafted = ["init", "--data", "t.csv", "--client", "who", "--label", "y"]
+    printed = coterie(capsys, monkeypatch, *drafted, "--bound", "age=0 to 9", "--bound", "age=0 to 99")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err == "error: --bound: age is given twice, as '0 to 9' and '0 to 99'\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]

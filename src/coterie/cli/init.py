@@ -83,7 +83,7 @@ def init(
     else:
         if label is None:
             raise InputError("--label: missing; name the column to predict")
-        asked = dict(map(_parse_bound, bound or []))
+        asked = _parse_bounds(bound or [])
         drafting = Interview(data, client, label, missing or [], leave_out or [], task, person)
         for column, text in asked.items():
             drafting.answer(column, text)
@@ -119,6 +119,16 @@ def _outlook(made: NewFederation) -> tuple[dict[str, float], str | None]:
 
 def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _parse_bounds(texts: list[str]) -> dict[str, str]:
+    """What is asked for each column, said once."""
+    asked: dict[str, str] = {}
+    for column, answer in map(_parse_bound, texts):
+        if column in asked:
+            raise InputError(f"--bound: {column} is given twice, as {asked[column]!r} and {answer!r}")
+        asked[column] = answer
+    return asked
 
 
 def _parse_bound(text: str) -> tuple[str, str]:
