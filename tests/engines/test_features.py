@@ -21,7 +21,7 @@ from coterie.engines.features import encoded, featured
 from coterie.errors import CoterieError, InputError
 from coterie.experiment import local
 from coterie.experiment.schema import Experiment
-from coterie.models import ModelSettings, build_model, public_features
+from coterie.models import ModelSettings, build_model, public_features, scattering
 from coterie.models.features import UnitNorm
 from coterie.models.scattering import Scattering
 from coterie.models.settings import OWN_FEATURES
@@ -113,7 +113,7 @@ def test_another_version_of_a_transform_does_not_find_the_old_ones_features(
     cache: FeatureCache, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     featured(federation(), "scattering", CPU, cache)
-    monkeypatch.setattr("coterie.models.scattering.VERSION", 2)
+    monkeypatch.setattr("coterie.models.scattering.VERSION", scattering.VERSION + 1)
     monkeypatch.setattr("coterie.models.features._built", {})
     featured(federation(), "scattering", CPU, cache)
     assert sum(computed) == 2 * 42

@@ -386,4 +386,4 @@ def test_what_is_set_beside_features_counts() -> None:
     )
     assert sweep is not None
     chosen = sweep.cells()[0].experiment
-    assert (chosen.schedule.lr, chosen.model.name, chosen.schedule.batch) == (3.0, "mlp", 256)
+    assert (chosen.schedule.lr, chosen.model.name, chosen.schedule.batch) == (3.0, "mlp", 1024)
