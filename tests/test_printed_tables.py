@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from benchmark_modules import load
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -24,21 +23,6 @@ def rows(name: str) -> list[dict[str, str]]:
 
 def lines(document: str) -> list[str]:
     return (ROOT / document).read_text(encoding="utf-8").splitlines()
-
-
-def load(name: str) -> ModuleType:
-    """A benchmark as a module, its neighbours beside it."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
 
 
 def cells(line: str) -> tuple[str, ...]:

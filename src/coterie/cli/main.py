@@ -63,10 +63,15 @@ def load(name: str) -> typer.Typer:
     return alone
 
 
+def _parts(command: Any) -> list[Any]:
+    """The commands that one has inside, or itself."""
+    return list(getattr(command, "commands", {"": command}).values())
+
+
 def command_of(name: str) -> Any:
     """The command itself, every argument of it described."""
     whole = typer.main.get_command(load(name))
-    for part in getattr(whole, "commands", {"": whole}).values():
+    for part in _parts(whole):
         told = get_type_hints(unwrap(part.callback), include_extras=True) if part.callback else {}
         for parameter in part.params:
             # Some versions of click forget what typer 0.20, which Flower asks for, says of an argument.
@@ -87,8 +92,9 @@ class LazyCommand(TyperCommand):
 
 def _refuse_options_as_values(command: Any, arguments: list[str]) -> None:
     """Refuse `--out --json`: the value was forgotten, and the parser would take the next option for it."""
-    parts = getattr(command, "commands", {"": command}).values()
-    options = [option for part in parts for option in part.params if option.param_type_name == "option"]
+    options = [
+        option for part in _parts(command) for option in part.params if option.param_type_name == "option"
+    ]
     names = {"--help", *(name for option in options for name in (*option.opts, *option.secondary_opts))}
     valued = {name for option in options if not option.is_flag and not option.count for name in option.opts}
     plain = arguments[: arguments.index("--")] if "--" in arguments else arguments

@@ -212,11 +212,11 @@ class StackedTrainer:
         wanted = own_kernels and augmentation is None and table.present is None
         possible = wanted and kernels.available(learner.device)
         wide_head = StackedHead.of(learner, table) if possible else None
-        suits = wide_head is not None
-        self.tile = tile or (head.TILE if suits else TILE)
-        suits = suits and kernels_agree(learner, self.tile, tf32=tf32, wide_head=True)
-        self.wide_head = wide_head if suits else None
-        self.own_kernels = suits or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
+        self.tile = tile or (TILE if wide_head is None else head.TILE)
+        if wide_head is not None and not kernels_agree(learner, self.tile, tf32=tf32, wide_head=True):
+            wide_head = None
+        self.wide_head = wide_head
+        self.own_kernels = wide_head is not None or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
         copies = augmentation.copies if augmentation else 1
         self._bytes_per_record = learner.bytes_per_record * copies * table.places
 
