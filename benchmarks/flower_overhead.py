@@ -31,6 +31,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import yaml
+from identical import checkout
 
 from coterie.data import DataSettings, Task, load_dataset
 from coterie.engines.flower import internals, messages, runtime
@@ -215,19 +216,6 @@ def passed_bytes(port: int, keys: KeyFolder) -> float | None:
     return None if told is None else float(told[1])
 
 
-@contextmanager
-def code_of(commit: str) -> Iterator[Path]:
-    """A folder with the code of a commit."""
-    with tempfile.TemporaryDirectory(prefix="coterie-before-") as scratch:
-        tree = Path(scratch) / "tree"
-        git = ["git", "-C", str(HERE.parent), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-
-
 def measure_plain(folder: Path, sites: dict[str, Path], keys: KeyFolder, rounds: int) -> Measured:
     """The same of Flower's own FedAvg, started as its guides say."""
     folder.mkdir()
@@ -406,7 +394,7 @@ def main() -> None:
         rounds = options.rounds
         note("coterie", measure_coterie(folder / "ours", few, keys, rounds, here, options.idle))
         if options.before:
-            with code_of(options.before) as tree:
+            with checkout(options.before) as tree:
                 measured = measure_coterie(folder / "before", few, keys, rounds, tree)
                 note(f"coterie at {options.before}", measured)
         if not options.ours_only:
