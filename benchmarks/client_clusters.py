@@ -119,8 +119,9 @@ def searches() -> Iterator[dict[str, Any]]:
     for seed in range(2):
         for name, (sizes, _, options) in OTHERS.items():
             yield cell(name, sizes, SKETCH, 4, seed, **options)
-        yield cell("equal", [250] * 4, SKETCH, 2, seed, rounds=200)
-        yield cell("2:1:1", [500, 250, 250], SKETCH, 2, seed, rounds=200)
+        for epsilon in (2, 4, 8):
+            yield cell("equal", [250] * 4, SKETCH, epsilon, seed, rounds=200)
+            yield cell("2:1:1", [500, 250, 250], SKETCH, epsilon, seed, rounds=200)
         for noise in ("auto", 1e-3):
             told = {**SKETCH, "sketch_noise": noise, "label": f"dp-sketch-cluster, noise {noise}"}
             yield cell("CIFAR-10 rotations", [250] * 4, told, 8, seed, data="cifar10", records=50)
@@ -176,6 +177,11 @@ def steps() -> Iterator[dict[str, Any]]:
                     "label": f"oracle, clip {clip:g}, step {step:g}",
                 }
                 yield cell("8:4:1:1", UNEQUAL, {**ORACLE, **told}, epsilon, 11, clip=clip)
+    for epsilon in (4, 8):
+        for clip in (0.06, 0.09, 0.13):
+            for step in (1.0, 2.0, 4.0):
+                told = {"server_step": step, "label": f"oracle, clip {clip:g}, step {step:g}"}
+                yield cell("2:1:1", [500, 250, 250], {**ORACLE, **told}, epsilon, 11, clip=clip, rounds=200)
 
 
 @cache

@@ -10,6 +10,8 @@ from sklearn.linear_model import SGDClassifier
 
 from coterie.data import Dataset, DataSettings, load_dataset
 from coterie.data.glyphs import _FONTS, _templates
+from coterie.experiment.experiment_file import experiment_of
+from coterie.experiment.local import calibrate
 
 
 def glyphs(seed: int = 0, **options: int) -> Dataset:
@@ -70,3 +72,26 @@ def test_sixty_thousand_images_take_seconds() -> None:
     start = time.process_time()
     assert len(glyphs(size=60_000).train) == 60_000
     assert time.process_time() - start < 15.0
+
+
+def test_a_plan_counts_glyphs_and_draws_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    data: dict[str, object] = {"name": "glyphs", "size": 400}
+    told = {
+        "federation": {"sizes": [2, 2], "records_per_client": 40, "alpha": 0.5},
+        "privacy": {"epsilon": 3},
+    }
+    drawn = calibrate(experiment_of({"data": data, **told}))
+
+    def never(*_: object) -> None:
+        raise AssertionError("drew what is only counted")
+
+    monkeypatch.setattr("coterie.data.glyphs._draw", never)
+    monkeypatch.setattr("coterie.data.glyphs._templates", never)
+    counted = experiment_of({"data": data, **told}).plan()
+    assert counted.plan == drawn.plan
+    assert str(counted.guarantee) == str(drawn.guarantee)
+    blank = load_dataset(DataSettings(name="glyphs", size=400), 3, counted=True)
+    monkeypatch.undo()
+    whole = load_dataset(DataSettings(name="glyphs", size=400), 3)
+    assert np.array_equal(blank.train.targets, whole.train.targets)
+    assert not blank.train.features.any()

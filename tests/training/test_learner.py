@@ -13,6 +13,7 @@ from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps, SecretKey
 from coterie.training import cpu_kernels
 from coterie.training.dpsgd import train_privately
+from coterie.training.isolation import same_gradients, same_outputs
 from coterie.training.learner import Batch, Learner, LearnerShape
 from coterie.training.parameters import flatten
 
@@ -166,3 +167,23 @@ def test_the_formula_for_the_gradient_at_the_outputs_is_that_of_the_losses(task:
     outputs = torch.randn(5, max(1, task.classes), requires_grad=True)
     (expected,) = torch.autograd.grad(learner.output_losses(outputs, batch.targets).sum(), outputs)
     torch.testing.assert_close(learner.output_gradients(outputs.detach(), batch.targets), expected)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_unit_that_rounding_switches_does_not_cost_a_deep_network_its_fast_twin(seed: int) -> None:
+    """Of half a million units some are zero but for rounding: on in one twin, off in the other."""
+    task = Task(kind="classification", shape=(3, 32, 32), classes=10)
+    learner = Learner(build_model(ModelSettings(name="resnet18"), task, seed=seed), task, CPU)
+    assert learner.book is not None
+
+
+def test_gradients_that_are_off_for_every_record_or_by_much_are_not_the_same() -> None:
+    right = torch.eye(4, dtype=torch.float64)[:3]
+    kink, wrong = torch.zeros_like(right), torch.zeros_like(right)
+    kink[1, 0], wrong[1, 0] = 0.01, 0.2
+    assert same_gradients(right, right)
+    assert same_gradients(right + kink, right)
+    assert not same_outputs(right + kink, right)
+    assert not same_gradients(right + wrong, right)
+    assert not same_gradients(1.01 * right, right)
+    assert not same_gradients(right * torch.nan, right)

@@ -49,7 +49,7 @@ def declared_run(experiment: Experiment) -> CalibratedRun:
         persons = chosen.privacy.persons
         counted = count_folder(path, persons=persons is not None)
         return calibrate(chosen, blank(build_federation(counted, chosen.federation, seed, persons)))
-    return calibrate(chosen, blank(load_federation(chosen)))
+    return calibrate(chosen, blank(load_federation(chosen, counted=True)))
 
 
 def audited_run(experiment: Experiment) -> tuple[Audited, str]:

@@ -81,7 +81,7 @@ def experiment(
     from coterie.experiment.recipe import usability
 
     chosen = read_experiment(file, overrides or [])
-    calibrated = calibrate_experiment(chosen)
+    calibrated = calibrate_experiment(chosen, counted=True)
     found, usable = calibrated.experiment, usability(calibrated)
     numbers = {key: found.number(key) for key in chosen.auto}
     promise, first = calibrated.guarantee, noise_of(calibrated.plan, FIRST_ROUND)

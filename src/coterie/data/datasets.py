@@ -32,7 +32,8 @@ from coterie.settings import NamedSettings, tag_of
 
 log = logging.getLogger(__name__)
 
-# A reader takes the options that are its own, and `seed` if it draws its records.
+# A reader takes the options that are its own, and `seed` if it draws its records, and `blank` if it can do so
+# without what is in them.
 _READERS: dict[str, Callable[..., Dataset]] = {
     "digits": read_digits,
     "glyphs": draw_glyphs,
@@ -128,8 +129,12 @@ AnyData: TypeAlias = Annotated[
 """The `data` section: data by a name of ours, or a user's own."""
 
 
-def load_dataset(settings: DataSettings | OwnDataSettings, seed: int) -> Dataset:
-    """Read, or draw under the seed, the dataset that the settings name."""
+def load_dataset(settings: DataSettings | OwnDataSettings, seed: int, *, counted: bool = False) -> Dataset:
+    """Read, or draw under the seed, the dataset that the settings name.
+
+    Args:
+        counted: records will only be counted, so that none need be drawn.
+    """
     log.info("reading %s", settings.name)
     if isinstance(settings, OwnDataSettings):
         found = settings.load(seed)
@@ -137,4 +142,6 @@ def load_dataset(settings: DataSettings | OwnDataSettings, seed: int) -> Dataset
     options = settings.given()
     if settings.takes(settings.name, "seed"):
         options["seed"] = seed
+    if counted and settings.takes(settings.name, "blank"):
+        options["blank"] = True
     return _READERS[settings.name](**options)

@@ -37,18 +37,28 @@ _TEMPLATE = 48  # a template has a margin, so that a distorted glyph is sampled 
 _CHUNK = 256  # images warped at a time: what fits a cache is faster, and memory stays bounded
 
 
-def draw_glyphs(seed: int, size: int = 12_000, classes: int = 10, fonts: int = 20) -> Dataset:
+def draw_glyphs(
+    seed: int, size: int = 12_000, classes: int = 10, fonts: int = 20, *, blank: bool = False
+) -> Dataset:
     """`size` training and a sixth as many test images, each a random character, font and distortion.
 
     Distortions are rotation by up to 20 degrees, shear, stretch, shift, stroke intensity and pixel noise.
+
+    Args:
+        blank: the same characters, and nothing drawn: for whoever only counts them.
     """
     check_memory(f"data.size: {size}", 7 / 6 * size * 4 * (_SIDE * _SIDE + 16))
     task = Task("classification", (1, _SIDE, _SIDE), classes)
-    templates = _templates(_CHARACTERS[:classes], _FONTS[:fonts])
+    counts = size, max(classes, size // 6)
+    if blank:
+        train, test = (_blank(classes, count, stream(seed, at)) for at, count in enumerate(counts))
+    else:
+        templates = _templates(_CHARACTERS[:classes], _FONTS[:fonts])
+        train, test = (_draw(templates, count, stream(seed, at)) for at, count in enumerate(counts))
     return Dataset(
         "glyphs",
-        _draw(templates, size, stream(seed, 0)),
-        _draw(templates, max(classes, size // 6), stream(seed, 1)),
+        train,
+        test,
         task,
         f"{classes} characters in {fonts} fonts of matplotlib, distorted; intensities in [0, 1]",
         preprocessing=Preprocessing.of_array(task, label=Label(classes=tuple(_CHARACTERS[:classes]))),
@@ -75,9 +85,18 @@ def _templates(characters: str, fonts: tuple[str, ...]) -> Array:
     return drawn
 
 
+def _characters(classes: int, count: int, rng: np.random.Generator) -> Array:
+    return rng.integers(classes, size=count)
+
+
+def _blank(classes: int, count: int, rng: np.random.Generator) -> Records:
+    nothing = np.broadcast_to(np.float32(0.0), (count, 1, _SIDE, _SIDE))
+    return Records(nothing, _characters(classes, count, rng))
+
+
 def _draw(templates: Array, count: int, rng: np.random.Generator) -> Records:
     classes, fonts = templates.shape[:2]
-    targets = rng.integers(classes, size=count)
+    targets = _characters(classes, count, rng)
     flat = templates.reshape(classes * fonts, -1)
     which = targets * fonts + rng.integers(fonts, size=count)
     maps, shifts = _distortions(count, rng)

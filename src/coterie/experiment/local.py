@@ -150,10 +150,14 @@ def work(calibrated: CalibratedRun, files: RunFolder, callbacks: Callbacks | Non
 # --- before anything is written -------------------------------------------------------------------------
 
 
-def load_federation(experiment: Experiment) -> Federation:
-    """The clients and their records, which data, federation, bounds of persons and simulation seed decide."""
+def load_federation(experiment: Experiment, *, counted: bool = False) -> Federation:
+    """The clients and their records, which data, federation, bounds of persons and simulation seed decide.
+
+    Args:
+        counted: how many records each client has is all that will be asked.
+    """
     seed = experiment.seeds.simulation
-    dataset = load_dataset(experiment.data, seed)
+    dataset = load_dataset(experiment.data, seed, counted=counted)
     return build_federation(dataset, experiment.federation, seed, experiment.privacy.persons)
 
 
@@ -163,15 +167,18 @@ def truth_of(federation: Federation) -> dict[str, int] | None:
     return None if truth is None else dict(zip(names, truth, strict=True))
 
 
-def calibrate(experiment: Experiment, federation: Federation | None = None) -> CalibratedRun:
+def calibrate(
+    experiment: Experiment, federation: Federation | None = None, *, counted: bool = False
+) -> CalibratedRun:
     """Load data and model, let the algorithm declare its plan, and find the noise that keeps its budget.
 
     Args:
         federation: the experiment's own, when it is loaded already.
+        counted: for the plan alone: what is drawn is counted only, and nothing can be run.
     """
     experiment.check_all_acts()
     if federation is None:
-        federation = load_federation(experiment)
+        federation = load_federation(experiment, counted=counted)
     known, unit, kind = federation, experiment.privacy.unit, experiment.evaluation_kind
     most = experiment.privacy.persons.records if experiment.privacy.persons else None
     assert known.records_per_person == most, "records that were dealt for another unit"

@@ -246,7 +246,7 @@ class Experiment(Settings):
         """
         from coterie.experiment.local import calibrate
 
-        return calibrate(self)
+        return calibrate(self, counted=True)
 
     def check_all_acts(self) -> None:
         """Refuse what was set and cannot act; what a run was begun with stays readable all the same."""

@@ -19,7 +19,7 @@ from torch.nn import functional
 from coterie.data.records import Records, Task
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import LARGEST_PRODUCT
-from coterie.training.isolation import Isolation, agree
+from coterie.training.isolation import Isolation, same_gradients
 from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.parameters import Layout
 
@@ -287,7 +287,7 @@ class Learner:
                 with precision(tf32=False):
                     for probe in map(self.random_batch, (3, 5)):
                         given = (self.initial(), probe.features, probe.targets)
-                        if not agree(book.rows(*given), single.gradients(*given)):
+                        if not same_gradients(book.rows(*given), single.gradients(*given)):
                             raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
             except Exception as reason:  # a user's model may raise anything when its layers are replaced
                 text = " ".join(str(reason).split())
