@@ -65,18 +65,58 @@ def test_clusters_of_clients_are_those_of_their_file() -> None:
             continue
         wanted = ("run", "8:4:1:1", f"{names[first]}, epsilon {told[0]}")
         own = [
-            row
-            for row in rows("client-clusters.csv")
-            if (row["part"], row["table"], row["row"]) == wanted and row["models"] == row["clusters"]
+            row for row in rows("client-clusters.csv") if (row["part"], row["table"], row["row"]) == wanted
         ]
         accuracy = zip(*([float(value) for value in row["accuracy"].split()] for row in own), strict=True)
         means = [*map(statistics.mean, accuracy), statistics.mean(float(row["mean"]) for row in own)]
         assert told[1] == str(len(own))
         assert [float(text) for text in told[3:]] == [pytest.approx(100 * mean, abs=0.051) for mean in means]
-        right = sum(min(map(float, row["right"].split())) >= 0.9 for row in own)
-        assert told[2] in ("", str(right))
+        assert told[2] in ("", str(sum(map(found_clusters, own))))
         checked += 1
     assert checked == 6
+
+
+def found_clusters(row: dict[str, str]) -> bool:
+    """Whether a run found the right number of clusters, and in each at least 90 % of its clients."""
+    return row["models"] == row["clusters"] and min(map(float, row["right"].split())) >= 0.9
+
+
+def test_clusters_of_other_federations_are_those_of_their_file() -> None:
+    """The second table of docs/rr-cluster.md."""
+
+    def of(part: str, table: str, name: str) -> list[dict[str, str]]:
+        wanted = (part, table, f"{name}, epsilon 4")
+        return [
+            row for row in rows("client-clusters.csv") if (row["part"], row["table"], row["row"]) == wanted
+        ]
+
+    def least(own: list[dict[str, str]]) -> float:
+        return 100 * min(
+            map(statistics.mean, zip(*(map(float, row["accuracy"].split()) for row in own), strict=True))
+        )
+
+    tables = {row["table"] for row in rows("client-clusters.csv") if row["part"] == "run"}
+    shown = set()
+    for line in lines("docs/rr-cluster.md"):
+        if not line.startswith("|") or cells(line)[0] not in tables or len(cells(line)) != 8:
+            continue
+        table, *told = cells(line)
+        run, search = (of(part, table, "dp-sketch-cluster") for part in ("run", "search"))
+        counts = [len(run), sum(map(found_clusters, run)), len(search), sum(map(found_clusters, search))]
+        assert told[:4] == list(map(str, counts))
+        assert float(told[4]) == pytest.approx(least(run), abs=0.051)
+        assert float(told[5]) == pytest.approx(least(of("run", table, "oracle")), abs=0.051)
+        others = of("run", table, "dp-ifca")
+        if others:
+            number = sum(map(found_clusters, others))
+            beside = re.fullmatch(r"([\d.]+) \((\d) of (\d)\)", told[6])
+            assert beside is not None
+            assert float(beside[1]) == pytest.approx(least(others), abs=0.051)
+            assert (int(beside[2]), int(beside[3])) == (number, len(others))
+        else:
+            assert told[6] == ""
+        shown.add(table)
+    assert shown == tables - {"8:4:1:1", "equal", "2:1:1"}
 
 
 def test_speeds_are_those_of_their_file() -> None:

@@ -182,8 +182,8 @@ def same_gradients(found: Tensor, expected: Tensor) -> bool:
 
 def _apart(found: Tensor, expected: Tensor) -> Tensor:
     """How far rows are from those expected, relative to these."""
-    scale: Tensor = expected.norm(dim=1).clamp(min=1e-6)
-    return torch.linalg.vector_norm(found - expected, dim=1) / scale
+    error: Tensor = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-6)
+    return error
 
 
 def _saying(text: str) -> ModelError:
