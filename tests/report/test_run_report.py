@@ -16,7 +16,7 @@ from coterie.experiment.scores import PooledScore, scores_to_json
 from coterie.files import read_json, write_json
 from coterie.report.drawing import Figure
 from coterie.report.figures import FIGURES, accuracy_against_round, epsilon_against_round, separation_scores
-from coterie.report.record import read_run
+from coterie.report.record import mean_over, read_run
 from coterie.report.run import run_figures, write_run_report
 from painting import painted
 
@@ -304,3 +304,23 @@ def test_a_damaged_federation_is_named(run_folder: Callable[..., Path], clients:
     write_json(folder / "federation.json", {**facts, "clients": clients})
     with pytest.raises(InputError, match=r"federation\.json: not written by this version"):
         read_run(folder)
+
+
+def test_the_worst_cluster_is_the_one_whose_clients_have_the_lowest_mean(
+    run_folder: Callable[..., Path],
+) -> None:
+    folder = run_folder()
+    run = read_run(folder)
+    assert run.truth is not None
+    assert run.accuracy is not None
+    means = {
+        cluster: mean_over(
+            run.accuracy.per_client, [name for name, own in run.truth.items() if own == cluster]
+        )
+        for cluster in set(run.truth.values())
+    }
+    lowest = min(value for value in means.values() if value is not None)
+    html = write_run_report(folder).read_text(encoding="utf-8")
+    tile = re.search(r"<dt>Worst cluster</dt>(.*?)</div>", html)
+    assert tile is not None
+    assert f"{lowest:.1%}" in tile[1]

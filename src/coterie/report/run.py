@@ -91,6 +91,7 @@ def run_report(run: RunRecord) -> str:
         matrix=_matrix(run, clusters),
         clients=_client_table(run, clusters, accuracy) if accuracy is not None and scored else None,
         groups=_cluster_table(run, clusters) if len(clusters.groups) > 1 else None,
+        worst_cluster=_worst_cluster(run, clusters),
         sites=_sites(run) if run.served and run.result is not None else None,
     )
 
@@ -201,6 +202,17 @@ def _client_table(run: RunRecord, clusters: Clusters, accuracy: Spread) -> Table
         rows.append({heading: cell for heading, cell in row.items() if cell is not None})
     told = "by client, measured with noise" if private else "and loss by client"
     return Table.of(rows, f"{measure.name.capitalize()} {told}", words=["True cluster"])
+
+
+def _worst_cluster(run: RunRecord, clusters: Clusters) -> tuple[str, str] | None:
+    """The lowest mean of a cluster's clients, and the cluster; of exact scores alone."""
+    accuracy = run.accuracy
+    if accuracy is None or accuracy.is_private or len(clusters.groups) < 2:
+        return None
+    means = {group.name: mean_over(accuracy.per_client, group.clients) for group in clusters.groups}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    worst = min(known, key=known.__getitem__, default=None)
+    return None if worst is None else (run.measure.text(known[worst]), worst)
 
 
 def _cluster_table(run: RunRecord, clusters: Clusters) -> Table | None:
