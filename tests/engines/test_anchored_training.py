@@ -9,7 +9,7 @@ import torch
 
 from coterie.algorithms.protocol import Choices, Select, Train, TrainJob, Updates
 from coterie.data import Client, Federation, Records, Task
-from coterie.engines.local import LocalEngine, coin_key, job_hash
+from coterie.engines.local import LocalEngine, coin_key, job_hash, job_hashes
 from coterie.errors import PlanError
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
@@ -120,6 +120,24 @@ def test_anchor_and_weight_are_part_of_what_was_asked() -> None:
     ]
     assert len({job_hash("", job) for job in asked}) == len(asked)
     assert job_hash("", PULLED) == job_hash("", replace(PULLED, anchor=ANCHOR.copy()))
+
+
+def test_a_row_that_many_clients_are_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = np.stack([START, ANCHOR, START])
+    jobs = [
+        TrainJob(f"c{k}", models[k % 3], models[1] if k > 5 else None, WEIGHT * (k > 5)) for k in range(9)
+    ]
+    expected = {job.client: job_hash("x", job) for job in jobs}
+    read: list[TrainJob] = []
+
+    def counted(context: str, job: TrainJob) -> str:
+        read.append(job)
+        return job_hash(context, job)
+
+    monkeypatch.setattr("coterie.engines.local.job_hash", counted)
+    assert job_hashes("x", jobs) == expected
+    assert len(read) == 6
+    assert len(set(expected.values())) == 4, "equal rows at two places have one digest"
 
 
 def test_a_sketch_has_no_step_to_pull_at(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
 def input_hash(context: str, array: NDArray[np.float32]) -> str:
     """Digest of what a client is sent and of what else decides its answer; shapes and bits count."""
     digest = hashlib.sha256(repr((context, array.shape, array.dtype.str)).encode())
-    digest.update(np.ascontiguousarray(array).tobytes())
+    digest.update(np.ascontiguousarray(array))
     return digest.hexdigest()
 
 
@@ -283,10 +283,15 @@ def job_hash(context: str, job: TrainJob) -> str:
 
 def job_hashes(context: str, jobs: Sequence[TrainJob]) -> dict[str, str]:
     """The digest of each client's job; where clients are sent the very same arrays, they are read once."""
-    sent = {job.client: (id(job.start), id(job.anchor), job.anchor_weight) for job in jobs}
+    sent = {job.client: (_place(job.start), _place(job.anchor), job.anchor_weight) for job in jobs}
     first = {sent[job.client]: job for job in jobs}
     found = {arrays: job_hash(context, job) for arrays, job in first.items()}
     return {client: found[arrays] for client, arrays in sent.items()}
+
+
+def _place(array: Vector | None) -> tuple[object, ...] | None:
+    """Where an array lies: a row of a cluster's models is another object for every client, and one row."""
+    return None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype.str)
 
 
 def coin_key(noise_key: SecretKey, simulation_seed: int) -> SecretKey:
