@@ -270,7 +270,7 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
 def input_hash(context: str, array: NDArray[np.float32]) -> str:
     """Digest of what a client is sent and of what else decides its answer; shapes and bits count."""
     digest = hashlib.sha256(repr((context, array.shape, array.dtype.str)).encode())
-    digest.update(np.ascontiguousarray(array))
+    digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
