@@ -20,6 +20,7 @@ again.
 import argparse
 import os
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -98,10 +99,16 @@ def federation_of(name: str, seed: int) -> Federation:
     return local.load_federation(experiment_of(Cell(name, 1.0, "local"), None, seed))
 
 
-def run(cell: Cell, own: Setting | None, seed: int) -> Row:
-    """One run in a folder that is thrown away."""
+def run(
+    cell: Cell,
+    own: Setting | None,
+    seed: int,
+    *,
+    adapt: Callable[[Experiment], Experiment] = lambda chosen: chosen,
+) -> Row:
+    """One run, adapted if need be, in a folder that is thrown away."""
     begun, federation = perf_counter(), federation_of(cell.federation, seed)
-    calibrated = local.calibrate(experiment_of(cell, own, seed), federation)
+    calibrated = local.calibrate(adapt(experiment_of(cell, own, seed)), federation)
     memory = Path("/dev/shm")  # a run is made to survive a crash, and waits for a disk hundreds of times
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         result = local.finish(calibrated, RunFolder(Path(folder) / "run"))
