@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from natural import FEDERATIONS, SEEDS, Cell, Experiment, experiment_of, run
+from natural import FEDERATIONS, SEEDS, Cell, Experiment, run
 from torch import Tensor, nn
 
 from coterie.data import Task
