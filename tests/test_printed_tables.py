@@ -51,6 +51,25 @@ def test_clusters_that_were_found_are_those_of_their_file(which: str) -> None:
         assert (row["data"], row["shift"], row["release"], row["sizes"], row["z"], *marked) in shown
 
 
+def test_clusters_found_on_features_are_those_of_their_file() -> None:
+    kept = rows("clustering-features.csv")
+
+    def success(data: str, shift: str, rule: str) -> int:
+        own = [row for row in kept if (row["data"], row["shift"]) == (data, shift)]
+        return round(100 * statistics.mean(int(row[f"{rule}: ours"]) / int(row["draws"]) for row in own))
+
+    shown = {
+        first.split(",")[0]: told for first, *told in map(cells, lines("docs/features.md")) if len(told) == 4
+    }
+    for shift in ("rotation", "label"):
+        expected = [
+            success(data, shift, rule)
+            for rule in ("M given", "M unknown")
+            for data in ("fashion-mnist", "fashion-mnist, scattering")
+        ]
+        assert shown[shift] == list(map(str, expected))
+
+
 def test_clusters_of_clients_are_those_of_their_file() -> None:
     """The first table of docs/rr-cluster.md, its runs averaged once more."""
     names = {
