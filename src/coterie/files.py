@@ -229,9 +229,18 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _parsed(text: str | bytes) -> Any:
+    """What JSON says; NaN and Infinity, which Python reads all the same and `finite` never writes, are none."""
+
+    def refused(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refused)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(regular(path).read_text(encoding="utf-8"))
+        content = _parsed(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -266,7 +275,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     *lines, _torn = regular(path).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            content = json.loads(line)
+            content = _parsed(line)
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):

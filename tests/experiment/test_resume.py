@@ -24,7 +24,7 @@ from coterie.errors import InputError, LedgerError
 from coterie.experiment import checkpoint, local
 from coterie.experiment.callbacks import Callbacks, RoundReport
 from coterie.experiment.checkpoint import Checkpoint
-from coterie.experiment.folder import RunFolder, keep_rounds, seconds_in
+from coterie.experiment.folder import RunFolder, check_times, keep_rounds, seconds_in
 from coterie.experiment.recorded import recount
 from coterie.experiment.result import RunResult
 from coterie.experiment.seal import Seal
@@ -287,6 +287,14 @@ def test_a_damaged_checkpoint_is_one_clear_line(damage: str, experiment: Path, t
         (folder / "state.json").write_text('{"format": 1')
     with pytest.raises(InputError, match="damaged checkpoint"):
         local.run(experiment, out, resume=True)
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "1e400", "1e308", "-1", "true", '"1"', "null"])
+def test_seconds_that_are_no_seconds_are_named(seconds: str, tmp_path: Path) -> None:
+    line = f'{{"round": 1, "train": 1.0, "evaluate": {seconds}}}\n'
+    (tmp_path / "timing.jsonl").write_text(2 * line)
+    with pytest.raises(InputError, match=r"timing\.jsonl: .*line"):
+        check_times(tmp_path / "timing.jsonl")
 
 
 @pytest.mark.parametrize("line", ['{"train": 1}', '{"round": "x"}', "[]", '{"round": null}'])

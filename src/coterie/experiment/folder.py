@@ -8,9 +8,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from coterie.errors import InputError
 from coterie.files import check_place, read_lines, replacing, write_text
+
+_MOST_SECONDS = 1e12
+"""No round takes longer."""
 
 
 class _Named:
@@ -114,7 +118,7 @@ def check_times(path: Path) -> None:
 
 def seconds_in(path: Path, phase: str) -> float:
     """Wall-clock seconds of one phase over all rounds, from the file of times."""
-    try:
-        return math.fsum(line[phase] for line in read_lines(path))
-    except (KeyError, TypeError):
-        raise InputError(f"{path}: a line without the seconds of '{phase}'") from None
+    found: list[Any] = [line.get(phase) for line in read_lines(path)]
+    if not all(type(each) in (int, float) and 0.0 <= each <= _MOST_SECONDS for each in found):
+        raise InputError(f"{path}: a line without the seconds of '{phase}'")
+    return math.fsum(found)
