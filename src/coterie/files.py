@@ -230,7 +230,7 @@ def finite(value: Any) -> Any:
 
 
 def _parsed(text: str | bytes) -> Any:
-    """What JSON says; NaN and Infinity, which Python reads all the same and `finite` never writes, are none."""
+    """What JSON says; NaN and Infinity, which Python would read and `finite` never writes, are none."""
 
     def refused(name: str) -> Any:
         raise ValueError(f"{name} is no JSON")

@@ -405,6 +405,16 @@ def test_damaged_parquet_is_refused(folder: Path, damage: Callable[[Path], None]
     refused(folder, r"north\.parquet: cannot be read")
 
 
+@pytest.mark.parametrize("where", ["a name", "a value"])
+def test_parquet_with_text_that_is_no_text_is_refused(folder: Path, where: str) -> None:
+    declare(folder, TABLE)
+    told = {"a name": {"age": [1.0], "marked": ["x"]}, "a value": {"age": [1.0], "b": ["marked"]}}[where]
+    pq.write_table(pa.table(told), folder / "north.parquet", compression="none", use_dictionary=False)
+    file = folder / "north.parquet"
+    file.write_bytes(file.read_bytes().replace(b"marked", b"mark\xef\xbf"))
+    refused(folder, r"north\.parquet: cannot be read")
+
+
 def test_parquet_without_rows_is_refused(folder: Path) -> None:
     declare(folder, TABLE)
     pq.write_table(pa.table({"age": pa.array([], pa.float64())}), folder / "north.parquet")

@@ -207,6 +207,14 @@ def from_arrow(source: Path, content: "pa.Table") -> ClientTable:
     """A table in memory: columns of numbers as they are, all others as text."""
     import pyarrow as pa
 
+    # Names and texts are bytes until they are looked at, and those of a damaged file are no UTF-8.
+    with reading(source, pa.ArrowException, UnicodeDecodeError):
+        return ClientTable(source, _columns(source, content), "row", range(1, content.num_rows + 1))
+
+
+def _columns(source: Path, content: "pa.Table") -> dict[str, list[str] | Array]:
+    import pyarrow as pa
+
     columns: dict[str, list[str] | Array] = {}
     for field, values in zip(content.schema, content.columns, strict=True):
         if field.name in columns:
@@ -219,4 +227,4 @@ def from_arrow(source: Path, content: "pa.Table") -> ClientTable:
             words = ["" if value is None else str(value).strip() for value in values.to_pylist()]
             # As people write truth values, and JSON.
             columns[field.name] = list(map(str.lower, words)) if pa.types.is_boolean(field.type) else words
-    return ClientTable(source, columns, "row", range(1, content.num_rows + 1))
+    return columns
