@@ -229,18 +229,10 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parsed(text: str | bytes) -> Any:
-    """What JSON says; NaN and Infinity, which Python would read and `finite` never writes, are none."""
-
-    def refused(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refused)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = _parsed(regular(path).read_text(encoding="utf-8"))
+        # `int` refuses NaN and Infinity, which Python reads and JSON does not know.
+        content = json.loads(regular(path).read_text(encoding="utf-8"), parse_constant=int)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -271,11 +263,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """JSON lines of a file; a last line torn by a crash is not one."""
     if not path.exists():
         return
-    # By newlines alone: a text has other line ends, which JSON allows inside.
-    *lines, _torn = regular(path).read_bytes().split(b"\n")
+    *lines, _torn = regular(path).read_bytes().split(b"\n")  # alone: JSON allows other line ends inside
     for number, line in enumerate(lines, 1):
         try:
-            content = _parsed(line)
+            content = json.loads(line, parse_constant=int)
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):

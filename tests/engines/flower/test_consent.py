@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from memory_federation import QUICK, MemoryFederation, experiment
+from real_federation import wait_until
 from tiny_site import LIMITS, contract, deliver, plan_of, records, releases, site, training
 from trusting import sites_of, trusting
 
@@ -53,7 +54,7 @@ class Operator:
 
     def decide(self, facts: Facts) -> bool:
         self.shown.append(facts)
-        self.ready.wait(10)
+        self.ready.wait(60)
         assert self.answer is not None
         return self.answer
 
@@ -152,11 +153,18 @@ def test_the_server_waits_while_an_operator_reads(tmp_path: Path, monkeypatch: p
     operator, slow = Operator(), next(iter(federation.sites.values()))
     slow.reviewer = Reviewer(operator.decide)
     monkeypatch.setattr(served_run, "AGAIN_SECONDS", 0.05)
-    threading.Timer(0.3, operator.say, [True]).start()
+
+    def asked_again() -> bool:
+        sent = [one for one in list(federation.grid.sent) if one.metadata.message_type == messages.OFFER]
+        return len(sent) > len(federation.sites)
+
+    def answer() -> None:
+        wait_until("the server has asked again", asked_again)
+        operator.say(True)
+
+    threading.Thread(target=answer, daemon=True).start()
     result = federation.serve(tmp_path / "run")
-    assert result.rounds == 5
-    offers = [one for one in federation.grid.sent if one.metadata.message_type == messages.OFFER]
-    assert len(offers) > len(federation.sites)  # asked again, and nobody else was harmed by that
+    assert result.rounds == 5  # asked again, and nobody else was harmed by that
     federation.close()
 
 
