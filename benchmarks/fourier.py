@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from coterie.data import Task
 
 FREQUENCIES = 256
-WIDTHS = {"none": None, "narrow": 0.5, "wide": 2.0}
+WIDTHS = {"narrow": 0.5, "wide": 2.0}
+FEATURES = ("none", *WIDTHS)
 ALGORITHMS = ("global", "local")
 
 
@@ -48,11 +49,11 @@ class Fourier(nn.Module):
 
 
 def narrow(task: Task) -> nn.Module:
-    return Fourier(task, 0.5)
+    return Fourier(task, WIDTHS["narrow"])
 
 
 def wide(task: Task) -> nn.Module:
-    return Fourier(task, 2.0)
+    return Fourier(task, WIDTHS["wide"])
 
 
 def with_features(experiment: Experiment, features: str) -> Experiment:
@@ -86,9 +87,9 @@ def render(rows: list[dict[str, str]]) -> None:
     print("|---|---|---|---|---|---|")
     wins = 0
     for key, own in scores.items():
-        means = {name: statistics.mean(own[name]) for name in WIDTHS}
+        means = {name: statistics.mean(own[name]) for name in FEATURES}
         wins += max(means["narrow"], means["wide"]) > means["none"]
-        print("| " + " | ".join([*key, *(f"{100 * means[name]:.1f}" for name in WIDTHS)]) + " |")
+        print("| " + " | ".join([*key, *(f"{100 * means[name]:.1f}" for name in FEATURES)]) + " |")
     print(f"\nthe better of both widths is ahead of columns in {wins} of {len(scores)} cells")
 
 
@@ -106,7 +107,7 @@ def main() -> None:
         return
     if given.csv is None:
         parser.error("--csv: name a file for the results")
-    jobs = list(product(given.only, given.epsilons, ALGORITHMS, WIDTHS, SEEDS))
+    jobs = list(product(given.only, given.epsilons, ALGORITHMS, FEATURES, SEEDS))
     with (
         ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool,
         given.csv.open("w", newline="") as file,

@@ -70,6 +70,21 @@ def test_clusters_found_on_features_are_those_of_their_file() -> None:
         assert shown[shift] == list(map(str, expected))
 
 
+def test_what_fourier_features_bring_tables_is_what_their_file_says() -> None:
+    scores: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for row in rows("fourier.csv"):
+        cell = scores.setdefault((row["federation"], row["epsilon"], row["algorithm"]), {})
+        cell.setdefault(row["features"], []).append(100 * float(row["score"]))
+    gains = []
+    for own in scores.values():
+        means = {name: statistics.mean(values) for name, values in own.items()}
+        gains.append(max(means["narrow"], means["wide"]) - means["none"])
+    text = " ".join(lines("docs/features.md"))
+    assert f"columns in {sum(gain > 0 for gain in gains)} of {len(gains)} cells" in text
+    assert f"by at most {max(gains):.1f} points, and behind by up to {-min(gains):.0f} " in text
+    assert len({federation for federation, *_ in scores}) == 6
+
+
 def test_clusters_of_clients_are_those_of_their_file() -> None:
     """The first table of docs/rr-cluster.md, its runs averaged once more."""
     names = {
