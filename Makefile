@@ -5,7 +5,7 @@
 # make soak   eight sites and a server with a fault every few seconds, and whether all they wrote down agrees; half an hour
 # make docs   execute the notebooks, build the documentation site into build/site; some minutes
 # make test-wheel   build the wheel, install it alone, run the README's walks and the examples with it; some minutes
-# make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; three minutes of the soak; a quarter of an hour
+# make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; some minutes
 
 PYTHON ?= python3
 VENV   := .venv
@@ -30,7 +30,6 @@ soak: $(VENV)/installed-dev
 
 test-deployment: $(VENV)/installed-dev
 	$(BIN)/pytest -m deployment tests
-	$(BIN)/pytest -m soak tests/soak
 
 test-wheel: $(VENV)/installed-dev
 	$(BIN)/pytest -m wheel tests/wheel
