@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from natural import FEDERATIONS, SEEDS, Cell, Experiment, run
+from natural import FEDERATIONS, SEEDS, Cell, run
 from torch import Tensor, nn
 
 from coterie.data import Task
@@ -28,6 +28,7 @@ FREQUENCIES = 256
 WIDTHS = {"narrow": 0.5, "wide": 2.0}
 FEATURES = ("none", *WIDTHS)
 ALGORITHMS = ("global", "local")
+COLUMNS = ("federation", "epsilon", "algorithm", "features", "seed", "score", "seconds")
 
 
 class Fourier(nn.Module):
@@ -56,26 +57,11 @@ def wide(task: Task) -> nn.Module:
     return Fourier(task, WIDTHS["wide"])
 
 
-def with_features(experiment: Experiment, features: str) -> Experiment:
-    if features == "none":
-        return experiment
-    told = experiment.model_dump(mode="json", exclude_unset=True)
-    told["model"] = {**told.get("model", {}), "features": f"fourier:{features}"}
-    return Experiment.model_validate(told)
-
-
-def score(cell: Cell, features: str, seed: int) -> dict[str, object]:
+def score(cell: Cell, features: str, seed: int) -> tuple[object, ...]:
+    """A line of the file."""
     torch.set_num_threads(1)
-    row = run(cell, None, seed, adapt=lambda chosen: with_features(chosen, features))
-    return {
-        "federation": cell.federation,
-        "epsilon": cell.epsilon,
-        "algorithm": cell.algorithm,
-        "features": features,
-        "seed": seed,
-        "score": row.score,
-        "seconds": row.seconds,
-    }
+    row = run(cell, None, seed, features=f"fourier:{features}" if features in WIDTHS else None)
+    return cell.federation, cell.epsilon, cell.algorithm, features, seed, row.score, row.seconds
 
 
 def render(rows: list[dict[str, str]]) -> None:
@@ -113,13 +99,10 @@ def main() -> None:
         given.csv.open("w", newline="") as file,
     ):
         working = [pool.submit(score, Cell(*job[:3]), *job[3:]) for job in jobs]
-        writer = None
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
         for done in as_completed(working):
-            found = done.result()
-            writer = writer or csv.DictWriter(file, found)
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerow(found)
+            writer.writerow(done.result())
             file.flush()
     with given.csv.open(newline="") as file:
         render(sorted(csv.DictReader(file), key=lambda row: (row["federation"], row["epsilon"])))

@@ -20,7 +20,6 @@ again.
 import argparse
 import os
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -77,13 +76,16 @@ QUICK = Work((0, 1), (10,), (3.0,), ("local", "global", "r-dpcfl"), ("heart-dise
 # --- running ------------------------------------------------------------------------------------------------
 
 
-def experiment_of(cell: Cell, own: Setting | None, seed: int) -> Experiment:
+def experiment_of(cell: Cell, own: Setting | None, seed: int, *, features: str | None = None) -> Experiment:
     """The experiment of one run; without a setting all numbers are auto."""
+    sections = FEDERATIONS[cell.federation].sections(cell.federation)
+    if features is not None:
+        sections = {**sections, "model": {**sections.get("model", {}), "features": features}}
     auto = dict.fromkeys(("rounds", "batch", "lr", "averaging"), "auto")
     schedule = auto if own is None else {"rounds": own.rounds, "batch": own.batch, "lr": own.lr}
     return Experiment.model_validate(
         {
-            **FEDERATIONS[cell.federation].sections(cell.federation),
+            **sections,
             "privacy": {"epsilon": cell.epsilon, "clip": "auto" if own is None else own.clip},
             "schedule": schedule,
             "algorithm": {"name": cell.algorithm},
@@ -99,16 +101,10 @@ def federation_of(name: str, seed: int) -> Federation:
     return local.load_federation(experiment_of(Cell(name, 1.0, "local"), None, seed))
 
 
-def run(
-    cell: Cell,
-    own: Setting | None,
-    seed: int,
-    *,
-    adapt: Callable[[Experiment], Experiment] = lambda chosen: chosen,
-) -> Row:
-    """One run, adapted if need be, in a folder that is thrown away."""
+def run(cell: Cell, own: Setting | None, seed: int, *, features: str | None = None) -> Row:
+    """One run in a folder that is thrown away."""
     begun, federation = perf_counter(), federation_of(cell.federation, seed)
-    calibrated = local.calibrate(adapt(experiment_of(cell, own, seed)), federation)
+    calibrated = local.calibrate(experiment_of(cell, own, seed, features=features), federation)
     memory = Path("/dev/shm")  # a run is made to survive a crash, and waits for a disk hundreds of times
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         result = local.finish(calibrated, RunFolder(Path(folder) / "run"))

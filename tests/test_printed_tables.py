@@ -97,10 +97,7 @@ def test_clusters_of_clients_are_those_of_their_file() -> None:
         first, *told = cells(line)
         if not line.startswith("|") or first not in names or len(told) != 8 or told[0] not in ("2", "4"):
             continue
-        wanted = ("run", "8:4:1:1", f"{names[first]}, epsilon {told[0]}")
-        own = [
-            row for row in rows("client-clusters.csv") if (row["part"], row["table"], row["row"]) == wanted
-        ]
+        own = client_clusters("run", "8:4:1:1", f"{names[first]}, epsilon {told[0]}")
         accuracy = zip(*([float(value) for value in row["accuracy"].split()] for row in own), strict=True)
         means = [*map(statistics.mean, accuracy), statistics.mean(float(row["mean"]) for row in own)]
         assert told[1] == str(len(own))
@@ -108,6 +105,11 @@ def test_clusters_of_clients_are_those_of_their_file() -> None:
         assert told[2] in ("", str(sum(map(found_clusters, own))))
         checked += 1
     assert checked == 6
+
+
+def client_clusters(*wanted: str) -> list[dict[str, str]]:
+    """The lines of a part, table and row."""
+    return [row for row in rows("client-clusters.csv") if (row["part"], row["table"], row["row"]) == wanted]
 
 
 def found_clusters(row: dict[str, str]) -> bool:
@@ -119,10 +121,7 @@ def test_clusters_of_other_federations_are_those_of_their_file() -> None:
     """The second table of docs/rr-cluster.md."""
 
     def of(part: str, table: str, name: str) -> list[dict[str, str]]:
-        wanted = (part, table, f"{name}, epsilon 4")
-        return [
-            row for row in rows("client-clusters.csv") if (row["part"], row["table"], row["row"]) == wanted
-        ]
+        return client_clusters(part, table, f"{name}, epsilon 4")
 
     def least(own: list[dict[str, str]]) -> float:
         return 100 * min(

@@ -263,7 +263,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """JSON lines of a file; a last line torn by a crash is not one."""
     if not path.exists():
         return
-    *lines, _torn = regular(path).read_bytes().split(b"\n")  # alone: JSON allows other line ends inside
+    *lines, _torn = regular(path).read_bytes().split(b"\n")  # newlines alone: JSON allows others inside
     for number, line in enumerate(lines, 1):
         try:
             content = json.loads(line, parse_constant=int)
