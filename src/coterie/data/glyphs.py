@@ -1,9 +1,11 @@
 """Characters drawn from the fonts that matplotlib ships: 28x28 images, any number, no download."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from coterie.data.counting import blank_records
 from coterie.data.preprocessing import Label, Preprocessing
 from coterie.data.records import Array, Dataset, Records, Task, stream
 from coterie.errors import check_memory
@@ -51,7 +53,7 @@ def draw_glyphs(
     task = Task("classification", (1, _SIDE, _SIDE), classes)
     counts = size, max(classes, size // 6)
     if blank:
-        train, test = (_blank(classes, count, stream(seed, at)) for at, count in enumerate(counts))
+        train, test = (_blank(task, count, stream(seed, at)) for at, count in enumerate(counts))
     else:
         templates = _templates(_CHARACTERS[:classes], _FONTS[:fonts])
         train, test = (_draw(templates, count, stream(seed, at)) for at, count in enumerate(counts))
@@ -89,9 +91,8 @@ def _characters(classes: int, count: int, rng: np.random.Generator) -> Array:
     return rng.integers(classes, size=count)
 
 
-def _blank(classes: int, count: int, rng: np.random.Generator) -> Records:
-    nothing = np.broadcast_to(np.float32(0.0), (count, 1, _SIDE, _SIDE))
-    return Records(nothing, _characters(classes, count, rng))
+def _blank(task: Task, count: int, rng: np.random.Generator) -> Records:
+    return replace(blank_records(task, count), targets=_characters(task.classes, count, rng))
 
 
 def _draw(templates: Array, count: int, rng: np.random.Generator) -> Records:
