@@ -142,7 +142,7 @@ class ServedRun:
         """Propose the contracts; before the first release everybody must have agreed."""
         there = set(self.transport.present(list(self.contracts))) if resumed else set(self.contracts)
         wanted = {name: contract for name, contract in self.contracts.items() if name in there}
-        answers, promised = self._offer(wanted), self.calibrated.guarantee.line
+        answers, promised = self._offer(wanted, resumed), self.calibrated.guarantee.line
         if answers.missing and not resumed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in answers.missing.items())
             raise InputError(
@@ -150,12 +150,18 @@ class ServedRun:
                 "once they do, --resume goes on"
             )
 
-    def _offer(self, contracts: Mapping[str, Contract]) -> Answers[str]:
-        """Propose contracts; an operator who reads one is asked again until there is an answer."""
-        until = time.monotonic() + self.transport.timeouts.consent
+    def _offer(self, contracts: Mapping[str, Contract], resumed: bool) -> Answers[str]:
+        """Propose contracts; an operator who reads one is asked again until there is an answer.
+
+        At first everybody has the time for consent: sites make ready for the model before they agree, so that
+        later the time for an answer is that of the answer alone. Who was ready before does not need it.
+        """
+        timeouts = self.transport.timeouts
+        until = time.monotonic() + timeouts.consent
+        seconds = None if resumed else max(timeouts.answer, timeouts.consent)
         told = False
         while True:
-            answers = agreement.offer(self.transport, contracts)
+            answers = agreement.offer(self.transport, contracts, seconds)
             reading = [name for name, why in answers.missing.items() if REFUSALS["review"] in why]
             if not reading or time.monotonic() > until:
                 return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import Any
@@ -189,3 +190,42 @@ def test_nobody_is_held_where_nobody_rings(link: Mailbox) -> None:
 
     asyncio.run(go())
     assert link.asked == 3
+
+
+def test_nobody_hears_of_a_message_before_all_of_it_was_sent(
+    link: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites that heard of it asked for its pieces all the time, and sending those took the longer for it."""
+    monkeypatch.setattr(bells, "HOLD_SECONDS", 0.01)
+
+    async def go() -> None:
+        proxy = opened(link)
+        site, other = Site(proxy, "a"), Site(proxy, "b")
+        assert await other.send() == (200, b"")
+        with proxy.bell.sending(["a"]):
+            link.messages[b"a"] = [b"head"]
+            held = asyncio.create_task(site.send())
+            await asyncio.sleep(0.1)
+            assert not held.done()
+            assert await asyncio.wait_for(other.send(), 5) == (200, b"")  # there is nothing for it
+            assert link.asked == 2
+            link.messages[b"a"] = [b"head and pieces"]
+        assert await asyncio.wait_for(held, 5) == (200, b"head and pieces")
+        assert await asyncio.wait_for(site.send(), 5) == (200, b"")
+
+    asyncio.run(go())
+
+
+def test_a_message_that_cannot_be_sent_holds_nobody(link: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bells, "HOLD_SECONDS", 0.01)
+    monkeypatch.setattr(bells, "SENDING_SECONDS", 0.01)
+
+    async def go() -> None:
+        proxy = opened(link)
+        site = Site(proxy, "a")
+        with contextlib.suppress(RuntimeError), proxy.bell.sending(["a"]):
+            assert await asyncio.wait_for(site.send(), 5) == (200, b"")  # after a while, all the same
+            raise RuntimeError
+        assert await asyncio.wait_for(site.send(), 5) == (200, b"")
+
+    asyncio.run(go())

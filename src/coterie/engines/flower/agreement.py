@@ -35,10 +35,16 @@ def names_of(grid: Grid, nodes: Sequence[int], timeouts: Timeouts) -> dict[str, 
     return names
 
 
-def offer(transport: Transport, contracts: Mapping[str, Contract]) -> Answers[str]:
-    """Propose its contract to every site."""
+def offer(
+    transport: Transport, contracts: Mapping[str, Contract], seconds: float | None = None
+) -> Answers[str]:
+    """Propose its contract to every site.
+
+    Args:
+        seconds: that a site has to consider it: it loads what it needs for the model, and checks all of it.
+    """
     contents = {name: contract.to_content() for name, contract in contracts.items()}
-    return transport.ask(messages.OFFER, contents, _confirming("accepted", contracts))
+    return transport.ask(messages.OFFER, contents, _confirming("accepted", contracts), seconds=seconds)
 
 
 def finish(

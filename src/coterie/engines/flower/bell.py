@@ -6,12 +6,14 @@ seconds all the same: nothing depends on a bell that was not heard.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
-HOLD_SECONDS = 5.0
-"""How long a site's question is held where there is nothing for it."""
+HOLD_SECONDS, SENDING_SECONDS = 5.0, 20.0
+"""How long a site's question is held where there is nothing for it, and how much longer while something is
+being sent to it."""
 
 
 class Bell:
@@ -23,6 +25,7 @@ class Bell:
         """Those for whom there was nothing when they last asked."""
         self._rings: Counter[str] = Counter()
         self._pushed: set[str] = set()
+        self._sending: frozenset[str] = frozenset()
         self._answered = threading.Event()
         self.used = False
         """Whether somebody rings: else no question is held."""
@@ -33,6 +36,19 @@ class Bell:
         """There is something for these sites."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, list(names))
+
+    @contextlib.contextmanager
+    def sending(self, names: Collection[str]) -> Iterator[None]:
+        """Send messages to these sites, and ring when all of it is there.
+
+        Who hears of a message before would ask for its pieces again and again, while they are being sent.
+        """
+        self._sending = frozenset(names)
+        try:
+            yield
+        finally:
+            self._sending = frozenset()
+            self.ring(names)
 
     def wait(self, seconds: float) -> None:
         """Until somebody has answered, and at most for so long."""
@@ -61,11 +77,16 @@ class Bell:
             self._pushed.discard(name)
             self._answered.set()
         event = self._quiet.get(name)
+        if name in self._sending:
+            event = self._quiet.setdefault(name, asyncio.Event())
         if event is None or not self.used:
             return True
         ringing, leaving = asyncio.ensure_future(event.wait()), asyncio.ensure_future(gone())
+        first = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait({ringing, leaving}, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({ringing, leaving}, timeout=HOLD_SECONDS, return_when=first)
+            if not done and name in self._sending:
+                await asyncio.wait({ringing, leaving}, timeout=SENDING_SECONDS, return_when=first)
             return not leaving.done()
         finally:
             ringing.cancel()

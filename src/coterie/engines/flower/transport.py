@@ -41,7 +41,7 @@ class Timeouts:
     """How long the server waits.
 
     Args:
-        answer: seconds for an answer; after that the client is missing, and its message void.
+        answer: seconds for an answer, once all was sent; after that the client is missing.
         rejoin: seconds to wait for a client that was there in the last request and is not now.
         consent: seconds for operators of sites to decide about the plan.
         poll: seconds between two looks for new answers.
@@ -138,6 +138,7 @@ class Transport:
         read: Callable[[str, RecordDict], T],
         *,
         apart: bool = False,
+        seconds: float | None = None,
     ) -> Answers[T]:
         """Send each site its message and read what comes back in time.
 
@@ -147,9 +148,12 @@ class Transport:
         Args:
             apart: everyone has the whole time, whatever others do. Else who was late before is given only as
                 long again as the others took; where all were late before, all have the whole time.
+            seconds: for the answers; by default what `Timeouts` says.
         """
-        began = time.monotonic()
-        self._waiting = waiting = self._send(kind, contents, self.timeouts.answer)
+        whole = self.timeouts.answer if seconds is None else seconds
+        begun = time.monotonic()
+        self._waiting = waiting = self._send(kind, contents, whole)
+        began = time.monotonic()  # what sending takes is not the sites' time
         pending = set(waiting.values())
         missing = {name: "not sent" for name in contents if name not in pending}
         answered: dict[str, T] = {}
@@ -159,7 +163,7 @@ class Transport:
         others_done: float | None = None
         while pending:
             now = time.monotonic()
-            left = self.timeouts.answer - (now - began)
+            left = whole - (now - began)
             again: set[str] = set()
             for reply in self.grid.pull_messages(list(waiting)) if waiting else ():
                 # By what it replies to: an error made by the link itself carries no other name.
@@ -210,7 +214,7 @@ class Transport:
         return Answers(
             {name: answered[name] for name in contents if name in answered},
             {name: missing[name] for name in contents if name in missing},
-            time.monotonic() - began,
+            time.monotonic() - begun,
         )
 
     def _send(self, kind: str, contents: Mapping[str, RecordDict], seconds: float) -> dict[str, str]:
@@ -218,11 +222,15 @@ class Transport:
         self._sent(max((_bytes_in(content) for content in contents.values()), default=0))
         self._pushing = True  # a site may have a message before its number is known here
         try:
-            # A site that gets a message twice answers it once.
-            sent = self.grid.push_messages(
-                [Message(content, self.nodes[name], kind, ttl=seconds) for name, content in contents.items()]
-            )
-            self.bell.ring(contents)
+            with self.bell.sending(contents):
+                # A site that gets a message twice answers it once. By its own account a message is void after
+                # twice the time, since sending counts there; a site asks whether it is still waited for.
+                sent = self.grid.push_messages(
+                    [
+                        Message(content, self.nodes[name], kind, ttl=2 * seconds)
+                        for name, content in contents.items()
+                    ]
+                )
             return {identity: name for identity, name in zip(sent, contents, strict=True) if identity}
         finally:
             self._pushing = False
