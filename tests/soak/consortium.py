@@ -228,6 +228,7 @@ def shifted(seconds: int) -> dict[str, str]:
         "LD_PRELOAD": str(library),
         "FAKETIME": f"{seconds:+d}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # which measures how long something takes
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # with it, threads that wait for the interpreter's lock spin
         "PYTHONPATH": os.pathsep.join([str(patched), os.environ.get("PYTHONPATH", "")]),
     }
 
