@@ -21,6 +21,7 @@ DRAFTED = (
     "--set",
     "privacy.mode=paper",
 )
+ROBUST = ("--set", "algorithm.name=dp-fedavg", "--set", "schedule.aggregation=median", "--set")
 HERE = ("--server", "127.0.0.1:1", "--epsilon", "8", "--plaintext")
 MISTAKES = [
     (["serve", "e.yaml"], "--keys"),
@@ -30,6 +31,9 @@ MISTAKES = [
     (["serve", "e.yaml", "--keys", "nowhere"], "ca.crt"),
     (["serve", "e.yaml", "--keys", "k", "--set", "seeds.noise=1"], "seeds.noise"),
     (["serve", "e.yaml", "--keys", "k", *DRAFTED], "privacy.mode"),
+    (["serve", "e.yaml", "--keys", "k", *ROBUST, "privacy.unit=client"], "schedule.aggregation"),
+    (["serve", "e.yaml", "--keys", "k", *ROBUST, "privacy.unit=worker"], "schedule.aggregation"),
+    (["run", "e.yaml", *ROBUST, "privacy.unit=client"], "schedule.aggregation"),
     (["join", "--data", "d", "--server", "h:1", "--epsilon", "8"], "--ca and --key"),
     (["join", "--data", "d", "--server", "h:1", "--epsilon", "8", "--plaintext"], "only on loopback"),
     (["join", "--data", "d", "--server", "h", "--epsilon", "8", "--plaintext"], "HOST:PORT"),
@@ -50,6 +54,7 @@ NUMBERS: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
     (SERVE, "--wait", NO_NUMBERS),
     (SERVE, "--answer", (*NO_NUMBERS, "0", "5e-324")),
     (SERVE, "--rejoin", NO_NUMBERS),
+    (SERVE, "--most-records", ("nan", "-1", "0", "9" * 30)),
     (SERVE, "--sites", ("0", "-1", "nan", "9" * 30)),
     (JOIN, "--epsilon", ("nan", "-inf", "-1", "0", "1e308", "5e-324")),
     (JOIN, "--delta", (*NO_NUMBERS, "0", "1", "5e-324")),
