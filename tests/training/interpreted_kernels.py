@@ -20,8 +20,8 @@ from coterie.training.layers import simple
 from coterie.training.learner import Batch, Learner
 from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
-from coterie.training.stacked import StackedJob, StackedTrainer, tiles_of
-from coterie.training.tiles import Tiles
+from coterie.training.stacked import StackedJob, StackedTrainer
+from coterie.training.tiles import Tiles, tiles_of
 
 CPU = torch.device("cpu")
 LAST = torch.channels_last

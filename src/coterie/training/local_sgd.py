@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.training.contributions import add_client_sums
+from coterie.training.kernel_trial import kernels_agree
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.scoring import join
-from coterie.training.stacked import BUFFERS, Program, kernels_agree
+from coterie.training.stacked import BUFFERS, Program
 from coterie.training.tiles import Tiles
 
 MOST_CLIENTS = 1024

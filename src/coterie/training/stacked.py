@@ -24,8 +24,9 @@ from coterie.training import head, kernels, philox
 from coterie.training.augmentation import Augmentation
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.head import StackedHead
+from coterie.training.kernel_trial import kernel_bytes, kernels_agree
 from coterie.training.learner import Batch, Learner, precision
-from coterie.training.tiles import Tiles
+from coterie.training.tiles import tiles_of
 from coterie.training.views import record_places, views_of
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ TILE = 4
 """Records per tile: small enough to pad little, large enough for weights to be gathered rarely."""
 COINS_AT_ONCE = 2**25
 ROWS_AT_ONCE = 1024
-_PROBE_CLIP = 0.01
-"""Shorter than the gradients of random records, so that all are clipped."""
 
 
 @dataclass(frozen=True)
@@ -60,74 +59,6 @@ class StackedJob:
     anchor: Tensor | None = None
     anchor_weight: float = 0.0
     view_key: int = 0
-
-
-def tiles_of(owner: Tensor, size: int, clients: int, present: Tensor | None) -> Tiles:
-    """Args:
-    present: which records there are, for our kernels; None for torch's.
-    """
-    bounds = None
-    if present is not None:
-        filled = torch.where(present[::size], owner, clients)  # tiles that stayed empty are nobody's
-        bounds = torch.searchsorted(filled, torch.arange(clients + 1, device=owner.device))
-    return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds, present=present)
-
-
-def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: bool = False) -> bool:
-    """Whether our kernels run here and agree with torch's operations, on records that are nobody's.
-
-    And whether a record that is alone adds no more than its clip: what is summed then has the norm that was
-    taken.
-
-    Args:
-        wide_head: try what computes the whole step of a wide head, instead of the layer rules.
-    """
-    device, book = learner.device, learner.book
-    if not kernels.available(device) or book is None:
-        return False
-    try:
-        owner = torch.tensor([0, 0, 1, 2, 2], device=device)
-        probe = learner.random_batch(len(owner) * tile)
-        stacked = torch.tensor([[1.0], [0.9], [1.1]], device=device) * learner.initial()
-        present = torch.arange(len(probe), device=device) % tile < 1 + tile // 2
-        present[-tile:] = False
-        alone = torch.zeros_like(present)
-        alone[[0, 2 * tile, 3 * tile]] = True
-        clips = torch.full((len(probe),), _PROBE_CLIP, dtype=torch.float64, device=device)
-        places = torch.arange(len(probe), device=device)
-        made = StackedHead.of(learner, probe) if wide_head else None
-
-        def sums(shown: Tensor, own: Tensor | None) -> Tensor:
-            tiles = tiles_of(owner, tile, 3, own)
-            if made is not None and own is not None:
-                return made.clipped_sum(stacked, places, tiles, clips, shown)
-            return stacked_clipped_sum(book, stacked, probe, tiles, clips, shown)
-
-        with precision(tf32=tf32):
-            fast, slow, one_each = sums(present, present), sums(present, None), sums(alone, alone)
-        whole = float(slow.norm())
-        error = float((fast - slow).norm()) / whole
-        parts = (torch.split(values, book.layout.sizes, dim=1) for values in (fast, slow))
-        worst = max(
-            float((a - b).norm()) / max(float(b.norm()), whole / 100) for a, b in zip(*parts, strict=True)
-        )
-        longest = float(one_each.norm(dim=1).max())
-    except Exception as reason:  # whatever a compiler or a driver may raise
-        log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
-        return False
-    # Matrix units round to ten bits or eight in every layer, which a deep network that has learnt nothing yet
-    # enlarges; a layer that is wrong is off by all that it is.
-    if not (error < 0.2 and worst < 0.5):
-        log.warning(
-            "kernels of our own are off by %.1e here, a parameter by %.1e, and not used", error, worst
-        )
-        return False
-    if not longest <= _PROBE_CLIP:
-        log.warning(
-            "kernels of our own clip to %.9f instead of %s here and are not used", longest, _PROBE_CLIP
-        )
-        return False
-    return True
 
 
 class Program(SimpleNamespace):
@@ -219,6 +150,8 @@ class StackedTrainer:
         self.own_kernels = wide_head is not None or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
         copies = augmentation.copies if augmentation else 1
         self._bytes_per_record = learner.bytes_per_record * copies * table.places
+        if self.own_kernels and wide_head is None and learner.device.type == "cuda":
+            self._bytes_per_record = kernel_bytes(learner, self.tile, tf32=tf32)
 
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""

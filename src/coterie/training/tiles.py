@@ -55,3 +55,14 @@ class Tiles:
             return tile_sums
         rows = torch.arange(clients, device=self.owner.device)
         return (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype) @ tile_sums
+
+
+def tiles_of(owner: Tensor, size: int, clients: int, present: Tensor | None) -> Tiles:
+    """Args:
+    present: which records there are, for our kernels; None for torch's.
+    """
+    bounds = None
+    if present is not None:
+        filled = torch.where(present[::size], owner, clients)  # tiles that stayed empty are nobody's
+        bounds = torch.searchsorted(filled, torch.arange(clients + 1, device=owner.device))
+    return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds, present=present)

@@ -1,0 +1,99 @@
+"""Whether the kernels of `kernels.py` work here, and what they take: tried on records that are nobody's."""
+
+import logging
+import math
+
+import torch
+from torch import Tensor
+
+from coterie.training import kernels
+from coterie.training.clipping import stacked_clipped_sum
+from coterie.training.head import StackedHead
+from coterie.training.learner import Learner, precision
+from coterie.training.tiles import tiles_of
+
+log = logging.getLogger(__name__)
+
+_PROBE_CLIP = 0.01
+"""Shorter than the gradients of random records, so that all are clipped."""
+_PROBED_RECORDS = 64
+
+
+def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: bool = False) -> bool:
+    """Whether our kernels run here and agree with torch's operations, on records that are nobody's.
+
+    And whether a record that is alone adds no more than its clip: what is summed then has the norm that was
+    taken.
+
+    Args:
+        wide_head: try what computes the whole step of a wide head, instead of the layer rules.
+    """
+    device, book = learner.device, learner.book
+    if not kernels.available(device) or book is None:
+        return False
+    try:
+        owner = torch.tensor([0, 0, 1, 2, 2], device=device)
+        probe = learner.random_batch(len(owner) * tile)
+        stacked = torch.tensor([[1.0], [0.9], [1.1]], device=device) * learner.initial()
+        present = torch.arange(len(probe), device=device) % tile < 1 + tile // 2
+        present[-tile:] = False
+        alone = torch.zeros_like(present)
+        alone[[0, 2 * tile, 3 * tile]] = True
+        clips = torch.full((len(probe),), _PROBE_CLIP, dtype=torch.float64, device=device)
+        places = torch.arange(len(probe), device=device)
+        made = StackedHead.of(learner, probe) if wide_head else None
+
+        def sums(shown: Tensor, own: Tensor | None) -> Tensor:
+            tiles = tiles_of(owner, tile, 3, own)
+            if made is not None and own is not None:
+                return made.clipped_sum(stacked, places, tiles, clips, shown)
+            return stacked_clipped_sum(book, stacked, probe, tiles, clips, shown)
+
+        with precision(tf32=tf32):
+            fast, slow, one_each = sums(present, present), sums(present, None), sums(alone, alone)
+        whole = float(slow.norm())
+        error = float((fast - slow).norm()) / whole
+        parts = (torch.split(values, book.layout.sizes, dim=1) for values in (fast, slow))
+        worst = max(
+            float((a - b).norm()) / max(float(b.norm()), whole / 100) for a, b in zip(*parts, strict=True)
+        )
+        longest = float(one_each.norm(dim=1).max())
+    except Exception as reason:  # whatever a compiler or a driver may raise
+        log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
+        return False
+    # Matrix units round to ten bits or eight in every layer, which a deep network that has learnt nothing yet
+    # enlarges; a layer that is wrong is off by all that it is.
+    if not (error < 0.2 and worst < 0.5):
+        log.warning(
+            "kernels of our own are off by %.1e here, a parameter by %.1e, and not used", error, worst
+        )
+        return False
+    if not longest <= _PROBE_CLIP:
+        log.warning(
+            "kernels of our own clip to %.9f instead of %s here and are not used", longest, _PROBE_CLIP
+        )
+        return False
+    return True
+
+
+def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True) -> int:
+    """Bytes that a record takes in a pass with our kernels, which keep less than torch's operations do.
+
+    Measured as what twice as many records take more, in whole mebibytes.
+    """
+    device, book = learner.device, learner.book
+    assert book is not None
+
+    def peak(count: int) -> int:
+        present = torch.ones(count * tile, dtype=torch.bool, device=device)
+        tiles = tiles_of(torch.zeros(count, dtype=torch.int64, device=device), tile, 1, present)
+        probe = learner.random_batch(len(present))
+        clips = torch.ones(len(present), dtype=torch.float64, device=device)
+        torch.cuda.reset_peak_memory_stats(device)
+        with precision(tf32=tf32):
+            stacked_clipped_sum(book, learner.initial()[None], probe, tiles, clips, present)
+        return torch.cuda.max_memory_allocated(device)
+
+    few = max(1, _PROBED_RECORDS // tile)
+    more = (peak(2 * few) - peak(few)) / (few * tile)
+    return max(1, math.ceil(more / 2**20)) * 2**20
