@@ -331,6 +331,24 @@ def test_what_is_open_is_what_is_waited_for(federation: MemoryFederation) -> Non
     assert not any(transport.is_open(str(sent.metadata.message_id)) for sent in federation.grid.sent)
 
 
+def test_what_was_given_up_stays_so_while_something_else_is_sent(federation: MemoryFederation) -> None:
+    """A site may have a message before the server knows its number; who woke with an old one released it."""
+    transport = Transport(federation.grid, federation.nodes, replace(QUICK, answer=0.1))
+    asked = dict.fromkeys(federation.nodes, messages.pack({}))
+    federation.grid.spoil = lambda message, reply: []
+    transport.ask(messages.FACTS, asked, lambda site, content: content)
+    old = [str(sent.metadata.message_id) for sent in federation.grid.sent]
+    push, seen = federation.grid.push_messages, list[bool]()
+
+    def looking(sent: Any) -> list[str]:
+        seen.extend(transport.is_open(identity) for identity in [*old, "new"])
+        return push(sent)
+
+    federation.grid.push_messages = looking  # type: ignore[method-assign]
+    transport.ask(messages.FACTS, asked, lambda site, content: content)
+    assert seen == [*(False for _ in old), True]
+
+
 # --- a full disk --------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,7 @@ class Transport:
         self.arrivals: Callable[[str], int] = lambda name: 0
         self.bell = Bell()
         self._waiting: dict[str, str] = {}
+        self._given_up: set[str] = set()
         self._pushing = False
         self.timeouts = timeouts
         self._steady = set(nodes)
@@ -104,7 +105,7 @@ class Transport:
 
     def is_open(self, identity: str) -> bool:
         """Whether the answer to a message is still waited for."""
-        return self._pushing or identity in self._waiting
+        return identity in self._waiting or (self._pushing and identity not in self._given_up)
 
     def present(self, wanted: Sequence[str]) -> list[str]:
         """Those of the wanted who are there; who was there before is waited for."""
@@ -203,6 +204,7 @@ class Transport:
             for name in sorted(again & pending):
                 for identity in [each for each, other in waiting.items() if other == name]:
                     del waiting[identity]
+                    self._given_up.add(identity)
                 asked[name] = (now, self.arrivals(name))
                 waiting.update(self._send(kind, {name: contents[name]}, left))
             lost = {name for name in pending if now - away.get(name, now) > self.timeouts.rejoin}
@@ -210,6 +212,7 @@ class Transport:
             pending -= lost
             if pending:
                 self.bell.wait(RUNG_POLL if self.bell.used else self.timeouts.poll)
+        self._given_up |= waiting.keys()
         waiting.clear()
         return Answers(
             {name: answered[name] for name in contents if name in answered},
