@@ -15,7 +15,7 @@ from coterie.experiment.verify import verify
 from coterie.files import read_json
 from coterie.privacy import LedgerError
 from coterie.report.record import read_run
-from coterie.reproduce import table
+from coterie.reproduce import curves, table
 from coterie.reproduce.declared import (
     EVERYTHING,
     PublishedExperiment,
@@ -222,6 +222,25 @@ def test_a_folder_renders_elsewhere_even_unfinished(finished: Reproduction, tmp_
     assert f"Not finished: {cell}" in (moved / "table.md").read_text()
     many = replace(result, missing=tuple(f"run {number}" for number in range(20)))
     assert many.not_finished == "Not finished: 20 runs."
+
+
+def test_curves_are_kept_and_replaced_by_row(
+    finished: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "names", lambda: [finished.experiment.name])
+    path = curves.store_curves(finished, tmp_path)
+    assert path is not None
+    kept = curves.read_curves(tmp_path)[finished.experiment.name]
+    found = {curve.key: curve for curve in curves.curves_of(finished)}
+    assert {curve.key: curve for curve in kept} == found
+    before = path.read_text()
+    first = next(iter(found.values()))
+    path.write_text(before.replace(f",{first.points['accuracy'][-1][1]}", ",0.125"))
+    assert curves.store_curves(finished, tmp_path) == path
+    assert path.read_text() == before
+    path.write_text("algorithm,round\nx,1\n")
+    with pytest.raises(InputError, match="not a table of curves"):
+        curves.read_curves(tmp_path)
 
 
 def test_a_folder_is_never_taken_for_another(

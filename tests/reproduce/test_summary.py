@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import InputError
+from coterie.reproduce.curves import read_curves
 from coterie.reproduce.declared import find, names
 from coterie.reproduce.pages import drawings, paper_page, with_places
 from coterie.reproduce.printed import Printed, read_publication
@@ -52,6 +53,15 @@ def test_a_cell_has_one_standing(
     cell = judge(TABLE, "r-dpcfl", 3.0, FIGURES[figure], Printed(printed, None, 3), own, PREPRINT)
     assert cell.standing is standing
     assert cell.enough_seeds == (ours is not None)
+
+
+@pytest.mark.parametrize(("mean", "standing"), [(89.0, Standing.GOOD), (88.9, Standing.SHORTER)])
+def test_shorter_runs_are_judged_where_they_are_no_worse_on_average(mean: float, standing: Standing) -> None:
+    """A model that learnt little treats everybody alike: its small disparity means nothing."""
+    fair, own = number(1.0, rounds=100), row("mean", number(mean, rounds=100))
+    own = replace(own, numbers={**own.numbers, "disparity": replace(fair, base_rate=None)})
+    cell = judge(TABLE, "r-dpcfl", 3.0, FIGURES["disparity"], Printed(2.99, None, 4), own, PREPRINT, 89.0)
+    assert cell.standing is standing
 
 
 def test_a_cell_with_fewer_seeds_says_so() -> None:
@@ -130,7 +140,7 @@ def test_what_papers_name_exists() -> None:
 
 
 def test_every_stored_file_is_one_of_a_reproduction() -> None:
-    known = {f"{name}-{kind}.csv" for name in names() for kind in KINDS}
+    known = {f"{name}-{kind}.csv" for name in names() for kind in (*KINDS, "rounds")}
     assert {path.name for path in RESULTS.glob("*")} <= known
     for (name, kind), table in read_results().items():
         scale = find(name).scales["paper" if kind == "features" else kind]
@@ -140,6 +150,19 @@ def test_every_stored_file_is_one_of_a_reproduction() -> None:
         for each in table.rows:
             assert each.executed is None or each.executed <= (each.planned or 0)
             assert set(each.numbers) <= set(FIGURES)
+
+
+def test_a_stored_curve_ends_in_the_stored_number() -> None:
+    ends = 0
+    for name, curves in read_curves().items():
+        rows = {each.key: each for each in SUMMARY.results[name, "paper"].rows}
+        for curve in curves:
+            own = rows[curve.key].numbers["mean"]
+            assert curve.seeds == " ".join(map(str, own.seeds))
+            last, score = curve.points["accuracy"][-1]
+            assert (last, 100 * score) == (own.rounds, pytest.approx(own.ours))
+            ends += 1
+    assert ends
 
 
 # --- storing ----------------------------------------------------------------------------------------

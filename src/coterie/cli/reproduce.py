@@ -155,12 +155,17 @@ def _stored(result: Reproduction) -> StoredTable:
 
 
 def _store(result: Reproduction, folder: Path) -> None:
+    from coterie.reproduce.curves import store_curves
+    from coterie.reproduce.declared import ScaleName
     from coterie.reproduce.stored import store
 
     if result.compared is None:
         raise InputError(f"--store: {result.experiment.name} has no runs whose numbers could be kept")
     folder.mkdir(parents=True, exist_ok=True)
-    store(_stored(result), folder)
+    table = _stored(result)
+    store(table, folder)
+    if table.kind == ScaleName.PAPER.value:
+        store_curves(result, folder)
 
 
 def _run_all(scale: str, out: Path | None, resume: bool, workers: int | None, json: bool) -> None:

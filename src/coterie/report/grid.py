@@ -1,7 +1,7 @@
 """The folder of a comparison as the report reads it: settings, their runs, and what did not finish."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,17 @@ class Setting:
     colour: int
 
     def curve(self, kind: str = "accuracy") -> list[tuple[float, float]]:
-        """Mean accuracy, or loss, after each round that all runs measured."""
-        known = [
-            {line.round: spread.mean for line in run.rounds if (spread := getattr(line, kind)) is not None}
-            for run in self.runs
-        ]
-        common = sorted(set.intersection(*map(set, known))) if known else []
-        return [(number, sum(values[number] for values in known) / len(known)) for number in common]
+        return mean_curve(self.runs, kind)
+
+
+def mean_curve(runs: Sequence[RunRecord], kind: str = "accuracy") -> list[tuple[float, float]]:
+    """Mean accuracy, or loss, after each round that all runs measured."""
+    known = [
+        {line.round: spread.mean for line in run.rounds if (spread := getattr(line, kind)) is not None}
+        for run in runs
+    ]
+    common = sorted(set.intersection(*map(set, known))) if known else []
+    return [(number, sum(values[number] for values in known) / len(known)) for number in common]
 
 
 @dataclass(frozen=True)

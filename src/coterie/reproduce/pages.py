@@ -11,12 +11,14 @@ and what stands between them is replaced; the page of a paper is written whole.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from coterie.errors import InputError
 from coterie.files import regular, write_json, write_text
 from coterie.report.charts import Scale, Series, line_figure
 from coterie.report.drawing import Figure, write_figures
+from coterie.reproduce.curves import StoredCurve
 from coterie.reproduce.declared import EPSILON, ExperimentScale, ScaleName, find
 from coterie.reproduce.printed import read_publication
 from coterie.reproduce.runs import QUANTITIES, Quantity
@@ -322,18 +324,38 @@ def drawings(paper: PaperSummary, summary: Summary) -> Iterator[Figure]:
     for drawing in paper.paper.drawings:
         stored = summary.results.get((drawing.by, ScaleName.PAPER.value))
         printed = [cell for table in paper.tables if table.table.by == drawing.by for cell in table.cells]
-        series = list(_series(drawing, stored, printed)) if stored else []
+        quantity = next(each for each in QUANTITIES if each.key == drawing.figure)
+        across, upwards = Scale(drawing.against, "{:g}".format, margin=0.03), Scale("", "{:.0f}".format)
+        if drawing.against == "round":
+            series = list(_curves(drawing, quantity, summary.curves.get(drawing.by, ()), printed))
+            upwards = Scale("", "{:g}".format)
+        else:
+            series = list(_series(drawing, stored, printed)) if stored else []
+            across = replace(across, places=sorted({x for each in series for x, _ in each.points}))
         if series:
-            places = sorted({x for each in series for x, _ in each.points})
-            quantity = next(each for each in QUANTITIES if each.key == drawing.figure)
-            yield line_figure(
-                f"{drawing.by}-{drawing.figure}",
-                drawing.heading,
-                series,
-                Scale(drawing.against, "{:g}".format, places, margin=0.03),
-                Scale("", "{:.0f}".format),
-                f"{quantity.heading.capitalize()} in per cent, mean over seeds, and printed ones.",
-            )
+            unit = " in per cent" if quantity.scale == 100.0 else ""
+            also = ", and printed ones" if printed else ""
+            told = f"{quantity.heading.capitalize()}{unit}, mean over seeds{also}."
+            name = f"{drawing.by}-{drawing.figure}"
+            yield line_figure(name, drawing.heading, series, across, upwards, told)
+
+
+def _curves(
+    drawing: PaperDrawing, quantity: Quantity, curves: Sequence[StoredCurve], printed: Sequence[PaperCell]
+) -> Iterator[Series]:
+    """A curve for each row, and a level line for what is printed of it."""
+    panels = find(drawing.by).scales[ScaleName.PAPER].panels
+    score = "loss" if quantity.key == "loss" else "accuracy"
+    known = {curve.row: curve for curve in curves if curve.epsilon == drawing.epsilon}
+    for place, row in enumerate(panels[drawing.panel] if drawing.panel else drawing.rows):
+        points = [(x, quantity.scale * y) for x, y in known[row].points[score]] if row in known else []
+        if points:
+            yield Series(row, points, colour=2 * place if printed else place)
+        for cell in printed:
+            told = (cell.row, cell.epsilon, cell.quantity) == (row, drawing.epsilon, quantity)
+            if told and points and cell.printed.mean is not None:
+                level = [(x, cell.printed.mean) for x in (points[0][0], points[-1][0])]
+                yield Series(f"{row}, printed", level, colour=2 * place + 1)
 
 
 def _series(drawing: PaperDrawing, stored: StoredTable, printed: Sequence[PaperCell]) -> Iterator[Series]:

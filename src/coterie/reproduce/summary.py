@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from coterie.files import parse_yaml
+from coterie.reproduce.curves import StoredCurve, read_curves
 from coterie.reproduce.declared import PublishedExperiment, ScaleName, find
 from coterie.reproduce.printed import Printed, Publication, read_publication
 from coterie.reproduce.runs import QUANTITIES, Quantity
@@ -24,14 +25,16 @@ from coterie.settings import Settings
 
 RULE = (
     "A cell is *at least as good* if our mean over seeds, rounded as the printed number is, is no worse"
-    " than it: the same figure, at the same epsilon and delta, in runs of at least as many rounds as "
-    "the paper says. Deviations over seeds are not taken into account; in brackets is how many of these"
-    " cells have at least as many seeds as the paper, where it says how many. A cell has *no verdict* "
-    "if our runs are shorter, if the figure is computed otherwise (F_loss), or if the printed accuracy "
-    "is at or below the base rate, which is what always giving the most frequent answer reaches: being "
-    "no worse than that means nothing."
+    " than it: the same figure, at the same epsilon and delta, whatever number of rounds that budget was"
+    " spent on. Runs of fewer rounds than the paper says are judged where their average accuracy is no "
+    "worse than the printed one. Deviations over seeds are not taken into account; in brackets is how many"
+    " of these cells have at least as many seeds as the paper, where it says how many. A cell has *no "
+    "verdict* if our runs are shorter and worse on average, if the figure is computed otherwise (F_loss), "
+    "or if the printed accuracy is at or below the base rate, which is what always giving the most "
+    "frequent answer reaches: being no worse than that means nothing."
 )
 Results = Mapping[tuple[str, str], StoredTable]
+Curves = Mapping[str, Sequence[StoredCurve]]
 
 
 class Standing(StrEnum):
@@ -108,7 +111,9 @@ class PaperDrawing(Settings):
 
     Args:
         figure: which number of a row is drawn.
-        against: `epsilon`, a line for each of `rows`; or what rows such as `B = 12` vary.
+        against: `epsilon` or `round`, a line for each of `rows`; or what rows such as `B = 12` vary.
+        epsilon: against rounds, the budget.
+        panel: against rounds, the panel of the reproduction whose rows are drawn.
     """
 
     heading: str
@@ -116,6 +121,8 @@ class PaperDrawing(Settings):
     figure: str = "mean"
     against: str = "epsilon"
     rows: tuple[str, ...] = ()
+    epsilon: float | None = None
+    panel: str | None = None
 
 
 class Paper(Settings):
@@ -296,6 +303,7 @@ class Summary:
 
     papers: tuple[PaperSummary, ...]
     results: Results
+    curves: Curves
 
     def counts(self) -> dict[str, int]:
         figures = [figure for paper in self.papers for figure in paper.figures]
@@ -329,8 +337,8 @@ def read_papers() -> list[Paper]:
 
 def summarise(results: Results | None = None) -> Summary:
     """Judge every printed cell by results of the paper's scale; by default by those that are stored."""
-    known = read_results() if results is None else results
-    return Summary(tuple(_paper(paper, known) for paper in read_papers()), known)
+    known, curves = (read_results(), read_curves()) if results is None else (results, {})
+    return Summary(tuple(_paper(paper, known) for paper in read_papers()), known, curves)
 
 
 def _paper(paper: Paper, results: Results) -> PaperSummary:
@@ -343,23 +351,33 @@ def _table(table: PaperTable, publication: Publication, results: Results) -> Tab
     experiment = find(table.by) if table.by else None
     stored = results.get((table.by, ScaleName.PAPER.value)) if table.by else None
     cells, unreadable = [], 0
+    averages = {
+        (row, epsilon): printed.mean
+        for row, epsilon, quantity, printed in printed_cells(table, publication, experiment, of_all=True)
+        if quantity.key == "mean"
+    }
     for row, epsilon, quantity, printed in printed_cells(table, publication, experiment):
         if printed.mean is None:
             unreadable += 1
             continue
         own = stored.find(row, epsilon) if stored else None
-        cells.append(judge(table, row, epsilon, quantity, printed, own, publication))
+        average = averages.get((row, epsilon))
+        cells.append(judge(table, row, epsilon, quantity, printed, own, publication, average))
     return TableSummary(table, tuple(cells), unreadable, publication.setting.get("seeds"))
 
 
 def printed_cells(
-    table: PaperTable, publication: Publication, experiment: PublishedExperiment | None
+    table: PaperTable,
+    publication: Publication,
+    experiment: PublishedExperiment | None,
+    *,
+    of_all: bool = False,
 ) -> Iterator[tuple[str, float, Quantity, Printed]]:
-    """Each cell of a printed table under our name of its row."""
+    """Each cell of a printed table under our name of its row; or of all tables about the same runs."""
     source = experiment.publication if experiment else None
     ours = {theirs: row for row, theirs in source.rows.items()} if source else {}
     for (data, shift, algorithm, figure, epsilon), printed in publication.numbers.items():
-        if (data, shift, printed.table) == (table.data, table.shift, table.table):
+        if (data, shift) == (table.data, table.shift) and (of_all or printed.table == table.table):
             quantity = next(each for each in QUANTITIES if each.key == figure)
             yield ours.get(algorithm, algorithm), epsilon, quantity, printed
 
@@ -372,8 +390,13 @@ def judge(
     printed: Printed,
     own: StoredRow | None,
     publication: Publication,
+    average: float | None = None,
 ) -> PaperCell:
-    """The standing of one cell, by the rule."""
+    """The standing of one cell, by the rule.
+
+    Args:
+        average: the printed average accuracy of the same row and budget.
+    """
     number = own.numbers.get(quantity.key) if own else None
     rate = number.base_rate if number else table.base_rate if quantity.key == "mean" else None
     rounds, seeds = publication.setting.get("rounds"), publication.setting.get("seeds")
@@ -385,13 +408,19 @@ def judge(
         standing = Standing.NOT_RUN
     elif quantity.key in publication.otherwise:
         standing = Standing.OTHERWISE
-    elif rounds is not None and number.rounds < rounds:
+    elif rounds is not None and number.rounds < rounds and not _is_no_worse_on_average(own, average):
         standing = Standing.SHORTER
     elif is_no_worse(quantity, number.ours, printed.mean):
         standing = Standing.GOOD
     else:
         standing = Standing.WORSE
     return PaperCell(row, epsilon, quantity, printed, number, standing, enough, rate)
+
+
+def _is_no_worse_on_average(own: StoredRow | None, printed: float | None) -> bool:
+    mean = own.numbers.get("mean") if own else None
+    quantity = next(each for each in QUANTITIES if each.key == "mean")
+    return mean is not None and printed is not None and is_no_worse(quantity, mean.ours, printed)
 
 
 def _figure(figure: PaperFigure, results: Results) -> FigureSummary:
