@@ -238,6 +238,7 @@ CHECKS: dict[str, tuple[Callable[[], bool], str]] = {
         PIECES,
     ),
     "ObjectPullError": (lambda: issubclass(internals.ObjectPullError, Exception), PIECES),
+    "ObjectPushError": (lambda: issubclass(internals.ObjectPushError, Exception), PIECES),
     "ObjectUnavailableError": (lambda: issubclass(internals.ObjectUnavailableError, Exception), PIECES),
     "inflate_object_from_contents": (
         lambda: takes(internals.inflate_object_from_contents, "object_id", "object_contents"),

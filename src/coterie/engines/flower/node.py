@@ -22,6 +22,7 @@ from coterie import __version__
 from coterie.engines.flower import internals as flower
 from coterie.engines.flower.keys import private_key
 from coterie.engines.flower.messages import printable, quoted, site_log
+from coterie.engines.flower.pieces import NotTaken, push_whole
 from coterie.engines.flower.proof import (
     HELLO,
     MESSAGE_HEADER,
@@ -305,7 +306,8 @@ class SiteNode:
         answer.metadata.__dict__["_ttl"] = max(1.0, told.created_at + told.ttl - now)
         answer.metadata.__dict__["_message_id"] = answer.object_id
         header = flower.message_to_proto(flower.remove_content_from_message(answer))
-        with flower.no_object_id_recompute():
+
+        def push() -> None:
             request = flower.PushMessagesRequest(
                 node=self._node,
                 messages_list=[header],
@@ -313,7 +315,7 @@ class SiteNode:
                 clientapp_runtime_list=[0.0],
             )
             pushed = self._call(self._client.PushMessages, request)
-            push = flower.make_push_object_fn_protobuf(
+            push_piece = flower.make_push_object_fn_protobuf(
                 lambda each: self._call(self._client.PushObject, each),
                 self._node,
                 told.run_id,
@@ -321,7 +323,13 @@ class SiteNode:
             )
             objects = flower.get_all_nested_objects(answer)
             wanted = set(pushed.objects_to_push)
-            flower.push_objects(objects, push, object_ids_to_push=wanted, max_concurrent_pushes=1)
+            flower.push_objects(objects, push_piece, object_ids_to_push=wanted, max_concurrent_pushes=1)
+
+        with flower.no_object_id_recompute():
+            try:
+                push_whole(push)
+            except NotTaken:  # whoever still waits for it asks again
+                log.warning("an answer to a message of type %s was not taken", printable(told.message_type))
 
     def is_open(self, message: Message) -> bool:
         """Whether the server still waits for an answer to this message; not, where it cannot be asked."""

@@ -19,6 +19,7 @@ import httpx
 from flwr.app import Message
 
 from coterie.engines.flower import internals as flower
+from coterie.engines.flower.pieces import push_whole
 from coterie.engines.flower.processes import ChildEnded
 from coterie.errors import CoterieError
 
@@ -193,6 +194,10 @@ class PromptGrid(flower.HttpGrid):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._arriving: dict[str, Arriving] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        all_of_them = list(messages)
+        return push_whole(lambda: list(super(PromptGrid, self).push_messages(all_of_them)))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         wanted = set(message_ids)
