@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.message import DecodeError
 from memory_federation import QUICK, MemoryFederation, experiment
 
 from coterie.engines.flower import attending, network, node
@@ -169,8 +170,9 @@ HOME, AWAY = "127.0.0.1:9", "127.0.0.1:10"
         Trouble(f"{HOME}: the server does not know this connection any more"),
         httpx.ReadError("cut"),
         httpx.HTTPStatusError("", request=ASKED, response=httpx.Response(403, request=ASKED)),
+        DecodeError("Error parsing message"),
     ],
-    ids=["forgotten", "cut", "refused"],
+    ids=["forgotten", "cut", "refused", "garbage"],
 )
 def test_a_server_that_moved_is_followed_to_its_other_address(
     monkeypatch: pytest.MonkeyPatch, ended: Exception

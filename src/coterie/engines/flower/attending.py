@@ -120,7 +120,7 @@ def attend(connection: Connection, site: Attending) -> None:
             told.warn(f"{trouble}; trying on")
         except httpx.HTTPStatusError as refused:
             told.warn(f"{endpoint.address}: refused with status {refused.response.status_code}; trying on")
-        except (httpx.HTTPError, RuntimeError, ValueError) as trouble:
+        except Exception as trouble:  # of the network, or of Flower, whose errors have no common name
             told.warn(f"{endpoint.address}: the connection was lost ({type(trouble).__name__}); trying on")
         if time.monotonic() - began > LONGEST_WAIT:
             wait = FIRST_WAIT
