@@ -48,6 +48,7 @@ from coterie.privacy.plans import plan_of
 from coterie.training import clipping, dpsgd
 from coterie.training.contributions import Products, Rows
 from coterie.training.learner import Batch, Learner
+from coterie.training.narrow_head import NarrowHead
 from coterie.training.parameters import flatten
 
 ZERO = Adjacency.ZERO_OUT
@@ -239,9 +240,11 @@ class _Shuffled:
 
 def _shuffled_batches() -> Any:
     coins = _Shuffled()
-    return mock.patch.object(
-        RandomStream, "bernoulli", lambda stream, rate, shape: coins.bernoulli(stream, rate, shape)
-    )
+
+    def of_steps(stream: RandomStream, rate: float, shape: Any) -> Any:
+        return np.stack([coins.bernoulli(stream, rate, shape[1:]) for _ in range(shape[0])])
+
+    return mock.patch.object(RandomStream, "bernoulli", of_steps)
 
 
 def _everyone() -> Any:
@@ -263,17 +266,18 @@ def _half_precision() -> Any:
 
 def _wrong_rule() -> Any:
     """The norm of one layer's gradient, by a rule that forgets most of it."""
-    real = Rows.squared_norms, Products.squared_norms
+    real = Rows.squared_norms, Products.squared_norms, NarrowHead.squared_norms
 
     @contextmanager
-    def both() -> Iterator[None]:
+    def all_of_them() -> Iterator[None]:
         with (
             mock.patch.object(Products, "squared_norms", lambda part: real[1](part) / 4.0),
+            mock.patch.object(NarrowHead, "squared_norms", lambda head, *given: real[2](head, *given) / 4.0),
             mock.patch.object(Rows, "squared_norms", lambda part: real[0](part) / 4.0),
         ):
             yield
 
-    return both()
+    return all_of_them()
 
 
 def _scaled_scores() -> Any:

@@ -11,6 +11,7 @@ from coterie.training import contributions
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.contributions import Products, Rows
+from coterie.training.layers import conv
 from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.layers.conv import ConvRule
 from coterie.training.learner import Batch
@@ -193,11 +194,13 @@ def clipped(rows: Tensor) -> Tensor:
     return rows * (CLIP / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
 
 
-@pytest.fixture(params=["chosen by cost", "rows", "products"])
+@pytest.fixture(params=["chosen by cost", "rows", "rows one by one", "products"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whichever way a layer's gradients are kept, they are the same."""
+    """Whichever way a layer's gradients are found and kept, they are the same."""
     if request.param != "chosen by cost":
         monkeypatch.setattr(contributions, "products_are_cheaper", lambda *_: request.param == "products")
+    if request.param == "rows one by one":
+        monkeypatch.setattr(conv, "LARGE_PRODUCT", 0)
     return str(request.param)
 
 

@@ -120,6 +120,7 @@ class RandomStream:
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         self._taken = 0
         self._normals: Floats = np.empty(0)
+        self._ahead = 1
 
     def __repr__(self) -> str:
         return f"RandomStream({self._taken} bytes taken)"
@@ -139,15 +140,17 @@ class RandomStream:
         filled = 0
         while filled < flat.size:
             if not self._normals.size:
-                self._normals = self._more_normals(flat.size - filled)
+                self._normals = self._more_normals()
             used = min(self._normals.size, flat.size - filled)
             flat[filled : filled + used], self._normals = self._normals[:used], self._normals[used:]
             filled += used
         noise *= std
         return noise
 
-    def _more_normals(self, wanted: int) -> Floats:
-        blocks = max(1, min(math.ceil(wanted / _NORMALS), _PIECE // _NORMALS))
+    def _more_normals(self) -> Floats:
+        # Twice as many as the last time, whatever is wanted: who draws a few again and again is spared most
+        # of the calls, and how many were made ahead depends on how many were drawn, not on how.
+        blocks, self._ahead = self._ahead, min(2 * self._ahead, _PIECE // _NORMALS)
         words = np.frombuffer(self._take(16 * _NORMALS * blocks), dtype="<u8")
         return standard_normals(words.reshape(blocks, 4, _NORMALS // 2)).reshape(-1)
 

@@ -42,13 +42,13 @@ class Bookkeeping:
             gradients: of the losses' sum at the outputs.
             compiled: whether to use the kernels of `cpu_kernels.py` where they apply.
         """
-        self.layout, self._losses, self._notes = layout, losses, Notes()
+        compiled = compiled and cpu_kernels.available()
+        self.layout, self._losses, self._notes, self.compiled = layout, losses, Notes(compiled), compiled
         holder = nn.ModuleDict({"model": copy.deepcopy(model)})  # the model itself may be a layer to replace
         self._layers = list(_record_layers(holder, self._notes))
         replace_pools(holder, self._notes)
         self._model = holder["model"]
-        steps = steps_of(self._model, compiled and cpu_kernels.available())
-        self.compiled = any(step.compiled for step in steps or ())
+        steps = steps_of(self._model, compiled)
         self._chain = None if steps is None else Chain(steps, gradients)
         self.chained = steps is not None
         """Whether the model is a plain sequence, for which `total_gradient` needs no graph."""

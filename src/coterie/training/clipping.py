@@ -37,7 +37,7 @@ def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
     """
     if not isinstance(clip, Tensor):
         CLIP.check("clip", clip)
-    scales = (clip * MARGIN / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    scales = norms.reciprocal().mul_(clip * MARGIN).clamp_(max=1.0)  # of a norm of zero: one
     return torch.where(norms < math.inf, scales, 0.0)  # norms are not negative, or not a number
 
 
@@ -86,16 +86,16 @@ def stacked_clipped_sum(
         found = {name: part.summed(persons) for name, part in found.items()}
     parts = _joined(found) if tiles.single else {(name,): part for name, part in found.items()}
     scales, usable = _scales([part.squared_norms() for part in parts.values()], clip, present, tiles)
+    sums = torch.zeros_like(stacked, dtype=torch.float64) if into is None else into
     if not tiles.single:
-        sums = torch.zeros_like(stacked, dtype=torch.float64) if into is None else into
         return add_client_sums(found, book.layout, scales, usable, tiles, sums)
-    found_sums: dict[str, Tensor] = {}
+    own = dict(zip(book.layout.shapes, torch.split(sums, book.layout.sizes, dim=1), strict=True))
     for names, part in parts.items():
         total = part.scaled_sum(scales, usable, tiles)
-        widths = [book.layout.shapes[name].numel() for name in names]
-        found_sums |= zip(names, torch.split(total, widths, dim=1), strict=True)
-    total = torch.cat([found_sums[name] for name in book.layout.shapes], dim=1)
-    return total if into is None else into.add_(total)
+        widths = [own[name].shape[1] for name in names]
+        for name, piece in zip(names, torch.split(total, widths, dim=1), strict=True):
+            own[name] += piece
+    return sums
 
 
 def _joined(found: Mapping[str, Contribution]) -> dict[tuple[str, ...], Contribution]:
@@ -172,18 +172,23 @@ def clipped_sum(
     # One person may have more records than fit the memory at a time: its rows are added up in parts.
     large = batch.present is not None and copies * batch.places > learner.micro_batch
     book = learner.book if project is None and not large else None
+    head = learner.narrow_head if project is None and views is None and batch.present is None else None
     affordable = learner.row_batch if book is None else learner.micro_batch
     first = 0
     for records in batch.split(max(1, affordable // (copies * batch.places))):
         part = records.flat if views is None else views.of(records, first)
         first += len(records)
-        if book is not None:
+        if head is not None:
+            partial = head.clipped_sum(parameters, part.features, part.targets, clip, clip_scales)
+            total = partial if total is None else total.add_(partial)
+        elif book is not None:
             whole = (parameters[None], part, Tiles(1, len(records)), clip)
-            partial = stacked_clipped_sum(book, *whole, copies=copies, persons=records.present)[0]
+            into = None if total is None else total[None]
+            total = stacked_clipped_sum(book, *whole, copies=copies, persons=records.present, into=into)[0]
         else:
             rows = _unit_rows(learner, parameters, records, part, copies)
             partial = clip_rows(rows if project is None else project(rows), clip).sum(dim=0)
-        total = partial if total is None else total + partial
+            total = partial if total is None else total + partial
     if total is None:
         width = parameters[None] if project is None else project(parameters[None])
         return torch.zeros(width.shape[1], dtype=torch.float64, device=parameters.device)

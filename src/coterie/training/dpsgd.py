@@ -1,9 +1,10 @@
 """One client's private learning in one round: execution of what the plan's mechanism describes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.privacy import RandomStream, RecordSums
@@ -13,6 +14,8 @@ from coterie.training.clipping import clipped_sum
 from coterie.training.learner import Batch, Learner
 from coterie.training.sketch import Projection
 from coterie.training.views import DrawnViews
+
+_COINS_AT_ONCE = 2**14
 
 
 def noisy_mean(
@@ -35,6 +38,14 @@ def noisy_mean(
     return total.add_(torch.from_numpy(drawn).to(total.device)).div_(mechanism.denominator)
 
 
+def _samples(coins: RandomStream, mechanism: RecordSums, records: int) -> Iterator[NDArray[np.intp]]:
+    """Which records each step draws: one coin for each, flipped for several steps at a time."""
+    at_once = max(1, _COINS_AT_ONCE // max(1, records))
+    for first in range(0, mechanism.steps, at_once):
+        shape = (min(at_once, mechanism.steps - first), records)
+        yield from map(np.flatnonzero, coins.bernoulli(mechanism.rate, shape))
+
+
 def train_privately(
     learner: Learner,
     start: Tensor,
@@ -54,11 +65,11 @@ def train_privately(
     """
     parameters = start.double()
     everyone = torch.arange(len(records), device=records.targets.device)
+    samples = _samples(coins, mechanism, len(records)) if mechanism.sampled else None
     for step in range(mechanism.steps):
         batch, places = records, everyone
-        if mechanism.sampled:
-            drawn = np.flatnonzero(coins.bernoulli(mechanism.rate, (len(records),)))
-            places = torch.from_numpy(drawn).to(records.targets.device)
+        if samples is not None:
+            places = torch.from_numpy(next(samples)).to(records.targets.device)
             batch = records.take(places)
         views = DrawnViews(augmentation, places, step, view_key) if augmentation else None
         gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise, views=views)

@@ -21,6 +21,7 @@ from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import LARGEST_PRODUCT
 from coterie.training.isolation import Isolation, same_gradients
 from coterie.training.layers.base import UnsupportedLayer
+from coterie.training.narrow_head import NarrowHead
 from coterie.training.parameters import Layout
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,9 @@ class Batch:
 
     def split(self, most: int) -> "Iterator[Batch]":
         """Parts of equal size (but for the last), of at most so many records; their number alone decides."""
+        if 0 < len(self) <= most:
+            yield self
+            return
         size = math.ceil(len(self) / max(1, math.ceil(len(self) / most)))
         for first in range(0, len(self), max(1, size)):
             yield self.take(slice(first, first + size))
@@ -182,6 +186,7 @@ class Learner:
             exact = math.isqrt(LARGEST_PRODUCT // positions)
             self.micro_batch = min(self._affordable(self.bytes_per_record), exact, LARGEST_MICRO_BATCH)
             self.row_batch = min(self.row_batch, self.micro_batch)
+        self.narrow_head = self._narrow_head()
 
     @property
     def shape(self) -> LearnerShape:
@@ -196,6 +201,7 @@ class Learner:
         learner.known = shape.known
         if shape.fast:
             learner.book = learner._new_book(compiled=shape.compiled)
+            learner.narrow_head = learner._narrow_head()
         learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
         learner.bytes_per_record = shape.bytes_per_record
         return learner
@@ -296,6 +302,21 @@ class Learner:
                 return book
         log.warning("per-record gradients by torch.func, several times slower: %s", text)
         return None
+
+    def _narrow_head(self) -> NarrowHead | None:
+        """The shorter way that a model of one small layer has on a processor."""
+        if self.book is None or self.device.type != "cpu":
+            return None
+        head = NarrowHead.of(self.book, self.layout, classes=self.task.kind == "classification")
+        if head is None:
+            return None
+        probe = self.random_batch(5)
+        given = (self.initial(), probe.features, probe.targets)
+        found = head.clipped_sum(*given, 1.0, lambda norms, _: torch.ones_like(norms))
+        if not same_gradients(found[None].float(), self.book.rows(*given).sum(dim=0, keepdim=True)):
+            log.warning("sums by layer rules: those of one small layer are others")
+            return None
+        return head
 
     def _new_book(self, *, compiled: bool) -> Bookkeeping:
         return Bookkeeping(

@@ -17,9 +17,14 @@ Backward = Callable[[Tensor, bool], Tensor]
 
 
 class Notes:
-    """What one pass reads and writes: weights and tiles in, inputs and gradients out, by layer."""
+    """What one pass reads and writes: weights and tiles in, inputs and gradients out, by layer.
 
-    def __init__(self) -> None:
+    Args:
+        compiled: whether the kernels of `cpu_kernels.py` may take norms and sums of rows.
+    """
+
+    def __init__(self, compiled: bool = False) -> None:
+        self.compiled = compiled
         self.anchor = torch.zeros((), requires_grad=True)
         self.weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
@@ -127,6 +132,13 @@ class RecordingLayer(nn.Module):
         if not found.keys() <= self.trained.keys():
             found = {
                 local: replace(part, squares=None) if isinstance(part, Rows) else part
+                for local, part in found.items()
+            }
+        if notes.compiled and tiles.single:
+            found = {
+                local: replace(part, compiled=part.gradients.device.type == "cpu")
+                if isinstance(part, Rows)
+                else part
                 for local, part in found.items()
             }
         return {name: found[local] for local, name in self.trained.items()}

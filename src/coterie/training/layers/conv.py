@@ -21,6 +21,8 @@ from coterie.training.tiles import Tiles
 MANY_CHANNELS = 8
 LARGEST_ROW = 2**17
 """Numbers in a record's weight gradient up to which a kernel of ours forms it faster."""
+LARGE_PRODUCT = 2**22
+"""Multiplications in a record's weight gradient from which a call of its own for it does not matter."""
 
 
 @rule_for(nn.Conv1d, nn.Conv2d)
@@ -144,6 +146,11 @@ class ConvRule(LayerRule):
         images, gradient = self.images(inputs), self.images(gradient)
         if self.groups > 1 or not tiles.single or not self.forms_rows(inputs):
             return None
+        if math.prod(gradient.shape[2:]) * self.inner * self.outer >= LARGE_PRODUCT:
+            return {
+                "weight": Rows(self._rows_one_by_one(images, gradient), (0, 3, 1, 2)),
+                "bias": Rows(gradient.sum(dim=(2, 3))),
+            }
         if not self._by_channel(tiles):
             patches = self.patches(images, channels_last=False).mT
             right = gradient.permute(0, 2, 3, 1).reshape(len(patches), -1, self.outer)
@@ -165,6 +172,19 @@ class ConvRule(LayerRule):
         """Whether forming a row for every record is cheaper than leaving it a product."""
         positions = math.prod(self.geometry.output_size(*self.images(inputs).shape[2:]))
         return not contributions.products_are_cheaper(positions, self.inner, self.outer, inputs.device)
+
+    def _rows_one_by_one(self, images: Tensor, gradient: Tensor) -> Tensor:
+        """Every record's gradient by torch's convolution: (records, outer, *kernel, channels).
+
+        It never writes patches down, and on many processors is several times faster than a matrix product.
+        """
+        weights = channels_last(images.new_empty(self.outer, self.channels, *self.kernel))
+        formed = images.new_empty(len(images), self.outer, *self.kernel, self.channels)
+        for at in range(len(images)):
+            own = slice(at, at + 1)
+            found = self._differentiate(gradient[own], images[own], weights, (False, True, False))
+            formed[at] = found[1].permute(0, 2, 3, 1)
+        return formed
 
     def _rows_by_line(self, images: Tensor, right: Tensor) -> Tensor:
         """Every record's gradient, a line of the kernel at a time: (records, outer, *kernel, channels).

@@ -1,0 +1,132 @@
+"""A model of one small layer on a processor: a short way to the sums that the layer rules find."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from coterie.data.records import Task
+from coterie.training.clipping import clip_scales, clipped_sum
+from coterie.training.contributions import WIDE
+from coterie.training.learner import Batch, Learner
+from coterie.training.narrow_head import NarrowHead
+
+CPU = torch.device("cpu")
+CLIP = 0.7
+TASKS = {
+    "classes": Task("classification", (2, 3), classes=4),
+    "numbers": Task("regression", (2, 3), classes=None, error_cap=4.0),
+}
+
+
+def learner_of(kind: str = "classes", *, bias: bool = True) -> Learner:
+    torch.manual_seed(1)
+    outputs = 4 if kind == "classes" else 1
+    return Learner(nn.Sequential(nn.Flatten(), nn.Linear(6, outputs, bias=bias)), TASKS[kind], CPU)
+
+
+def batch_of(kind: str, records: int, seed: int = 0, scale: float = 1.0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    features = scale * torch.randn(records, 2, 3, generator=generator)
+    if kind == "classes":
+        return Batch(features, torch.randint(4, (records,), generator=generator))
+    return Batch(features, torch.randn(records, generator=generator))
+
+
+def by_layer_rules(learner: Learner, parameters: torch.Tensor, batch: Batch) -> torch.Tensor:
+    head, learner.narrow_head = learner.narrow_head, None
+    try:
+        return clipped_sum(learner, parameters, batch, CLIP)
+    finally:
+        learner.narrow_head = head
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from(list(TASKS)),
+    bias=st.booleans(),
+    records=st.integers(0, 40),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([0.0, 1e-20, 0.1, 1.0, 30.0, 1e18]),
+)
+def test_the_sum_is_that_of_the_layer_rules(
+    kind: str, bias: bool, records: int, seed: int, scale: float
+) -> None:
+    learner, batch = learner_of(kind, bias=bias), batch_of(kind, records, seed, scale)
+    assert learner.narrow_head is not None
+    parameters = torch.randn(learner.layout.size, generator=torch.Generator().manual_seed(seed))
+    found, expected = (
+        clipped_sum(learner, parameters, batch, CLIP),
+        by_layer_rules(learner, parameters, batch),
+    )
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * CLIP * max(1, records))
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
+def test_what_is_not_finite_adds_nothing_and_leaves_the_others_alone(kind: str, value: float) -> None:
+    learner, batch = learner_of(kind), batch_of(kind, 7)
+    parameters = learner.initial()
+    batch.features[3] = value
+    found = clipped_sum(learner, parameters, batch, CLIP)
+    assert bool(found.isfinite().all())
+    torch.testing.assert_close(found, by_layer_rules(learner, parameters, batch), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_one_record_moves_the_sum_by_at_most_the_clip(kind: str) -> None:
+    learner, parameters = learner_of(kind), learner_of(kind).initial()
+    for seed in range(30):
+        batch = batch_of(kind, 9, seed, 10.0 ** (seed % 7 - 2))
+        sums = clipped_sum(learner, parameters, batch, CLIP)
+        without = clipped_sum(learner, parameters, batch.take(slice(0, 8)), CLIP)
+        assert float((sums - without).norm()) <= CLIP
+
+
+def test_norms_are_those_of_the_very_numbers_that_are_summed() -> None:
+    """In float64: an error of ten bits, as float32 would make over many inputs, would show."""
+    learner = learner_of()
+    assert learner.narrow_head is not None
+    inputs = (10.0 ** np.random.default_rng(0).uniform(-6, 6, (50, 6))).astype(np.float32)
+    gradient = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32).astype(np.float64)
+    exact = np.concatenate([inputs.astype(np.float64), np.ones((50, 1))], axis=1)
+    expected = np.square(exact).sum(axis=1) * np.square(gradient).sum(axis=1)
+    np.testing.assert_allclose(learner.narrow_head.squared_norms(inputs, gradient), expected, rtol=1e-14)
+
+
+def test_who_has_no_narrow_head() -> None:
+    task, hidden = TASKS["classes"], nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    assert Learner(hidden, task, CPU).narrow_head is None
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(WIDE + 1, 4))
+    assert Learner(wide, Task("classification", (WIDE + 1,), classes=4), CPU).narrow_head is None
+    frozen = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
+    frozen[1].bias.requires_grad_(False)
+    assert Learner(frozen, task, CPU).narrow_head is None
+
+
+def test_a_head_that_finds_other_sums_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(NarrowHead, "_gradients", lambda head, outputs, targets: outputs.astype(np.float64))
+    assert learner_of().narrow_head is None
+    assert "those of one small layer are others" in caplog.text
+
+
+def test_a_learner_of_a_known_shape_takes_the_same_way() -> None:
+    learner = learner_of()
+    other = Learner.from_shape(learner.model, learner.task, learner.shape)
+    assert other.narrow_head == learner.narrow_head
+    batch = batch_of("classes", 12)
+    sums = [clipped_sum(each, learner.initial(), batch, CLIP) for each in (learner, other)]
+    assert torch.equal(*sums)
+
+
+def test_scales_of_nothing_and_of_everything() -> None:
+    norms = torch.tensor([0.0, 1e-310, 1.0, 1e300, float("inf"), float("nan")], dtype=torch.float64)
+    scales = clip_scales(norms, 2.0)
+    assert scales[:3].tolist() == [1.0, 1.0, 1.0]
+    assert 0.0 < float(scales[3]) * 1e300 <= 2.0
+    assert scales[4:].tolist() == [0.0, 0.0]
