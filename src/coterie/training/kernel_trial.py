@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 _PROBE_CLIP = 0.01
 """Shorter than the gradients of random records, so that all are clipped."""
 _PROBED_RECORDS = 64
+_LEAST_SHARE = 16
 
 
 def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: bool = False) -> bool:
@@ -79,7 +80,8 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: 
 def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True) -> int:
     """Bytes that a record takes in a pass with our kernels, which keep less than torch's operations do.
 
-    Measured as what twice as many records take more, in whole mebibytes.
+    Measured as what twice as many records take more, which among few may be too little: parameters then take
+    most at another time. So it is at least a fraction of what torch's operations keep, which is known.
     """
     device, book = learner.device, learner.book
     assert book is not None
@@ -95,5 +97,5 @@ def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True) -> int:
         return torch.cuda.max_memory_allocated(device)
 
     few = max(1, _PROBED_RECORDS // tile)
-    more = (peak(2 * few) - peak(few)) / (few * tile)
-    return max(1, math.ceil(more / 2**20)) * 2**20
+    more = math.ceil((peak(2 * few) - peak(few)) / (few * tile))
+    return max(more, learner.bytes_per_record // _LEAST_SHARE, 1)

@@ -8,7 +8,6 @@ same distribution.
 """
 
 import gc
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from coterie.training.kernel_trial import kernel_bytes, kernels_agree
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.tiles import tiles_of
 from coterie.training.views import record_places, views_of
-
-log = logging.getLogger(__name__)
 
 TILE = 4
 """Records per tile: small enough to pad little, large enough for weights to be gathered rarely."""
