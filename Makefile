@@ -5,7 +5,7 @@
 # make soak   eight sites and a server with a fault every few seconds, and whether all they wrote down agrees; half an hour
 # make docs   execute the notebooks, build the documentation site into build/site; some minutes
 # make test-wheel   build the wheel, install it alone, run the README's walks and the examples with it; some minutes
-# make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; some minutes
+# make test-deployment   real processes, killed and stopped; servers and sites over Flower, lied to; a Ray cluster; three minutes of the soak; a quarter of an hour
 
 PYTHON ?= python3
 VENV   := .venv

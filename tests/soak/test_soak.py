@@ -16,6 +16,7 @@ from real_federation import processes_about, wait_until
 
 SCRIPT = Path(__file__).with_name("soak.py")
 pytestmark = [
+    pytest.mark.deployment,
     pytest.mark.soak,
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
 ]
