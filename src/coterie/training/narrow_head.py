@@ -1,7 +1,7 @@
 """A model of one dense layer on few inputs, on a processor: a step's sum in a dozen calls.
 
-Tables make such models, and batches of some dozen records: there a step of layer rules is two hundred
-microseconds of calls and two of arithmetic. The gradient of a record is the product of its inputs and of the
+Tables make such models, and batches of some dozen records: there a step of layer rules takes its time for
+calls, not for arithmetic. The gradient of a record is the product of its inputs and of the
 gradient at the outputs, so that its norm is known from both norms. The layer rules (`stacked_clipped_sum`)
 compute the same, and are the twin of this, in tests and before a learner relies on it.
 """
