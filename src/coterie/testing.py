@@ -47,6 +47,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.engines.clients import TrainingFacts
 from coterie.engines.cohorts import Cohorts
+from coterie.engines.computing import Computing, at_hand
 from coterie.engines.driver import drive
 from coterie.engines.local import input_hash, job_hashes
 from coterie.engines.members import OpenCohort
@@ -333,16 +334,16 @@ class _MadeUpMembers:
     parameters: int
     seed: int
 
-    def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
+    def choose(self, cohort: OpenCohort) -> Computing[NDArray[np.int64]]:
         scores = (
             _made_up(self.seed, member, cohort.input_hash, cohort.job.sums) for member in cohort.sampled
         )
-        return np.array([own.argmax() for own in scores], dtype=np.int64)
+        return at_hand(np.array([own.argmax() for own in scores], dtype=np.int64))
 
-    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> torch.Tensor:
+    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Computing[torch.Tensor]:
         length = cohort.mechanism.length(self.parameters)
         rows = [_made_up(self.seed, each, cohort.input_hash, length) for each in cohort.sampled]
-        return torch.tensor(np.array(rows).reshape(-1, length), dtype=torch.float32)
+        return at_hand(torch.tensor(np.array(rows).reshape(-1, length), dtype=torch.float32))
 
 
 def _made_up(seed: int, who: str, hashed: str, length: int) -> Floats:

@@ -50,7 +50,8 @@ from coterie.algorithms.protocol import (
 from coterie.engines import clients, cohorts, members
 from coterie.engines.clients import COINS, TrainingFacts
 from coterie.engines.cohorts import cohort_hash, routed
-from coterie.engines.members import nearest
+from coterie.engines.computing import Computing, at_once
+from coterie.engines.members import Lesson, nearest
 from coterie.errors import BudgetError, PlanError
 from coterie.privacy import (
     Charge,
@@ -67,6 +68,7 @@ from coterie.privacy import (
     epsilon_of,
 )
 from coterie.training.clipping import clip_rows
+from coterie.training.local_sgd import LocalSGD
 from slow_mechanisms import clipped, route
 
 ERROR_RATE = 1e-6
@@ -393,12 +395,16 @@ def test_joint_sensitivity_by_adversarial_search(
 
 def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: Path) -> None:
     with Engine(tmp_path, population_plan(SUM), TWELVE) as engine:
-        starts = torch.from_numpy(models_of(12))
-        everyone = [(member, None) for member in TWELVE]
-        many = engine.members._train(everyone, starts, TRAINING, wave=12)
+        starts, rule = torch.from_numpy(models_of(12)), LocalSGD(**vars(TRAINING))
+
+        def learnt(members: Sequence[str], starts: torch.Tensor) -> torch.Tensor:
+            lesson = Lesson(tuple(members), lambda: starts, rule, lambda member: 0, wave=len(members))
+            return at_once(engine.members._train([lesson]))[0]
+
+        many = learnt(TWELVE, starts)
         for index in (0, 5, 11):
             mine = slice(index, index + 1)
-            alone = engine.members._train(everyone[mine], starts[mine], TRAINING, wave=1)
+            alone = learnt(TWELVE[mine], starts[mine])
             torch.testing.assert_close(alone[0], many[index], rtol=0, atol=0)
 
 
@@ -412,7 +418,8 @@ def test_a_members_choice_is_the_same_whoever_else_was_sampled(choice: Choice, t
         cohort = engine.cohorts._open[opened.number]
         assert len(set(cohort.choices.tolist())) > 1
         for member, row in zip(cohort.sampled, cohort.choices, strict=True):
-            assert engine.members.choose(replace(cohort, sampled=(member,))).tolist() == [row]
+            choosing = engine.members.choose(replace(cohort, sampled=(member,)))
+            assert at_once(choosing).tolist() == [row]
 
 
 # --- what would break routing -----------------------------------------------------------------------------
@@ -518,12 +525,14 @@ class Silent(members.LocalMembers):
 
     missing: tuple[str, ...] = ()
 
-    def choose(self, cohort: members.OpenCohort) -> np.ndarray:
-        rows = super().choose(cohort)
+    def choose(self, cohort: members.OpenCohort) -> Computing[np.ndarray]:
+        rows = yield from super().choose(cohort)
         return np.where([name in self.missing for name in cohort.sampled], members.NO_ANSWER, rows)
 
-    def learn(self, cohort: members.OpenCohort, waiting: Sequence[members.OpenCohort]) -> torch.Tensor:
-        updates = super().learn(cohort, waiting)
+    def learn(
+        self, cohort: members.OpenCohort, waiting: Sequence[members.OpenCohort]
+    ) -> Computing[torch.Tensor]:
+        updates = yield from super().learn(cohort, waiting)
         updates[[name in self.missing for name in cohort.sampled]] = 0.0
         return updates
 
@@ -562,8 +571,8 @@ def test_a_member_that_does_not_answer_adds_nothing_and_keeps_its_slot(
 
 def test_a_choice_that_is_none_of_the_models_is_never_counted(tmp_path: Path) -> None:
     class Astray(members.LocalMembers):
-        def choose(self, cohort: members.OpenCohort) -> np.ndarray:
-            return super().choose(cohort) + 3
+        def choose(self, cohort: members.OpenCohort) -> Computing[np.ndarray]:
+            return (yield from super().choose(cohort)) + 3
 
     with Engine(tmp_path, population_plan(ROUTED), TWELVE) as engine:
         engine.cohorts.members = Astray(engine.clients)

@@ -97,16 +97,16 @@ def test_the_workers_of_all_groups_train_as_one_program_where_a_gpu_does_it(monk
 
     train = LocalTrainer.train
 
-    def stacked(trainer, starts, records, batches, rule, *, wave):
-        waves.append((len(starts), wave))
-        return train(trainer, starts, records, batches, rule, wave=wave)
+    def stacked(trainer, jobs):
+        waves.append((sum(len(job.records) for job in jobs), [job.wave for job in jobs]))
+        return train(trainer, jobs)
 
     monkeypatch.setattr("coterie.engines.members.stacks", lambda learner: True)
     monkeypatch.setattr(LocalTrainer, "train", stacked)
     together = Training(algorithm, workers(STRUCTURE))
     assert len(waves) == 4
     assert len({members for members, _ in waves}) > 1
-    assert len({wave for _, wave in waves}) == 1
+    assert len({tuple(wave) for _, wave in waves}) == 1
     assert together.sampled[1, "group 1"] == one_by_one.sampled[1, "group 1"]
     for group in range(3):
         key = 1, f"group {group}"

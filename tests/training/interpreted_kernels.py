@@ -18,7 +18,7 @@ from coterie.training.clipping import MARGIN, clip_scales, stacked_clipped_sum
 from coterie.training.kernels import Geometry, MaxPool
 from coterie.training.layers import simple
 from coterie.training.learner import Batch, Learner
-from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
+from coterie.training.local_sgd import LocalJob, LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
 from coterie.training.tiles import Tiles, tiles_of
@@ -313,9 +313,9 @@ def test_local_learning(micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kernels, "available", lambda device: True)
     learner.micro_batch = micro_batch
     trainer = LocalTrainer(learner)
-    found = trainer.train(starts, records, batches, rule, wave=2)
+    (found,) = trainer.train([LocalJob(lambda: starts, records, batches, rule, wave=2)])
     (program,) = trainer._programs.values()
-    assert program.tiles.bounds is not None
+    assert program.own_kernels
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-2, atol=1e-4)
 
 

@@ -1,6 +1,8 @@
 """Learning without noise on a processor: as fast as it may be, it is plain SGD."""
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +13,18 @@ from torch.nn import functional
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.training.learner import Batch, Learner
-from coterie.training.local_sgd import LocalSGD, StackedLocalSGD, mean_gradient, train_one
+from coterie.training.local_sgd import (
+    LocalJob,
+    LocalSGD,
+    LocalTrainer,
+    StackedLocalSGD,
+    mean_gradient,
+    queues,
+    train_one,
+)
 from coterie.training.parameters import flatten
 from coterie.training.scoring import padded_loss_sums, score_sums
+from coterie.training.tiles import Tiles, tiles_of
 
 CPU = torch.device("cpu")
 IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
@@ -129,17 +140,130 @@ def test_a_batch_may_take_several_tiles() -> None:
 
 
 def test_a_stacked_clients_update_has_the_same_bits_whoever_its_neighbours_are() -> None:
-    """Given the number of clients in the program, which is public."""
+    """Given the number of slots of the program, which is public; and in whichever slot, at whatever time."""
     learner = Learner(build_model(ModelSettings(name="cnn"), IMAGES, seed=1), IMAGES, CPU)
     rule = LocalSGD(epochs=1, batch=5, lr=0.1)
     starts, records, batches = people(learner, rule)
     updates = []
-    for order in ([0, 1, 2, 3], [2, 0, 0, 0], [3, 3, 0, 1]):
-        program = StackedLocalSGD(learner, len(order), rule)
+    for order in ([0, 1, 2, 3], [2, 0, 0, 0], [3, 3, 0, 1], [0], [1, 2, 3, 2, 1, 0, 3, 1, 2]):
+        program = StackedLocalSGD(learner, 4, rule)
         theirs = [records[k] for k in order], [batches[k] for k in order]
         updates.append(program.train(starts[order], *theirs)[order.index(0)])
-    assert torch.equal(updates[0], updates[1])
-    assert torch.equal(updates[0], updates[2])
+    for other in updates[1:]:
+        assert torch.equal(updates[0], other)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 7])
+@pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.5)])
+def test_a_slot_is_taken_by_the_next_client_when_one_is_done(
+    slots: int, momentum: float, proximal: float
+) -> None:
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    rule = LocalSGD(epochs=2, batch=5, lr=0.1, momentum=momentum, proximal=proximal)
+    starts, records, batches = people(learner, rule)
+    program = StackedLocalSGD(learner, slots, rule)
+    taken = 0
+    step = program._take_step
+
+    def counted() -> None:
+        nonlocal taken
+        taken += 1
+        step()
+
+    program._take_step = counted  # type: ignore[method-assign]
+    together = program.train(starts, records, batches)
+    for client, own in enumerate(records):
+        alone = train_one(learner, starts[client], own, batches[client], rule)
+        torch.testing.assert_close(together[client], alone, rtol=1e-3, atol=1e-5)
+    lengths = [len(order) for order in batches]
+    assert sum(lengths) / slots <= taken <= max(max(lengths), sum(lengths) / slots + min(lengths))
+    assert torch.equal(program.train(starts[:0], [], []), starts[:0])
+
+
+def test_each_slot_takes_the_longest_that_is_left() -> None:
+    assert queues([1, 5, 2, 2, 3], 2) == [[1, 3], [4, 2, 0]]
+    assert queues([1, 2], 3) == [[1], [0], []]
+    assert queues([], 2) == [[], []]
+
+
+def in_tiles(program: StackedLocalSGD, monkeypatch: pytest.MonkeyPatch) -> list[Tiles]:
+    """Let a program lay out its batches as for our kernels, while torch's operations compute on all records,
+    which are nonsense where there are none; the layouts of its steps."""
+    program.own_kernels = True
+    seen: list[Tiles] = []
+
+    def laid_out(owner: torch.Tensor, size: int, clients: int, present: torch.Tensor | None) -> Tiles:
+        assert present is not None
+        seen.append(tiles_of(owner.clone(), size, clients, present.clone()))
+        return tiles_of(owner, size, clients, None)
+
+    monkeypatch.setattr("coterie.training.local_sgd.tiles_of", laid_out)
+    load = program.load
+
+    def spoilt(**values: torch.Tensor) -> None:
+        if "features" in values:
+            present = values["present"].view(-1, *(1,) * (values["features"].dim() - 1))
+            values["features"] = torch.where(present, values["features"], math.nan)
+        load(**values)
+
+    program.load = spoilt  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("micro_batch", [5, 2])
+@pytest.mark.parametrize("name", ["cnn", "softmax"])
+def test_what_stands_where_no_record_is_does_not_matter(
+    name: str, micro_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels skip those places and leave there whatever was in the memory."""
+    learner = Learner(build_model(ModelSettings(name=name), IMAGES, seed=1), IMAGES, CPU)
+    learner.micro_batch = micro_batch
+    rule = LocalSGD(epochs=1, batch=5, lr=0.1)
+    people_of = people(learner, rule)
+    expected = StackedLocalSGD(learner, 3, rule).train(*people_of)
+    program = StackedLocalSGD(learner, 3, rule)
+    layouts = in_tiles(program, monkeypatch)
+    torch.testing.assert_close(program.train(*people_of), expected, rtol=1e-3, atol=1e-6)
+    shapes = {(tiles.count, tiles.size, tiles.records) for tiles in layouts}
+    assert len(shapes) == 1
+    for tiles in layouts:
+        assert tiles.present is not None
+        assert tiles.owner is not None
+        assert tiles.bounds is not None
+        there = tiles.present.view(tiles.count, tiles.size)
+        assert torch.equal(there, there.cummin(dim=1).values)  # records of a tile before its padding
+        filled = int(there[:, 0].sum())
+        assert bool(there[:filled, 0].all())  # tiles that are there before those that are not
+        assert int(tiles.bounds[-1]) == filled
+        for slot in range(3):
+            own = tiles.owner[tiles.bounds[slot] : tiles.bounds[slot + 1]]
+            assert bool((own == slot).all())
+    assert {int(tiles.bounds[-1]) for tiles in layouts if tiles.bounds is not None} != {tiles.count}
+
+
+def test_jobs_learn_together_by_rule_and_as_many_as_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    rule = LocalSGD(epochs=1, batch=5, lr=0.1)
+    starts, records, batches = people(learner, rule)
+
+    def job(of: LocalSGD, wave: int) -> LocalJob:
+        return LocalJob(lambda: starts[:2], records[:2], batches[:2], of, wave)
+
+    trainer, other = LocalTrainer(learner), replace(rule, proximal=0.1)
+    asked = [[job(rule, 4)], [job(other, 4)], [job(rule, 3), job(rule, 1)], [job(rule, 2)], [job(other, 5)]]
+    assert trainer.portions(asked) == [[0, 2, 3], [1, 4]]
+    monkeypatch.setattr("coterie.training.local_sgd._kept_at_once", lambda learner: 8)
+    assert trainer.portions(asked) == [[0, 2], [1], [3], [4]]
+    found = trainer.train([one for place in (0, 2) for one in asked[place]])
+    assert [len(each) for each in found] == [2, 2, 2]
+    assert torch.equal(found[0], found[2])
+    # Room for the largest cohort, and for more where it takes more to fill a GPU.
+    assert trainer._slots(rule, [4, 3, 1]) == 8
+    monkeypatch.setattr("coterie.training.local_sgd._FILLING", 6 * learner.layout.size)
+    assert trainer._slots(rule, [4, 3, 1]) == 6
+    assert trainer._slots(rule, [9, 3]) == 9
+    monkeypatch.setattr("coterie.training.local_sgd._room", lambda learner, rule: 5)
+    assert trainer._slots(rule, [9, 3]) == 5
 
 
 def test_padded_losses_are_those_of_each_alone_whoever_else_there_is() -> None:

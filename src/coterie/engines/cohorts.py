@@ -19,8 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.algorithms.protocol import Choice, Cohort, CohortJob, Count, Histogram, Opened, Parts, Sum, Sums
+from coterie.algorithms.protocol import (
+    Choice,
+    Cohort,
+    CohortJob,
+    Count,
+    Histogram,
+    Opened,
+    Parts,
+    Reply,
+    Sum,
+    Sums,
+)
 from coterie.engines.clients import TrainingFacts
+from coterie.engines.computing import Computing, at_once
 from coterie.engines.members import NO_ANSWER, Members, OpenCohort
 from coterie.errors import PlanError
 from coterie.privacy import Charge, CohortSums, Ledger, PrivacyPlan, RandomStream, Released, SketchSums
@@ -52,8 +64,25 @@ class Cohorts:
 
     # --- requests -----------------------------------------------------------------------------------
 
+    def begin(self, request: Cohort | Count | Sum, round: int) -> Computing[Reply]:
+        """The answer to a request, which waits wherever members wait for a trainer."""
+        match request:
+            case Cohort():
+                return (yield from self._opened(request, round))
+            case Count():
+                return self.count(request)
+            case Sum():
+                return (yield from self._added_up(request))
+
     def open(self, request: Cohort, round: int) -> Opened:
         """Charge the whole release, then flip everyone's coins."""
+        return at_once(self._opened(request, round))
+
+    def add_up(self, request: Sum) -> Sums:
+        """The planned noisy sums; the cohort is closed by it."""
+        return at_once(self._added_up(request))
+
+    def _opened(self, request: Cohort, round: int) -> Computing[Opened]:
         job = request.job
         mechanism = self._mechanism(request)
         if round != self._round:  # handles live for one round
@@ -78,7 +107,7 @@ class Cohorts:
             order=lambda member, turn: self._order(member, cohort, turn),
             choices=np.zeros(0, dtype=np.int64),
         )
-        cohort.choices = self.members.choose(cohort) if cohort.chooses else cohort.told()
+        cohort.choices = (yield from self.members.choose(cohort)) if cohort.chooses else cohort.told()
         number = len(self._seen)
         self._open[number] = cohort
         return Opened(request.release, number)
@@ -97,13 +126,12 @@ class Cohorts:
         noise = gaussian(stream, cohort.job.sums, std, multiplier=ratio * cohort.mechanism.multiplier)
         return Histogram(Released(counts + noise, std))
 
-    def add_up(self, request: Sum) -> Sums:
-        """The planned noisy sums; the cohort is closed by it."""
+    def _added_up(self, request: Sum) -> Computing[Sums]:
         cohort = self._find(request.cohort)
         goes_to, sizes = self._destinations(cohort, request)
         if cohort.updates is None:
             waiting = [other for other in self._open.values() if other.updates is None]
-            cohort.updates = self.members.learn(cohort, waiting)
+            cohort.updates = yield from self.members.learn(cohort, waiting)
         updates = cohort.updates
         del self._open[request.cohort.number]
         job, mechanism = cohort.job, cohort.mechanism

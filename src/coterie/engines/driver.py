@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-import torch
-
 from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
-from coterie.engines.local import Begun, LocalEngine, share_trainer
+from coterie.engines.computing import Found, PendingJobs
+from coterie.engines.local import LocalEngine, share_trainer
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -90,12 +90,12 @@ def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
     paused: dict[K, _Paused] = {}
     runs = {key: _pausing(work) for key, work in works.items()}
 
-    def go_on(key: K, reply: Reply | None = None, computed: float = 0.0) -> None:
+    def go_on(key: K, found: Found | None = None, computed: float = 0.0) -> None:
         if key in paused:
             before = paused.pop(key)
             before.engine.waited += time.perf_counter() - before.since - computed
         try:
-            paused[key] = runs[key].send(reply)
+            paused[key] = runs[key].send(found)
         except StopIteration as done:
             results[key] = done.value
         except Exception as failure:
@@ -109,8 +109,9 @@ def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
         for key in list(paused):
             go_on(key)
         while paused:
-            for key, reply, seconds in _trained({key: one.begun for key, one in paused.items()}):
-                go_on(key, reply, seconds)
+            waiting = {key: one.wanted for key, one in paused.items() if one.wanted is not None}
+            for key, found, seconds in _trained(waiting):
+                go_on(key, found, seconds)
     return Outcomes(results, failures)
 
 
@@ -119,7 +120,7 @@ class _Paused:
     """A work that has made its first request, or waits for a trainer; and since when."""
 
     engine: Engine
-    begun: Begun | None = None
+    wanted: PendingJobs | None = None
     since: float = field(default_factory=time.perf_counter)
 
 
@@ -138,30 +139,35 @@ def _pausing(work: Work[T]) -> Generator[_Paused, Any, T]:
 def _answered(asked: AddressedRequest) -> Generator[_Paused, Any, Reply]:
     """The answer to a request. A generator: no mistake of an engine passes through it as the work's end."""
     engine = asked.engine
-    begin = engine.begin if isinstance(engine, LocalEngine) else engine.answer
-    reply = begin(asked.request, asked.round)
-    return (yield _Paused(engine, reply)) if isinstance(reply, Begun) else reply
+    if not isinstance(engine, LocalEngine):
+        return engine.answer(asked.request, asked.round)
+    computing = engine.begin(asked.request, asked.round)
+    try:
+        wanted = next(computing)
+        while True:
+            wanted = computing.send((yield _Paused(engine, wanted)))
+    except StopIteration as done:
+        return cast(Reply, done.value)
 
 
-def _trained(waiting: Mapping[K, Begun | None]) -> Iterator[tuple[K, Reply, float]]:
-    """Everyone waits: one program for each trainer. Its replies, and the share of its seconds of each."""
-    begun = {key: one for key, one in waiting.items() if one is not None}
-    for trainer in {id(one.trainer): one.trainer for one in begun.values()}.values():
-        members = {key: one for key, one in begun.items() if one.trainer is trainer}
-        began = time.perf_counter()
-        updates = trainer.train([job for one in members.values() for job in one.jobs])
-        parts = torch.split(updates, [len(one.jobs) for one in members.values()])
-        replies = [one.finish(part) for one, part in zip(members.values(), parts, strict=True)]
-        seconds = (time.perf_counter() - began) / len(updates)
-        for key, part, reply in zip(members, parts, replies, strict=True):
-            yield key, reply, seconds * len(part)
+def _trained(waiting: Mapping[K, PendingJobs]) -> Iterator[tuple[K, Found, float]]:
+    """Everyone waits: one program for each trainer. What it found, and the share of its seconds of each."""
+    for trainer in {id(one.trainer): one.trainer for one in waiting.values()}.values():
+        keys = [key for key, one in waiting.items() if one.trainer is trainer]
+        for portion in trainer.portions([waiting[key].jobs for key in keys]):
+            asked = {keys[place]: waiting[keys[place]].jobs for place in portion}
+            began = time.perf_counter()
+            found = trainer.train([job for jobs in asked.values() for job in jobs])
+            seconds = (time.perf_counter() - began) / len(found)
+            places = accumulate(map(len, asked.values()), initial=0)
+            for (key, jobs), first in zip(asked.items(), places, strict=False):
+                yield key, found[first : first + len(jobs)], seconds * len(jobs)
 
 
 def _share(engines: Sequence[Engine]) -> None:
     networks: defaultdict[str, list[LocalEngine]] = defaultdict(list)
     for engine in engines:
-        # Where units are clients or workers, cohorts train in programs of their own.
-        if isinstance(engine, LocalEngine) and engine.stacks and engine.plan.unit.within_client:
+        if isinstance(engine, LocalEngine) and engine.stacks:
             networks[engine.network].append(engine)
     for alike in networks.values():
         share_trainer(alike)

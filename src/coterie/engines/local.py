@@ -9,14 +9,12 @@ matter of speed: it changes neither what is charged nor what is clipped, sampled
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from coterie.algorithms.protocol import (
     Choices,
@@ -34,6 +32,7 @@ from coterie.algorithms.protocol import (
 from coterie.data import Federation
 from coterie.engines.clients import Clients, TrainingFacts
 from coterie.engines.cohorts import Cohorts
+from coterie.engines.computing import Computing, PendingJobs, at_once
 from coterie.engines.members import LocalMembers
 from coterie.errors import PlanError
 from coterie.privacy import Charge, Ledger, ModelSelection, PrivacyPlan, RecordSums, SecretKey
@@ -113,22 +112,17 @@ class LocalEngine:
         """Seconds in which other runs were computed while this one waited."""
 
     def answer(self, request: Request, round: int) -> Reply:
-        begun = self.begin(request, round)
-        return begun.finish(begun.trainer.train(begun.jobs)) if isinstance(begun, Begun) else begun
+        return at_once(self.begin(request, round))
 
-    def begin(self, request: Request, round: int) -> "Begun | Reply":
-        """Charge a request, and answer it or say which jobs of a stacked program its answer takes."""
+    def begin(self, request: Request, round: int) -> Computing[Reply]:
+        """Charge a request and answer it; that waits wherever it takes jobs of a stacked program."""
         match request:
             case Train():
-                return self._train(request, round)
+                return (yield from self._train(request, round))
             case Select():
                 return self._select(request, round)
-            case Cohort():
-                return self.cohorts.open(request, round)
-            case Count():
-                return self.cohorts.count(request)
-            case Sum():
-                return self.cohorts.add_up(request)
+            case Cohort() | Count() | Sum():
+                return (yield from self.cohorts.begin(request, round))
 
     @property
     def personal(self) -> Mapping[str, Vector]:
@@ -147,7 +141,7 @@ class LocalEngine:
 
     # --- training -----------------------------------------------------------------------------------
 
-    def _train(self, request: Train, round: int) -> "Begun | Updates":
+    def _train(self, request: Train, round: int) -> Computing[Updates]:
         release = request.release
         mechanisms = {job.client: self.plan.planned(RecordSums, release, job.client) for job in request.jobs}
         if len(mechanisms) != len(request.jobs):
@@ -170,15 +164,12 @@ class LocalEngine:
         together = [client for client in calls if self.stacks and mechanisms[client].projected is None]
         values = self.clients.run({client: ("train", calls[client]) for client in apart}, self._gradients)
         answers = {client: Released(values[client], stds[client], norms[client]) for client in apart}
-        if not together:
-            return Updates(answers)
-
-        def finish(values: Tensor) -> Updates:
-            found = zip(together, values.to("cpu", torch.float32).numpy(), strict=True)
-            own = {client: Released(value, stds[client], norms[client]) for client, value in found}
-            return Updates(answers | own)
-
-        return Begun(self.trainer, tuple(self._stacked(*calls[client]) for client in together), finish)
+        if together:
+            updates = yield PendingJobs(self.trainer, [self._stacked(*calls[client]) for client in together])
+            assert isinstance(updates, torch.Tensor)
+            found = zip(together, updates.to("cpu", torch.float32).numpy(), strict=True)
+            answers |= {client: Released(value, stds[client], norms[client]) for client, value in found}
+        return Updates(answers)
 
     def _stacked(self, job: TrainJob, mechanism: RecordSums, charge: Charge) -> StackedJob:
         """The same job in a program of many."""
@@ -198,7 +189,8 @@ class LocalEngine:
     def network(self) -> str:
         """What two engines have in common when one program can train for both."""
         records = f"{self.learner.task!r} {self.facts.augmentation!r} {self.clients.table.places}"
-        return f"{self.learner.fingerprint()} {records} {self.learner.layout.shapes!r}"
+        trained = f"{self.plan.unit.within_client} {self.learner.layout.shapes!r}"
+        return f"{self.learner.fingerprint()} {records} {trained}"
 
     @property
     def trainer(self) -> StackedTrainer:
@@ -240,21 +232,16 @@ class LocalEngine:
         return {client: sums[:, :, position] for position, client in enumerate(request.clients)}
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A request that is charged but not yet computed: jobs for a trainer, and how they become its answer."""
-
-    trainer: StackedTrainer
-    jobs: tuple[StackedJob, ...]
-    finish: Callable[[Tensor], Updates]
-
-
 def share_trainer(engines: Sequence[LocalEngine]) -> None:
     """Let engines that train the same network train in the same programs.
 
     Their clients are more clients, nothing else: plans, ledgers, keys and records stay each engine's own.
     """
     first = engines[0]
+    if not first.plan.unit.within_client:
+        for engine in engines:
+            engine.members.trainer = first.members.trainer
+        return
     trainer = StackedTrainer(
         first.learner,
         join([engine.clients.table for engine in engines]),

@@ -6,6 +6,7 @@ In a simulation all members are here; between sites each is at home, as the only
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeGuard
 
 import numpy as np
@@ -18,17 +19,17 @@ from coterie.algorithms.protocol import (
     Choice,
     CohortJob,
     Drafts,
-    LocalTraining,
     OwnChoice,
     Parts,
     Sketch,
     Vector,
 )
 from coterie.engines.clients import Clients
+from coterie.engines.computing import Computing, PendingJobs, at_once
 from coterie.models.check import one_thread
 from coterie.privacy import CohortSums
 from coterie.training.learner import on_device
-from coterie.training.local_sgd import LocalSGD, LocalTrainer, stacks
+from coterie.training.local_sgd import LocalJob, LocalSGD, LocalTrainer, stacks
 from coterie.training.scoring import join, padded_loss_sums, score_sums, select_lowest
 
 NO_ANSWER = -1
@@ -78,16 +79,50 @@ class OpenCohort:
 class Members(Protocol):
     """Whoever computes for the members of a cohort: here, or elsewhere."""
 
-    def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
+    def choose(self, cohort: OpenCohort) -> Computing[NDArray[np.int64]]:
         """The row that each sampled member chooses; NO_ANSWER where none came."""
 
-    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Tensor:
+    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Computing[Tensor]:
         """What each sampled member learnt, from the row it chose; zeros for who did not answer.
 
         Args:
             waiting: all open cohorts whose members have not learnt yet, this one among them; `updates` of the
                 others may be filled in, too.
         """
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What some members are to learn.
+
+    Args:
+        starts: makes the parameters from which each starts, (members, parameters).
+        order: seed of the order in which a member goes through its records.
+        wave: members for which there is room, a public number.
+        everyone, times: of whom the members are a sample, and how often there is one in a run.
+    """
+
+    members: tuple[str, ...]
+    starts: Callable[[], Tensor]
+    rule: LocalSGD
+    order: Callable[[str], int]
+    wave: int
+    everyone: tuple[str, ...] = ()
+    times: int = 1
+
+    @classmethod
+    def of(cls, cohort: OpenCohort, starts: Callable[[], Tensor], turn: int = 0) -> "Lesson":
+        """For the sampled members of a cohort."""
+        job = cohort.job
+        return cls(
+            members=cohort.sampled,
+            starts=starts,
+            rule=LocalSGD(**vars(job.training)),
+            order=lambda member: cohort.order(member, turn),
+            wave=cohort.wave,
+            everyone=job.members,
+            times=cohort.times,
+        )
 
 
 class LocalMembers:
@@ -99,18 +134,19 @@ class LocalMembers:
 
     def __init__(self, clients: Clients) -> None:
         self._clients, self._learner, self._records = clients, clients.learner, clients.records
-        self._local = LocalTrainer(clients.learner)
+        self.trainer = LocalTrainer(clients.learner)
+        """Where members learn in one program; it may be shared with those of other runs."""
         self.personal: Mapping[str, Vector] = {}
         self._sketched: tuple[bytes, int] | None = None
         self._known: dict[str, NDArray[np.float64]] = {}
 
-    def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
+    def choose(self, cohort: OpenCohort) -> Computing[NDArray[np.int64]]:
         return self._choose(cohort.sampled, cohort.job, cohort)
 
-    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Tensor:
+    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Computing[Tensor]:
         """A GPU trains the members of all cohorts that learn alike in one program: the groups of an epoch."""
         if cohort.job.drafts is not None:
-            return self._drafted(cohort, cohort.job.drafts)
+            return (yield from self._drafted(cohort, cohort.job.drafts))
         if (sketch := cohort.job.sketch) is not None and sketch.statistic is not None:
             points = self._sketches(cohort.sampled, sketch)
             added = [torch.from_numpy(sketch.contribution(points[member])) for member in cohort.sampled]
@@ -120,25 +156,19 @@ class LocalMembers:
             alike = [other for other in waiting if other.job.training == cohort.job.training]
             alike = [other for other in alike if other.job.sketch is None or other.chooses]
             together = [other for other in alike if other.job.drafts is None]
-        starts = [self._starts(each) for each in together]
-        members = [(member, each) for each in together for member in each.sampled]
-        # Also for a group that nobody was sampled of: the shape must not tell.
-        wave = sum(each.wave for each in together)
-        updates = self._train(members, torch.cat(starts), cohort.job.training, wave)
-        parts = torch.split(updates, [len(own) for own in starts])
-        for each, own, learnt in zip(together, starts, parts, strict=True):
-            each.updates = learnt
-            self._keep_personal(each, own + learnt)
+        learnt = yield from self._train([Lesson.of(each, partial(self._starts, each)) for each in together])
+        for each, own in zip(together, learnt, strict=True):
+            each.updates = own
+            self._keep_personal(each, own)
         assert cohort.updates is not None
         return cohort.updates
 
-    def _drafted(self, cohort: OpenCohort, drafts: Drafts) -> Tensor:
+    def _drafted(self, cohort: OpenCohort, drafts: Drafts) -> Computing[Tensor]:
         """What members learnt in all, each training but the first from a mean of raw updates."""
         starts, group = self._starts(cohort), on_device(drafts.model, self._learner.device)
-        members, wave = [(member, cohort) for member in cohort.sampled], cohort.wave
         total = torch.zeros_like(starts)
         for turn in range(drafts.trainings):
-            learnt = self._train(members, starts, cohort.job.training, wave, turn)
+            (learnt,) = yield from self._train([Lesson.of(cohort, partial(_same, starts), turn)])
             total += learnt
             group = group + learnt.sum(dim=0) / drafts.divisor
             starts = group.expand(len(starts), -1)
@@ -155,9 +185,10 @@ class LocalMembers:
                     start[personal] = on_device(self.personal[member], device)
         return starts
 
-    def _keep_personal(self, cohort: OpenCohort, learnt: Tensor) -> None:
+    def _keep_personal(self, cohort: OpenCohort, update: Tensor) -> None:
         """Personal parts stay with their members."""
         if _any_personal(cohort.job.parts):
+            learnt = self._starts(cohort) + update
             parts = learnt[:, torch.from_numpy(cohort.job.parts.personal).to(learnt.device)].cpu().numpy()
             own = dict(zip(cohort.sampled, parts, strict=True))
             kept = {member: part.copy() for member, part in own.items() if np.isfinite(part).all()}
@@ -170,43 +201,40 @@ class LocalMembers:
             models[..., parts.personal] = self.personal[member]
         return models
 
-    def _train(
-        self,
-        members: Sequence[tuple[str, OpenCohort | None]],
-        starts: Tensor,
-        training: LocalTraining,
-        wave: int,
-        turn: int = 0,
-    ) -> Tensor:
-        """The update of every member, each in the cohort that it was sampled for."""
-        rule, names = LocalSGD(**vars(training)), [member for member, _ in members]
-        seeds = [0 if cohort is None else cohort.order(member, turn) for member, cohort in members]
+    def _train(self, lessons: Sequence[Lesson]) -> Computing[list[Tensor]]:
+        """By lesson, the update of every member."""
+        seeds = [[lesson.order(member) for member in lesson.members] for lesson in lessons]
         if not stacks(self._learner):
-            given = zip(names, starts.cpu().numpy(), seeds, strict=True)
-            learnt = self._clients.run(
-                {name: ("learn", (name, start, rule, seed)) for name, start, seed in given},
-                self._gradients(members, rule, wave),
-            )
-            updates = [torch.from_numpy(learnt[name]) for name in names]
-            return torch.stack(updates).to(starts.device) if updates else torch.zeros_like(starts)
-        records = [self._records[name] for name in names]
-        batches = [rule.batches(len(own), seed) for own, seed in zip(records, seeds, strict=True)]
-        with one_thread():
-            return self._local.train(starts, records, batches, rule, wave=wave)
+            return [self._apart(*each) for each in zip(lessons, seeds, strict=True)]
+        jobs = []
+        for lesson, own_seeds in zip(lessons, seeds, strict=True):
+            records, rule = [self._records[member] for member in lesson.members], lesson.rule
+            batches = [rule.batches(len(own), seed) for own, seed in zip(records, own_seeds, strict=True)]
+            jobs.append(LocalJob(lesson.starts, records, batches, rule, lesson.wave))
+        return list((yield PendingJobs(self.trainer, jobs)))
 
-    def _gradients(
-        self, members: Sequence[tuple[str, OpenCohort | None]], rule: LocalSGD, wave: int
-    ) -> float:
+    def _apart(self, lesson: Lesson, seeds: Sequence[int]) -> Tensor:
+        """The same on a processor, one member after the other or a core each."""
+        starts = lesson.starts()
+        given = zip(lesson.members, starts.cpu().numpy(), seeds, strict=True)
+        learnt = self._clients.run(
+            {name: ("learn", (name, start, lesson.rule, seed)) for name, start, seed in given},
+            self._gradients(lesson),
+        )
+        updates = [torch.from_numpy(learnt[name]) for name in lesson.members]
+        return torch.stack(updates).to(starts.device) if updates else torch.zeros_like(starts)
+
+    def _gradients(self, lesson: Lesson) -> float:
         """Gradients of records in a whole run, in expectation; without a cohort, in this training."""
-        cohort = members[0][1] if members else None
-        everyone, times = (self._records, 1) if cohort is None else (cohort.job.members, cohort.times)
+        everyone, rule = lesson.everyone or tuple(self._records), lesson.rule
         records = sum(len(self._records[member]) for member in everyone)
-        return rule.batch * rule.steps(round(records / max(1, len(everyone)))) * wave * times
+        steps = rule.steps(round(records / max(1, len(everyone))))
+        return rule.batch * steps * lesson.wave * lesson.times
 
     def serve(self, models: OwnChoice) -> Assignment:
         """The model that each client would choose for itself; for evaluation, outside any guarantee."""
         names = tuple(self._records)
-        cluster_of = dict(zip(names, self._choose(names, models).tolist(), strict=True))
+        cluster_of = dict(zip(names, at_once(self._choose(names, models)).tolist(), strict=True))
         personal = self.personal if models.parts is not None else ()
         own = {name: self._own(name, models.models[cluster_of[name]], models.parts) for name in personal}
         return Assignment(models.models, cluster_of, own)
@@ -215,7 +243,7 @@ class LocalMembers:
 
     def _choose(
         self, members: Sequence[str], asked: CohortJob | OwnChoice, cohort: OpenCohort | None = None
-    ) -> NDArray[np.int64]:
+    ) -> Computing[NDArray[np.int64]]:
         """The row that each member chooses."""
         if asked.choice is Choice.GIVEN or not members:
             return np.zeros(len(members), dtype=np.int64)
@@ -228,8 +256,13 @@ class LocalMembers:
             return np.array([select_lowest(own) for own in losses], dtype=np.int64)
         models = on_device(asked.models, self._learner.device)
         middle = models.mean(dim=0)
-        each = [(member, cohort) for member in members]
-        trained = self._train(each, middle.expand(len(members), -1), asked.training, wave or len(members))
+        starts = partial(_same, middle.expand(len(members), -1))
+        if cohort is None:
+            rule = LocalSGD(**vars(asked.training))
+            lesson = Lesson(tuple(members), starts, rule, lambda member: 0, wave=len(members))
+        else:
+            lesson = Lesson.of(cohort, starts)
+        (trained,) = yield from self._train([lesson])
         return nearest(trained, models - middle)
 
     def _sketches(self, members: Sequence[str], sketch: Sketch) -> Mapping[str, NDArray[np.float64]]:
@@ -269,6 +302,10 @@ class LocalMembers:
 
 def _any_personal(parts: Parts | None) -> TypeGuard[Parts]:
     return parts is not None and bool(parts.personal.any())
+
+
+def _same(starts: Tensor) -> Tensor:
+    return starts
 
 
 def nearest(updates: Tensor, directions: Tensor) -> NDArray[np.int64]:

@@ -5,7 +5,10 @@ its own start, records and order alone, to the last bit, whoever else was sample
 vector afterwards.
 """
 
+import heapq
 import math
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +22,14 @@ from coterie.training.kernel_trial import kernels_agree
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.scoring import join
 from coterie.training.stacked import BUFFERS, Program
-from coterie.training.tiles import Tiles
+from coterie.training.tiles import Tiles, tiles_of
 
 MOST_CLIENTS = 1024
 """Clients in one program, however small they are."""
-_GRAPHS = 8
-"""Programs that fit the memory at one time where each is kept as a graph."""
+_GRAPHS = 2
+"""Programs that fit half of a GPU's memory at one time where each is kept as a graph."""
+_FILLING = 2**27
+"""Parameters of all clients in a program from which more of them make nothing faster."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,28 @@ def stacks(learner: Learner) -> bool:
     return learner.device.type == "cuda" and learner.book is not None
 
 
+@dataclass(frozen=True)
+class LocalJob:
+    """What the sampled clients of one cohort are to learn.
+
+    Args:
+        starts: makes the parameters from which each client starts, (clients, parameters), when their turn
+            comes: of many cohorts they would not fit the memory.
+        records: each client's own.
+        batches: which of them every step takes, as `LocalSGD.batches` gives it.
+        wave: clients for which such a cohort has room. A public number: shapes, and with them rounding, must
+            not tell how many were sampled.
+    """
+
+    starts: Callable[[], Tensor]
+    records: Sequence[Batch]
+    batches: Sequence[NDArray[np.int64]]
+    rule: LocalSGD
+    wave: int
+
+
 class LocalTrainer:
-    """Trains clients without noise as one program of a GPU, kept for the next round.
+    """Trains clients of many cohorts without noise as one program of a GPU, kept for the next round.
 
     Args:
         tf32: whether matrix units may round factors to ten bits there, as torch's convolutions do by default.
@@ -78,49 +103,58 @@ class LocalTrainer:
         self.learner, self._tf32 = learner, tf32
         self._programs: dict[tuple[LocalSGD, int], StackedLocalSGD] = {}
 
-    def train(
-        self,
-        starts: Tensor,
-        records: Sequence[Batch],
-        batches: Sequence[NDArray[np.int64]],
-        rule: LocalSGD,
-        *,
-        wave: int,
-    ) -> Tensor:
-        """Every client's update, (clients, parameters) in float32, on the learner's device.
+    def portions(self, asked: Sequence[Sequence[LocalJob]]) -> list[list[int]]:
+        """Who learns by one rule learns together, as many as fit the memory."""
+        portions: list[list[int]] = []
+        taken: dict[LocalSGD, tuple[list[int], int]] = {}
+        most = _kept_at_once(self.learner)
+        for place, jobs in enumerate(asked):
+            rule, clients = jobs[0].rule, sum(job.wave for job in jobs)
+            portion, before = taken.get(rule, ([], most))
+            if before + clients > most:
+                portion, before = [], 0
+                portions.append(portion)
+            portion.append(place)
+            taken[rule] = portion, before + clients
+        return portions
 
-        Args:
-            starts: parameters from which each client starts, (clients, parameters).
-            records: each client's own.
-            batches: which of them every step takes, as `LocalSGD.batches` gives it.
-            wave: clients that a GPU computes at a time. A public number: shapes, and with them rounding, must
-                not tell how many were sampled. The last wave is filled up with copies whose result is thrown
-                away.
+    def train(self, jobs: Sequence[LocalJob]) -> list[Tensor]:
+        """By job, every client's update, (clients, parameters) in float32, on the learner's device.
+
+        All jobs have one rule.
         """
-        updates = []
-        wave = min(wave, MOST_CLIENTS, _room(self.learner, rule))
-        for first in range(0, len(records), wave):
-            mine = [min(first + slot, len(records) - 1) for slot in range(wave)]
-            theirs = [records[k] for k in mine], [batches[k] for k in mine]
-            # The whole update is clipped afterwards, whatever rounding went into it.
-            with precision(tf32=self._tf32):
-                learnt = self._program(rule, wave).train(starts[mine], *theirs)
-            updates.append(learnt[: len(records) - first])
-        return torch.cat(updates) if updates else torch.zeros_like(starts)
+        (rule,) = {job.rule for job in jobs}
+        starts = torch.cat([job.starts() for job in jobs])
+        records = [own for job in jobs for own in job.records]
+        batches = [order for job in jobs for order in job.batches]
+        program = self._program(rule, self._slots(rule, [job.wave for job in jobs]))
+        # The whole update is clipped afterwards, whatever rounding went into it.
+        with precision(tf32=self._tf32):
+            updates = program.train(starts, records, batches)
+        return list(torch.split(updates, [len(job.records) for job in jobs]))
 
-    def _program(self, rule: LocalSGD, clients: int) -> "StackedLocalSGD":
+    def _slots(self, rule: LocalSGD, waves: Sequence[int]) -> int:
+        """How many clients are computed at a time, by public numbers alone.
+
+        The largest cohort has room as a whole; beyond that, as many as it takes to fill a GPU.
+        """
+        room = _room(self.learner, rule)
+        enough = min(_FILLING // self.learner.layout.size, room // _GRAPHS)
+        return max(1, min(sum(waves), max(enough, *waves), MOST_CLIENTS, room))
+
+    def _program(self, rule: LocalSGD, slots: int) -> "StackedLocalSGD":
         """The step for so many clients; prepared once, used for every round."""
-        if (rule, clients) not in self._programs:
+        if (rule, slots) not in self._programs:
             room = _room(self.learner, rule)
-            if sum(others for _, others in self._programs) + clients > room:
+            if sum(others for _, others in self._programs) + slots > room:
                 self._programs.clear()  # a program keeps its memory
             own = kernels_agree(self.learner, min(rule.batch, self.learner.micro_batch), tf32=self._tf32)
-            # Several runs may share a GPU: a step that takes a large part of it must give it back.
-            small = _GRAPHS * clients <= room
-            self._programs[rule, clients] = StackedLocalSGD(
-                self.learner, clients, rule, own_kernels=own, captured=small
+            # Several processes may share a GPU: a step that takes a large part of it must give it back.
+            small = _GRAPHS * slots <= room
+            self._programs[rule, slots] = StackedLocalSGD(
+                self.learner, slots, rule, own_kernels=own, captured=small
             )
-        return self._programs[rule, clients]
+        return self._programs[rule, slots]
 
 
 def train_one(
@@ -168,13 +202,43 @@ def _moved(
     return parameters - rule.lr * velocity, velocity
 
 
-def _room(learner: Learner, rule: LocalSGD) -> int:
-    """Clients whose step fits half of a GPU's memory; not of what is free, which changes from run to run."""
+def _memory(learner: Learner) -> int | None:
+    """Of the GPU; not what is free, which changes from run to run."""
     if learner.device.type != "cuda":
-        return MOST_CLIENTS
-    memory = torch.cuda.get_device_properties(learner.device).total_memory // 2
+        return None
+    return torch.cuda.get_device_properties(learner.device).total_memory
+
+
+def _room(learner: Learner, rule: LocalSGD) -> int:
+    """Clients whose step fits half of a GPU's memory."""
+    memory = _memory(learner)
     each = rule.batch * learner.bytes_per_record + BUFFERS * 8 * learner.layout.size
-    return max(1, memory // each)
+    return MOST_CLIENTS if memory is None else max(1, memory // 2 // each)
+
+
+def _kept_at_once(learner: Learner) -> int:
+    """Clients whose starts and updates fit an eighth of it."""
+    memory = _memory(learner)
+    return sys.maxsize if memory is None else memory // 8 // (2 * 4 * learner.layout.size)
+
+
+def queues(steps: Sequence[int], slots: int) -> list[list[int]]:
+    """Which clients each slot trains one after the other: the longest first, where it can begin first."""
+    found: list[list[int]] = [[] for _ in range(slots)]
+    free = [(0, slot) for slot in range(slots)]
+    for client in sorted(range(len(steps)), key=lambda one: -steps[one]):
+        busy, slot = heapq.heappop(free)
+        found[slot].append(client)
+        heapq.heappush(free, (busy + steps[client], slot))
+    return found
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Which slots end a client, and which begin one, before a step: (changes,) each."""
+
+    ended: tuple[Tensor, Tensor]
+    begun: tuple[Tensor, Tensor]
 
 
 class StackedLocalSGD(Program):
@@ -182,67 +246,123 @@ class StackedLocalSGD(Program):
 
     The layer rules give what every record adds to its client's gradient; their sum over the client's tiles,
     weighted by one over the number of records in the step, is the gradient of the mean loss.
+
+    A client that is done leaves its slot to another. What a client computes depends neither on its slot nor
+    on who is in the others. How many steps there are in all depends on who was sampled, as the time does.
     """
 
     def __init__(
         self,
         learner: Learner,
-        clients: int,
+        slots: int,
         rule: LocalSGD,
         *,
         own_kernels: bool = False,
         captured: bool = False,
     ) -> None:
         assert learner.book is not None, "clients can only be stacked where every layer has a rule"
-        self.book, self.rule, self.clients = learner.book, rule, clients
+        self.book, self.rule, self.slots = learner.book, rule, slots
         # As many records to a tile as the layer rules take, and as many tiles as a batch needs.
         size = min(rule.batch, learner.micro_batch)
         each = math.ceil(rule.batch / size)
         self.device = device = learner.device
-        owner = bounds = None
-        if own_kernels or each > 1:
-            owner = torch.arange(clients, device=device).repeat_interleave(each)
-        if own_kernels:
-            bounds = each * torch.arange(clients + 1, device=device)
-        self.tiles = Tiles(clients * each, size, owner, dynamic=False, bounds=bounds)
+        self.own_kernels = own_kernels
+        self.owners = torch.arange(slots, device=device).repeat_interleave(each)
+        self.tiles = Tiles(slots * each, size, self.owners if each > 1 else None, dynamic=False)
         self.captured = captured and device.type == "cuda"
         self._step: Callable[[], None] | None = None
 
     @torch.no_grad()
     def train(self, starts: Tensor, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]]) -> Tensor:
-        """The update of every client, (clients, parameters); arguments as in `LocalTrainer.train`."""
-        table = join(records)
-        self.load(starts=starts, parameters=starts, velocity=torch.zeros_like(starts))
-        for index, weights, active in self._steps(records, batches):
-            batch = table.take(index)
-            self.load(features=batch.features, targets=batch.targets, weights=weights, active=active)
+        """The update of every client, (clients, parameters)."""
+        updates = torch.zeros_like(starts)
+        if not records:
+            return updates
+        table, turns = join(records), queues([len(order) for order in batches], self.slots)
+        nothing = starts.new_zeros(self.slots, starts.shape[1])
+        self.load(starts=nothing, parameters=nothing, velocity=nothing)
+        changes = self._changes(turns, batches)
+        for number, (index, weights, owner, active) in enumerate(self._steps(turns, records, batches)):
+            if number in changes:
+                self._change(changes[number], starts, updates)
+            batch, present = table.take(index), weights > 0
+            self.load(features=batch.features, targets=batch.targets, weights=weights, present=present)
+            self.load(owner=owner, active=active)
             if self._step is None:
                 self._step = self._take_step
                 if self.captured:
                     (self._step,) = self.record(self._take_step, changing=("parameters", "velocity"))
             self._step()
-        return torch.sub(self.parameters, starts)
+        self._change(changes[max(changes)], starts, updates)
+        return updates
+
+    def _changes(
+        self, turns: Sequence[Sequence[int]], batches: Sequence[NDArray[np.int64]]
+    ) -> dict[int, Changes]:
+        """By the step before which they happen; the last ones happen after all steps."""
+        ended: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        begun: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for slot, clients in enumerate(turns):
+            step = 0
+            for client in clients:
+                begun[step].append((slot, client))
+                step += len(batches[client])
+                ended[step].append((slot, client))
+
+        def pairs(found: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+            both = torch.tensor(found, dtype=torch.int64, device=self.device).reshape(-1, 2)
+            return both[:, 0], both[:, 1]
+
+        return {step: Changes(pairs(ended[step]), pairs(begun[step])) for step in {*ended, *begun}}
+
+    def _change(self, change: Changes, starts: Tensor, updates: Tensor) -> None:
+        """Take away what clients learnt whose turn is over, and put the next ones in their slots."""
+        slots, clients = change.ended
+        if len(slots):
+            updates[clients] = self.parameters[slots] - self.starts[slots]
+        slots, clients = change.begun
+        if len(slots):
+            self.starts[slots] = self.parameters[slots] = starts[clients]
+            self.velocity[slots] = 0.0
 
     def _steps(
-        self, records: Sequence[Batch], batches: Sequence[NDArray[np.int64]]
+        self,
+        turns: Sequence[Sequence[int]],
+        records: Sequence[Batch],
+        batches: Sequence[NDArray[np.int64]],
     ) -> Iterator[tuple[Tensor, ...]]:
         """What every step takes.
 
         Returns:
-            each slot's place in the table of all records, (slots,), anything where its weight is zero; its
-            weight, one over the number of records in its client's step, in float64; and which clients still
-            learn, (clients,).
+            each record's place in the table of all, anything where its weight is zero; its weight, one over
+            the number of records in its client's step, in float64; each tile's slot; and which slots learn.
         """
-        steps = max(len(order) for order in batches)
-        chosen = np.full((steps, self.clients, self.tiles.records // self.clients), -1, dtype=np.int64)
+        steps = max(sum(len(batches[client]) for client in clients) for clients in turns)
+        chosen = np.full((steps, self.slots, self.tiles.records // self.slots), -1, dtype=np.int64)
         bases = np.cumsum([0, *(len(own) for own in records)])
-        for client, order in enumerate(batches):
-            chosen[: len(order), client, : order.shape[1]] = np.where(order >= 0, order + bases[client], -1)
+        for slot, clients in enumerate(turns):
+            first = 0
+            for client in clients:
+                order = batches[client]
+                rows = chosen[first : first + len(order), slot, : order.shape[1]]
+                rows[:] = np.where(order >= 0, order + bases[client], -1)
+                first += len(order)
         present = chosen >= 0
         counts = present.sum(axis=2)
         weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, :, None], 0.0)
-        found = np.where(present, chosen, 0).reshape(steps, -1), weights.reshape(steps, -1), counts > 0
-        return zip(*(torch.from_numpy(part).to(records[0].targets.device) for part in found), strict=True)
+        shape = (steps, -1, self.tiles.size)
+        index, weights = np.maximum(chosen, 0).reshape(shape), weights.reshape(shape)
+        owner = np.broadcast_to(self.owners.cpu().numpy(), index.shape[:2])
+        if (
+            self.own_kernels
+        ):  # tiles that are there first, in the order of their slots: the others cost nothing
+            places = np.argsort(weights[:, :, 0] == 0, axis=1, kind="stable")
+            owner = np.take_along_axis(owner, places, axis=1)
+            index, weights = (
+                np.take_along_axis(each, places[:, :, None], axis=1) for each in (index, weights)
+            )
+        found = index.reshape(steps, -1), weights.reshape(steps, -1), owner.copy(), counts > 0
+        return zip(*(torch.from_numpy(part).to(self.device) for part in found), strict=True)
 
     def _take_step(self) -> None:
         parameters, velocity = self.parameters, self.velocity
@@ -252,8 +372,10 @@ class StackedLocalSGD(Program):
         torch.where(active, faster, velocity, out=velocity)
 
     def _gradients(self) -> Tensor:
-        parameters, weights = self.parameters, self.weights
-        found = self.book.contributions(parameters, self.features, self.targets, self.tiles)
+        parameters, present, tiles = self.parameters, self.present, self.tiles
+        if self.own_kernels:
+            tiles = tiles_of(self.owner, tiles.size, self.slots, present)
+        found = self.book.contributions(parameters, self.features, self.targets, tiles)
         sums = torch.zeros_like(parameters, dtype=torch.float64)
-        add_client_sums(found, self.book.layout, weights, weights > 0, self.tiles, sums)
+        add_client_sums(found, self.book.layout, self.weights, present, tiles, sums)
         return sums.to(parameters.dtype)

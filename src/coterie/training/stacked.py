@@ -150,6 +150,10 @@ class StackedTrainer:
         if self.own_kernels and wide_head is None and learner.device.type == "cuda":
             self._bytes_per_record = kernel_bytes(learner, self.tile, tf32=tf32)
 
+    def portions(self, asked: Sequence[Sequence[StackedJob]]) -> list[list[int]]:
+        """All at one time."""
+        return [list(range(len(asked)))]
+
     def train(self, jobs: Sequence[StackedJob]) -> Tensor:
         """The update of each job, in float64: (jobs, parameters)."""
         # A full batch is one step of thousands of records, a round of Poisson batches hundreds of steps of a

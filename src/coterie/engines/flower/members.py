@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.algorithms.protocol import Choice
+from coterie.engines.computing import Computing, at_hand
 from coterie.engines.flower import messages
 from coterie.engines.flower.contract import Contract, TrustedWork, leaving, ranges_of
 from coterie.engines.flower.messages import GarbageError, RequestId, SiteRequest
@@ -47,15 +48,15 @@ class RemoteMembers:
     parameters: int
     journal: Journal
 
-    def choose(self, cohort: OpenCohort) -> NDArray[np.int64]:
+    def choose(self, cohort: OpenCohort) -> Computing[NDArray[np.int64]]:
         """The choices of those who answered. Their updates come with them: models travel once."""
-        return self._gather([cohort])[0]
+        return at_hand(self._gather([cohort])[0])
 
-    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Tensor:
+    def learn(self, cohort: OpenCohort, waiting: Sequence[OpenCohort]) -> Computing[Tensor]:
         """The updates of all cohorts that wait, so that the groups of an epoch are asked side by side."""
         self._gather([other for other in waiting if other.updates is None])
         assert cohort.updates is not None
-        return cohort.updates
+        return at_hand(cohort.updates)
 
     def shares(self, models: Mapping[str, NDArray[np.float32]], round: int) -> dict[str, float]:
         """The share of its held-out records that each site's model gets right; of those who answer.

@@ -34,6 +34,7 @@ from coterie.algorithms.protocol import (
 )
 from coterie.data import Federation
 from coterie.engines.clients import behaviour
+from coterie.engines.computing import at_once
 from coterie.engines.evaluation import PrivateScores
 from coterie.engines.feature_cache import FeatureCache
 from coterie.engines.features import featured
@@ -199,8 +200,8 @@ class SiteSession:
                 order=lambda member, turn: request.order,
                 choices=np.zeros(1, dtype=np.int64),
             )
-            cohort.choices = self._engine.members.choose(cohort)
-            update = self._engine.members.learn(cohort, [cohort])[0]
+            cohort.choices = at_once(self._engine.members.choose(cohort))
+            update = at_once(self._engine.members.learn(cohort, [cohort]))[0]
             leaves = torch.from_numpy(leaving(parts, self.parameters))
             clipped = clip_rows(update[leaves][None], mechanism.clip)[0]
             return {"value": clipped.numpy(), "choice": cohort.choices, **self._own_parameters()}

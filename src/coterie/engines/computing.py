@@ -1,0 +1,49 @@
+"""Answers that wait for a trainer: what several runs wait for at one time is trained as one program."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+from torch import Tensor
+
+T = TypeVar("T")
+Found: TypeAlias = Tensor | Sequence[Tensor]
+"""What came of each job, in their order."""
+
+
+class Trainer(Protocol):
+    """Trains whatever jobs it is given, whoever they are from."""
+
+    def portions(self, asked: Sequence[Sequence[Any]]) -> list[list[int]]:
+        """Which of those who ask are trained at one time, by their places; one portion after the other."""
+
+    def train(self, jobs: Sequence[Any]) -> Found:
+        """What came of each job."""
+
+
+@dataclass(frozen=True)
+class PendingJobs:
+    """Jobs for a trainer. Whoever computes waits until it is sent what came of each."""
+
+    trainer: Trainer
+    jobs: Sequence[Any]
+
+
+Computing: TypeAlias = Generator[PendingJobs, Found, T]
+"""Something that goes on whenever its jobs were trained, and returns what it found in the end."""
+
+
+def at_once(computing: Computing[T]) -> T:
+    """What it finds, where nobody else waits: its jobs are trained as soon as they are wanted."""
+    try:
+        wanted = next(computing)
+        while True:
+            wanted = computing.send(wanted.trainer.train(wanted.jobs))
+    except StopIteration as done:
+        return cast(T, done.value)
+
+
+def at_hand(value: T) -> Computing[T]:
+    """Something that waits for no trainer."""
+    yield from ()
+    return value
