@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from trained_runs import last_state
 
 from coterie.experiment import checkpoint, local
 from coterie.experiment.checkpoint import PERSONAL
@@ -26,14 +27,6 @@ def experiment(algorithm: dict[str, Any], **sections: Any) -> Experiment:
         **sections,
     }
     return Experiment.model_validate(content)
-
-
-def last_state(path: Path) -> dict[str, np.ndarray]:
-    (newest,) = (path / "checkpoint").glob("round-*")
-    files = {"state": load_file(newest / "state.safetensors")}
-    if (newest / PERSONAL).exists():
-        files["personal"] = load_file(newest / PERSONAL)
-    return {f"{name}/{key}": value for name, arrays in files.items() for key, value in arrays.items()}
 
 
 ROUTED = {"name": "dp-ifca", "clusters": 2, "rebalance": {"minimum": 2}}

@@ -11,7 +11,7 @@ import yaml
 
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
-from coterie.experiment.cells import LocalProcesses, compare, shares
+from coterie.experiment.cells import CELLS_AT_ONCE, LocalProcesses, compare, shares
 from coterie.experiment.comparison import SweepResult
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import RunResult
@@ -263,17 +263,26 @@ def test_cells_that_share_a_process_fail_and_finish_each_for_itself(
     assert [row.accuracy for row in shared.rows] == [row.accuracy for row in finished.rows]
 
 
-def test_on_a_gpu_only_cells_whose_units_are_records_share_a_process() -> None:
-    records = Sweep({}, {"seeds.simulation": [0, 1, 2]}).cells()
-    assert [len(share) for share in shares(records, gpu=True)] == [3]
+def test_on_a_gpu_cells_share_a_process_whatever_their_unit_and_on_a_processor_none() -> None:
     federation = {"kind": "groups", "structure": "ring", "workers": 8, "groups": 2}
     grouped = {
         "federation": federation,
         "algorithm": {"name": "dp-ogl", "noise": 2.0},
         "privacy": {"unit": "worker", "epsilon": math.inf},
     }
-    workers = Sweep(grouped, {"seeds.simulation": [0, 1, 2]}).cells()
-    assert [len(share) for share in shares(workers, gpu=True)] == [1, 1, 1]
+    for base in ({}, grouped):
+        cells = Sweep(base, {"seeds.simulation": [0, 1, 2]}).cells()
+        assert [len(share) for share in shares(cells, gpu=True)] == [3]
+        assert [len(share) for share in shares(cells, gpu=False)] == [1, 1, 1]
+    both = [*cells, *Sweep({}, {"seeds.simulation": [0, 1]}).cells()]
+    assert [len(share) for share in shares(both, gpu=True)] == [3, 2]
+
+
+def test_a_process_has_as_many_cells_as_any_other() -> None:
+    cells = Sweep({}, {"seeds.simulation": list(range(2 * CELLS_AT_ONCE + 4))}).cells()
+    found = shares(cells, gpu=True)
+    assert [len(share) for share in found] == [12, 12, 12]
+    assert [cell for share in found for cell in share] == cells
 
 
 def test_a_label_is_one_line_and_no_longer_than_a_folders_name(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import coterie as ct
 from coterie.experiment import local
+from coterie.experiment.checkpoint import PERSONAL
 from coterie.experiment.result import RunResult
 
 DECLARED = """
@@ -109,3 +111,12 @@ def _runs(folder: Path) -> Runs:
 @pytest.fixture
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return _runs(tmp_path_factory.getbasetemp() / "trained runs")
+
+
+def last_state(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a run's newest checkpoint."""
+    (newest,) = (path / "checkpoint").glob("round-*")
+    files = {"state": load_file(newest / "state.safetensors")}
+    if (newest / PERSONAL).exists():
+        files["personal"] = load_file(newest / PERSONAL)
+    return {f"{name}/{key}": value for name, arrays in files.items() for key, value in arrays.items()}

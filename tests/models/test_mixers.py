@@ -134,7 +134,7 @@ def test_choices_of_one_client_do_not_move_with_another_clients_records() -> Non
         models = torch.stack([learner.initial(), -learner.initial()])
         ours, theirs = neighbours(torch.full((WIDTH,), -1e6))
         mine = ours.take(slice(50, 80))
-        sums = [padded_loss_sums(learner, models, [other, mine], 2, RECORDS)[1] for other in (ours, theirs)]
+        sums = [padded_loss_sums(learner, models, [other, mine], 64)[1] for other in (ours, theirs)]
         assert (sums[0] == sums[1]).all()
         alone = [
             [score_sums(learner, model, own, [len(own)])[1][0] for model in models]

@@ -270,9 +270,10 @@ def test_padded_losses_are_those_of_each_alone_whoever_else_there_is() -> None:
     learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
     starts, records, _ = people(learner, LocalSGD(1, 5, 0.1))
     models = starts[:3]
-    found = padded_loss_sums(learner, models, records, wave=3, length=20)
+    found = padded_loss_sums(learner, models, records, size=16)
     alone = [[score_sums(learner, model, own, [len(own)])[1][0] for model in models] for own in records]
     np.testing.assert_allclose(found, alone, rtol=1e-5)
-    fewer = padded_loss_sums(learner, models, records[:1], wave=3, length=20)
-    np.testing.assert_array_equal(fewer[0], found[0])
-    assert padded_loss_sums(learner, models, [], wave=3, length=20).shape == (0, 3)
+    for others in ([2], [2, 1], [3, 3, 2, 0]):
+        again = padded_loss_sums(learner, models, [records[k] for k in others], size=16)
+        np.testing.assert_array_equal(again[others.index(2)], found[2])
+    assert padded_loss_sums(learner, models, []).shape == (0, 3)

@@ -247,12 +247,11 @@ class LocalMembers:
         """The row that each member chooses."""
         if asked.choice is Choice.GIVEN or not members:
             return np.zeros(len(members), dtype=np.int64)
-        wave = None if cohort is None else cohort.wave
         if asked.sketch is not None:
             points = self._sketches(members, asked.sketch)
             return np.array([asked.sketch.nearest(points[member]) for member in members], dtype=np.int64)
         if asked.choice is Choice.LOWEST_LOSS:
-            losses = self._losses(members, asked.models, asked.parts, wave)
+            losses = self._losses(members, asked.models, asked.parts, sampled=cohort is not None)
             return np.array([select_lowest(own) for own in losses], dtype=np.int64)
         models = on_device(asked.models, self._learner.device)
         middle = models.mean(dim=0)
@@ -276,15 +275,15 @@ class LocalMembers:
         return self._known
 
     def _losses(
-        self, members: Sequence[str], models: NDArray[np.float32], parts: Parts | None, wave: int | None
+        self, members: Sequence[str], models: NDArray[np.float32], parts: Parts | None, *, sampled: bool
     ) -> NDArray[np.float64]:
         """Sum of the losses of every model on each member's records: (members, models).
 
         Args:
-            wave: members that a GPU computes at a time, so that what one finds has the same bits whoever
-                else was sampled; on a processor each goes through the models alone. None for evaluation.
+            sampled: whether what one finds must have the same bits whoever else was sampled, and not for
+                evaluation: a GPU then computes in constant shapes, a processor each member alone.
         """
-        if _any_personal(parts) or not (wave is None or stacks(self._learner)):
+        if _any_personal(parts) or (sampled and not stacks(self._learner)):
             apart = self._clients.run(
                 {member: ("score", (member, self._own(member, models, parts))) for member in members},
                 gradients=0.0,
@@ -293,9 +292,8 @@ class LocalMembers:
         batches = [self._records[member] for member in members]
         stacked = on_device(models, self._learner.device)
         with one_thread():
-            if wave is not None:
-                longest = max(len(own) for own in self._records.values())
-                return padded_loss_sums(self._learner, stacked, batches, wave, longest)
+            if sampled:
+                return padded_loss_sums(self._learner, stacked, batches)
             table, sizes = join(batches), [len(batch) for batch in batches]
             return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in stacked], axis=1)
 

@@ -6,6 +6,7 @@ cells in one program: there they share a process. Processes run on this machine,
 """
 
 import fcntl
+import math
 import os
 import subprocess
 import sys
@@ -261,16 +262,16 @@ class GrowingLines:
 
 
 def shares(cells: Sequence[Cell], *, gpu: bool) -> list[list[Cell]]:
-    """Which cells share a process: one alone on a CPU, as many as are alike on a GPU.
-
-    Where units are clients or workers, a cell's own cohorts fill a GPU: there it is alone, too.
-    """
+    """Which cells share a process: one alone on a CPU, as many as are alike on a GPU."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        together = gpu and cell.experiment.privacy.unit.within_client
-        alike.setdefault(fit_together(cell.experiment) if together else cell.name, []).append(cell)
-    return [
-        same[first : first + CELLS_AT_ONCE]
-        for same in alike.values()
-        for first in range(0, len(same), CELLS_AT_ONCE)
-    ]
+        alike.setdefault(fit_together(cell.experiment) if gpu else cell.name, []).append(cell)
+    return [share for same in alike.values() for share in _equal_parts(same)]
+
+
+def _equal_parts(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """In the order that they have, and of equal size as far as that goes."""
+    count = math.ceil(len(cells) / CELLS_AT_ONCE)
+    for part in range(count):
+        first, end = (len(cells) * place // count for place in (part, part + 1))
+        yield list(cells[first:end])

@@ -3,6 +3,7 @@
 Records of several clients go through a model together; sums are taken client by client afterwards.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from coterie.training.learner import Batch, Learner
 
 EVALUATION_BATCH = {"cpu": 256, "cuda": 8192}
 """Records at a time: what a processor's cache likes, or what fills a GPU."""
+LOSSES_AT_ONCE = 2048
+"""Records at a time where their number must be constant: few of them are filled up."""
 JOINED_BYTES = 2**28
 """Records of clients that are laid side by side on a processor; more of them stay where they are."""
 
@@ -58,33 +61,27 @@ def score_sums(
 
 @torch.no_grad()
 def padded_loss_sums(
-    learner: Learner, models: Tensor, batches: Sequence[Batch], wave: int, length: int
+    learner: Learner, models: Tensor, batches: Sequence[Batch], size: int = LOSSES_AT_ONCE
 ) -> NDArray[np.float64]:
     """Sum of the losses of every model on each set of records: (sets, models), in constant shapes.
 
-    Sets are padded to `length` records and go through a model `wave` at a time, the last wave filled up: both
-    are public numbers, so that a set's sums have the same bits whichever others there are.
+    The records of all sets stand one after the other, and `size` of them go through a model at a time, the
+    last ones filled up: a record's loss has the same bits whichever others there are, and sums are exact.
     """
-    found = []
-    for first in range(0, len(batches), wave):
-        mine = batches[first : first + wave]
-        filled = [*mine, *[mine[-1]] * (wave - len(mine))]
-        places = [torch.arange(len(own)) + slot * length for slot, own in enumerate(filled)]
-        present = torch.zeros(wave * length, dtype=torch.bool, device=learner.device)
-        present[torch.cat(places)] = True
-        table = join(filled)
-        features = table.features.new_zeros(wave * length, *table.features.shape[1:])
-        targets = table.targets.new_zeros(wave * length)
-        features[present], targets[present] = table.features, table.targets
-        parts = list(Batch(features, targets).split(EVALUATION_BATCH[learner.device.type]))
-        for model in models:
-            losses = [
-                learner.output_losses(learner.predict(model, part.features), part.targets) for part in parts
-            ]
-            sums = torch.where(present, torch.cat(losses).double(), 0.0).view(wave, length).sum(dim=1)
-            found.append(sums[: len(mine)].cpu().numpy())
-    waves = [np.stack(found[at : at + len(models)], axis=1) for at in range(0, len(found), len(models))]
-    return np.concatenate([np.zeros((0, len(models))), *waves])
+    if not batches:
+        return np.zeros((0, len(models)))
+    table = join(batches)
+    places = torch.arange(math.ceil(len(table) / size) * size, device=learner.device)
+    parts = [table.take(own) for own in torch.split(places.clamp(max=len(table) - 1), size)]
+    by_model = [
+        torch.cat(
+            [learner.output_losses(learner.predict(model, part.features), part.targets) for part in parts]
+        )
+        for model in models
+    ]
+    losses = torch.stack(by_model, dim=1)[: len(table)].double().cpu().numpy()
+    bounds = np.cumsum([len(own) for own in batches])[:-1]
+    return np.array([[math.fsum(column) for column in own.T] for own in np.split(losses, bounds)])
 
 
 def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:

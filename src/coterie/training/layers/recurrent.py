@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from coterie.models.networks import lstm_step
 from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.layers.simple import LinearRule
 from coterie.training.recording import Notes, RecordingLayer, named_parameters
@@ -46,10 +47,7 @@ class RecordingLstm(nn.Module):
                 state, cell = start[0][level], start[1][level]
             steps = []
             for drive in driven.unbind(1):  # whose way back is one copy, not one sum for every step
-                gates = drive + recurrent_map(state)
-                opened, kept, candidate, shown = gates.chunk(4, dim=1)
-                cell = torch.sigmoid(kept) * cell + torch.sigmoid(opened) * torch.tanh(candidate)
-                state = torch.sigmoid(shown) * torch.tanh(cell)
+                state, cell = lstm_step(drive, recurrent_map(state), cell)
                 steps.append(state)
             values = torch.stack(steps, dim=1)
             states.append(state)
