@@ -137,21 +137,25 @@ class Cohorts:
         job, mechanism = cohort.job, cohort.mechanism
         length = mechanism.length(self.parameters)
         shared, personal = _masks(job.parts, length, updates.device)
-        released = updates[:, ~personal].to(torch.float64)
-        clipped = clip_rows(released, mechanism.clip)
-        sums = torch.zeros(job.sums, length, dtype=torch.float64, device=updates.device)
-        kept = torch.zeros(len(clipped), sums.shape[1], dtype=torch.float64, device=updates.device)
-        kept[:, ~personal] = clipped
-        for row, destination in zip(torch.where(shared, 0.0, kept), goes_to, strict=True):
+        # Masked copies of all updates take longer than the rest, so they are made where there is a mask.
+        some_shared, some_personal = bool(shared.any()), bool(personal.any())
+        released = (updates[:, ~personal] if some_personal else updates).to(torch.float64)
+        kept = clip_rows(released, mechanism.clip)
+        if some_personal:
+            clipped, kept = kept, kept.new_zeros(len(kept), length)
+            kept[:, ~personal] = clipped
+        sums = kept.new_zeros(job.sums, length)
+        routed_parts = torch.where(shared, 0.0, kept) if some_shared else kept
+        for row, destination in zip(routed_parts, goes_to, strict=True):
             sums[destination] += row
         values = sums.cpu().numpy()
-        common = torch.where(shared, kept, 0.0).sum(dim=0).cpu().numpy()
         hashed = _digest(cohort.input_hash, repr(request.minimum).encode(), _bytes(request.route))
         std, planned = mechanism.noise_std, {"multiplier": mechanism.multiplier, "clip": mechanism.clip}
         values += gaussian(self._stream("noise", cohort, hashed), values.shape, std, **planned)
-        if bool(shared.any()):
+        if some_shared:
             # One sum of all members for what they share: a part of the release with noise of its own.
             columns = shared.cpu().numpy()
+            common = torch.where(shared, kept, 0.0).sum(dim=0).cpu().numpy()
             common += gaussian(self._stream("shared noise", cohort, hashed), common.shape, std, **planned)
             values[:, columns] = common[columns]
         values[:, personal.cpu().numpy()] = 0.0
