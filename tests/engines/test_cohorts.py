@@ -408,9 +408,13 @@ def test_a_members_update_has_the_same_bits_whoever_else_was_sampled(tmp_path: P
             torch.testing.assert_close(alone[0], many[index], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("choice", [Choice.LOWEST_LOSS, Choice.NEAREST])
-def test_a_members_choice_is_the_same_whoever_else_was_sampled(choice: Choice, tmp_path: Path) -> None:
+def test_a_members_choice_is_the_same_whoever_else_was_sampled(
+    choice: Choice, stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its own records and the models of the round: nothing of others that was not released."""
+    monkeypatch.setattr("coterie.engines.members.stacks", lambda learner: stacked)
     with Engine(tmp_path, population_plan(replace(SUM, sampling=PoissonSample(1.0))), TWELVE) as engine:
         # Centres nearer to each other than one training goes: whatever leaks from others would decide.
         job = replace(job_of(TWELVE, choice=choice), models=0.1 * models_of(3, seed=1))
