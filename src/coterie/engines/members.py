@@ -34,6 +34,8 @@ from coterie.training.scoring import join, padded_loss_sums, score_sums, select_
 
 NO_ANSWER = -1
 """In place of a choice: a member that was sampled and did not answer. It adds nothing to any sum."""
+SERVED_AT_ONCE = 64
+"""Members that a GPU trains at one time where all of them choose a model to use."""
 
 
 @dataclass
@@ -258,7 +260,8 @@ class LocalMembers:
         starts = partial(_same, middle.expand(len(members), -1))
         if cohort is None:
             rule = LocalSGD(**vars(asked.training))
-            lesson = Lesson(tuple(members), starts, rule, lambda member: 0, wave=len(members))
+            wave = min(len(members), SERVED_AT_ONCE)
+            lesson = Lesson(tuple(members), starts, rule, lambda member: 0, wave)
         else:
             lesson = Lesson.of(cohort, starts)
         (trained,) = yield from self._train([lesson])
