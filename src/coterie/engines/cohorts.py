@@ -145,8 +145,7 @@ class Cohorts:
             clipped, kept = kept, kept.new_zeros(len(kept), length)
             kept[:, ~personal] = clipped
         sums = kept.new_zeros(job.sums, length)
-        routed_parts = torch.where(shared, 0.0, kept) if some_shared else kept
-        for row, destination in zip(routed_parts, goes_to, strict=True):
+        for row, destination in zip(kept, goes_to, strict=True):
             sums[destination] += row
         values = sums.cpu().numpy()
         hashed = _digest(cohort.input_hash, repr(request.minimum).encode(), _bytes(request.route))
