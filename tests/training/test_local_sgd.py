@@ -202,7 +202,7 @@ def in_tiles(program: StackedLocalSGD, monkeypatch: pytest.MonkeyPatch) -> list[
 
     def spoilt(**values: torch.Tensor) -> None:
         if "features" in values:
-            present = values["present"].view(-1, *(1,) * (values["features"].dim() - 1))
+            present = program.present.view(-1, *(1,) * (values["features"].dim() - 1))
             values["features"] = torch.where(present, values["features"], math.nan)
         load(**values)
 

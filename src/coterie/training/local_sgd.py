@@ -282,12 +282,12 @@ class StackedLocalSGD(Program):
         nothing = starts.new_zeros(self.slots, starts.shape[1])
         self.load(starts=nothing, parameters=nothing, velocity=nothing)
         changes = self._changes(turns, batches)
-        for number, (index, weights, owner, active) in enumerate(self._steps(turns, records, batches)):
+        for number, (index, weights, owner) in enumerate(self._steps(turns, records, batches)):
             if number in changes:
                 self._change(changes[number], starts, updates)
             batch, present = table.take(index), weights > 0
-            self.load(features=batch.features, targets=batch.targets, weights=weights, present=present)
-            self.load(owner=owner, active=active)
+            self.load(weights=weights, present=present, owner=owner)
+            self.load(features=batch.features, targets=batch.targets)
             if self._step is None:
                 self._step = self._take_step
                 if self.captured:
@@ -335,7 +335,7 @@ class StackedLocalSGD(Program):
 
         Returns:
             each record's place in the table of all, anything where its weight is zero; its weight, one over
-            the number of records in its client's step, in float64; each tile's slot; and which slots learn.
+            the number of records in its client's step, in float64; and each tile's slot.
         """
         steps = max(sum(len(batches[client]) for client in clients) for clients in turns)
         chosen = np.full((steps, self.slots, self.tiles.records // self.slots), -1, dtype=np.int64)
@@ -361,15 +361,17 @@ class StackedLocalSGD(Program):
             index, weights = (
                 np.take_along_axis(each, places[:, :, None], axis=1) for each in (index, weights)
             )
-        found = index.reshape(steps, -1), weights.reshape(steps, -1), owner.copy(), counts > 0
+        found = index.reshape(steps, -1), weights.reshape(steps, -1), owner.copy()
         return zip(*(torch.from_numpy(part).to(self.device) for part in found), strict=True)
 
     def _take_step(self) -> None:
-        parameters, velocity = self.parameters, self.velocity
-        moved, faster = _moved(parameters, velocity, self._gradients(), self.starts, self.rule)
-        active = self.active[:, None]
-        torch.where(active, moved, parameters, out=parameters)
-        torch.where(active, faster, velocity, out=velocity)
+        """In place. What is in a slot whose client is done is never looked at."""
+        gradient, rule = self._gradients(), self.rule
+        if rule.proximal:
+            gradient.add_(self.parameters - self.starts, alpha=rule.proximal)
+        if rule.momentum:
+            gradient = self.velocity.mul_(rule.momentum).add_(gradient)
+        self.parameters.sub_(gradient, alpha=rule.lr)
 
     def _gradients(self) -> Tensor:
         parameters, present, tiles = self.parameters, self.present, self.tiles
