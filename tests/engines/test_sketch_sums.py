@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from coterie.algorithms.protocol import Choice, Cohort, CohortJob, Sketch, Sum
 from coterie.algorithms.sketches import SketchStatistic, moment_numbers, read_moments
 from coterie.engines.cohorts import cohort_hash
+from coterie.engines.computing import at_once
 from coterie.errors import PlanError
 from coterie.privacy import (
     POPULATION,
@@ -188,7 +189,7 @@ def test_the_hash_binds_all_that_sketches_depend_on() -> None:
 def test_a_client_chooses_the_component_that_is_nearest_to_its_own_sketch(tmp_path: Path) -> None:
     with Engine(tmp_path, plan_of(mechanism_of(SKETCHES[SketchStatistic.SIZES])), TWELVE) as engine:
         job = CohortJob(TWELVE, models_of(4), TRAINING, Choice.SKETCH, sketch=KNOWN)
-        chosen = engine.members._choose(TWELVE, job)
+        chosen = at_once(engine.members._choose(TWELVE, job))
         for member, choice in zip(TWELVE, chosen, strict=True):
             point = engine.clients.sketch(member, START, DIMENSIONS)
             assert np.linalg.norm(point) == pytest.approx(1.0)
