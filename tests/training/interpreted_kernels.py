@@ -1,14 +1,18 @@
 """The GPU's kernels against torch's operations, in Triton's interpreter (`test_kernels.py` starts it)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import nn
 from torch.nn import functional
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
 
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
@@ -17,7 +21,7 @@ from coterie.training import contributions, head, kernels, norm_kernels, philox
 from coterie.training.clipping import MARGIN, clip_scales, stacked_clipped_sum
 from coterie.training.kernels import Geometry, MaxPool
 from coterie.training.layers import simple
-from coterie.training.learner import Batch, Learner
+from coterie.training.learner import Batch, Learner, precision
 from coterie.training.local_sgd import LocalJob, LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
@@ -61,6 +65,32 @@ def _the_interpreter_counts() -> None:
             raise
         pytest.exit(f"Triton's interpreter does not work with this NumPy: {error}", BROKEN_INTERPRETER)
     assert found.tolist() == [3]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bfloat16_is_a_number() -> Iterator[None]:
+    """Triton's interpreter multiplies the bits of bfloat16 as whole numbers and rounds without a carry."""
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widened(value: TensorHandle) -> TensorHandle:
+        if value.dtype.scalar != tl.bfloat16:
+            return value
+        return TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, d, *options):
+        return dot(self, widened(a), widened(b), d, *options)
+
+    def cast_impl(self, src, dst_type):
+        if dst_type.scalar != tl.bfloat16 or src.dtype.scalar != tl.float32:
+            return cast(self, src, dst_type)
+        bits = torch.from_numpy(np.ascontiguousarray(src.data)).to(torch.bfloat16).view(torch.int16).numpy()
+        return TensorHandle(bits.view(np.uint16), tl.bfloat16)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "create_dot", create_dot)
+        patch.setattr(builder, "cast_impl", cast_impl)
+        yield
 
 
 def images(records: int, channels: int, size: tuple[int, int]) -> torch.Tensor:
@@ -136,7 +166,7 @@ def by_client(values: torch.Tensor) -> torch.Tensor:
 
 
 def test_rows_that_are_summed_have_the_norms_that_were_taken(tiles: Tiles) -> None:
-    """One record of a client at a time: the sum is its row, to the last bit, and so is the norm."""
+    """One record of a client at a time: the sum is its row, to the last bit, and the norm is the row's."""
     _, _, size, shape = CONVOLUTIONS["wide"]
     inputs, gradient = images(15, 20, size), images(15, 70, size)
     rows = kernels.WeighedRows(inputs, gradient, shape, tiles)
@@ -144,7 +174,7 @@ def test_rows_that_are_summed_have_the_norms_that_were_taken(tiles: Tiles) -> No
         found = torch.zeros(3, 70 * 20 * 9, dtype=torch.float64)
         rows.add(torch.ones(15, dtype=torch.float64), torch.arange(15) == record, found)
         assert torch.equal(found.float().double(), found)
-        torch.testing.assert_close(found.square().sum(), rows.squares()[record], rtol=1e-13, atol=0)
+        torch.testing.assert_close(found.square().sum(), rows.squares()[record], rtol=2.0**-17, atol=0)
 
 
 @pytest.mark.parametrize(("channels", "groups", "size"), [(64, 32, (6, 5)), (16, 4, (4, 4)), (8, 8, (3, 3))])
@@ -216,6 +246,46 @@ def test_clipped_sums_of_whole_models(
     )
     assert formed
     assert (fast - slow).norm() < 1e-5 * slow.norm()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["rows kept", "rows formed twice"])
+def test_images_handed_on_in_bfloat16(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near to what full precision finds; and who is alone adds its clip, neither more nor much less."""
+    monkeypatch.setattr(kernels, "MANY_CHANNELS", 16)
+    monkeypatch.setattr(contributions, "products_are_cheaper", lambda *sizes: not kept)
+    down = (nn.Conv2d(3, 16, 3, 2, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2))
+    last = (nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.GroupNorm(8, 32), nn.Conv2d(32, 16, 2))
+    model = nn.Sequential(*down, *last, nn.Flatten(), nn.Linear(16, 4))
+    learner = Learner(model, Task(kind="classification", shape=(3, 8, 8), classes=4), CPU)
+    assert learner.book is not None
+    assert learner.book.many_channels
+    given, convolve = [], kernels.convolve
+
+    def seen(images: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        given.append(images.dtype)
+        return convolve(images, *rest, **more)
+
+    monkeypatch.setattr(kernels, "convolve", seen)
+    owner, probe = torch.tensor([0, 0, 1, 2, 2]), learner.random_batch(20)
+    present = torch.arange(20) % 4 < 3
+    present[-4:] = False
+    alone = torch.zeros_like(present)
+    alone[[0, 8, 12]] = True
+    stacked = torch.tensor([[1.0], [0.9], [1.1]]) * learner.initial()
+    clip = 0.01
+    clips = torch.full((20,), clip, dtype=torch.float64)
+
+    def sums(shown: torch.Tensor, *, ours: bool) -> torch.Tensor:
+        assert learner.book is not None
+        tiles = tiles_of(owner, 4, 3, shown if ours else None, coarse=True)
+        return stacked_clipped_sum(learner.book, stacked, probe, tiles, clips, shown)
+
+    with precision(tf32=True):
+        found, slow, lone = sums(present, ours=True), sums(present, ours=False), sums(alone, ours=True)
+    assert torch.bfloat16 in given
+    assert (found - slow).norm() < 0.1 * slow.norm()
+    assert (lone.norm(dim=1) <= clip).all()
+    assert (lone.norm(dim=1) > 0.9999 * clip).all()
 
 
 def test_sums_by_client_leave_out_what_is_not_finite(tiles: Tiles) -> None:

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from coterie.training import cpu_kernels
+from coterie.training import cpu_kernels, kernels
 from coterie.training.chain import Chain, flat_sequence, steps_of
 from coterie.training.contributions import Contribution
 from coterie.training.layers.base import UnsupportedLayer, find_rule
+from coterie.training.layers.conv import ConvRule
 from coterie.training.layers.pooling import replace_pools
 from coterie.training.layers.recurrent import RecordingLstm
 from coterie.training.layers.simple import LinearRule
 from coterie.training.parameters import Layout
-from coterie.training.recording import Notes, RecordingLayer, hooked, named_parameters
+from coterie.training.recording import Notes, RecordingLayer, hooked, in_full, named_parameters
 from coterie.training.tiles import Tiles
 
 _BYTES_PER_NUMBER = 4
@@ -67,6 +68,12 @@ class Bookkeeping:
         only = layers[0] if len(layers) == 1 else None
         return only if isinstance(only, RecordingLayer) and type(only.rule) is LinearRule else None
 
+    @property
+    def many_channels(self) -> bool:
+        """Whether images of many channels go from layer to layer."""
+        rules = (layer.rule for layer in self._layers)
+        return any(isinstance(rule, ConvRule) and rule.outer >= kernels.MANY_CHANNELS for rule in rules)
+
     def contributions(
         self, stacked: Tensor, features: Tensor, targets: Tensor, tiles: Tiles
     ) -> dict[str, Contribution]:
@@ -81,7 +88,7 @@ class Bookkeeping:
                 self._chain.run(features, targets)
             else:
                 with torch.enable_grad():
-                    losses = self._losses(self._model(features), targets)
+                    losses = self._losses(in_full(self._model(features)), targets)
                     torch.autograd.grad(losses.sum(), self._notes.anchor, allow_unused=True)
             return {name: part for layer in self._layers for name, part in layer.contributions().items()}
 

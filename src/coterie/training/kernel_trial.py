@@ -20,7 +20,9 @@ _PROBED_RECORDS = 64
 _LEAST_SHARE = 16
 
 
-def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: bool = False) -> bool:
+def kernels_agree(
+    learner: Learner, tile: int, *, tf32: bool = True, wide_head: bool = False, coarse: bool = False
+) -> bool:
     """Whether our kernels run here and agree with torch's operations, on records that are nobody's.
 
     And whether a record that is alone adds no more than its clip: what is summed then has the norm that was
@@ -28,10 +30,12 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: 
 
     Args:
         wide_head: try what computes the whole step of a wide head, instead of the layer rules.
+        coarse: let layers hand on bfloat16.
     """
     device, book = learner.device, learner.book
     if not kernels.available(device) or book is None:
         return False
+    ours = "kernels of our own" + (" that hand on bfloat16" if coarse else "")
     try:
         owner = torch.tensor([0, 0, 1, 2, 2], device=device)
         probe = learner.random_batch(len(owner) * tile)
@@ -45,7 +49,7 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: 
         made = StackedHead.of(learner, probe) if wide_head else None
 
         def sums(shown: Tensor, own: Tensor | None) -> Tensor:
-            tiles = tiles_of(owner, tile, 3, own)
+            tiles = tiles_of(owner, tile, 3, own, coarse=coarse)
             if made is not None and own is not None:
                 return made.clipped_sum(stacked, places, tiles, clips, shown)
             return stacked_clipped_sum(book, stacked, probe, tiles, clips, shown)
@@ -60,24 +64,20 @@ def kernels_agree(learner: Learner, tile: int, *, tf32: bool = True, wide_head: 
         )
         longest = float(one_each.norm(dim=1).max())
     except Exception as reason:  # whatever a compiler or a driver may raise
-        log.warning("kernels of our own do not run here, torch's do: %s", " ".join(str(reason).split()))
+        log.warning("%s do not run here, others do: %s", ours, " ".join(str(reason).split()))
         return False
     # Matrix units round to ten bits or eight in every layer, which a deep network that has learnt nothing yet
     # enlarges; a layer that is wrong is off by all that it is.
     if not (error < 0.2 and worst < 0.5):
-        log.warning(
-            "kernels of our own are off by %.1e here, a parameter by %.1e, and not used", error, worst
-        )
+        log.warning("%s are off by %.1e here, a parameter by %.1e, and not used", ours, error, worst)
         return False
     if not longest <= _PROBE_CLIP:
-        log.warning(
-            "kernels of our own clip to %.9f instead of %s here and are not used", longest, _PROBE_CLIP
-        )
+        log.warning("%s clip to %.9f instead of %s here and are not used", ours, longest, _PROBE_CLIP)
         return False
     return True
 
 
-def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True) -> int:
+def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True, coarse: bool = False) -> int:
     """Bytes that a record takes in a pass with our kernels, which keep less than torch's operations do.
 
     Measured as what twice as many records take more, which among few may be too little: parameters then take
@@ -88,7 +88,8 @@ def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True) -> int:
 
     def peak(count: int) -> int:
         present = torch.ones(count * tile, dtype=torch.bool, device=device)
-        tiles = tiles_of(torch.zeros(count, dtype=torch.int64, device=device), tile, 1, present)
+        owner = torch.zeros(count, dtype=torch.int64, device=device)
+        tiles = tiles_of(owner, tile, 1, present, coarse=coarse)
         probe = learner.random_batch(len(present))
         clips = torch.ones(len(present), dtype=torch.float64, device=device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -89,6 +89,7 @@ def convolve(
     tiles: Tiles,
     shape: Geometry,
     back_to: tuple[int, int] | None = None,
+    rounded: torch.dtype = torch.float32,
 ) -> Tensor:
     """Convolve each tile's images with its client's weights.
 
@@ -98,13 +99,17 @@ def convolve(
         bias: (clients, outer), each client's contiguous.
         back_to: height and width of the outputs, where a gradient goes back to them through a convolution
             that was turned around; the kernels themselves are not.
+        rounded: what sums, which are float32, are rounded to when they are written.
     """
     assert tiles.owner is not None
     records, channels, height, width = images.shape
     outer = weights.shape[1]
     rows, columns = shape.output_size(height, width) if back_to is None else back_to
     outputs = torch.empty(
-        (records, outer, rows, columns), device=images.device, memory_format=torch.channels_last
+        (records, outer, rows, columns),
+        dtype=rounded,
+        device=images.device,
+        memory_format=torch.channels_last,
     )
     count = tiles.size * rows * columns
     inner = channels * math.prod(shape.kernel)
@@ -159,11 +164,20 @@ def form_rows(
     return formed, bias_rows, squares.sum(dim=1)
 
 
+TOGETHER = 2
+"""Records whose scaled gradients one program sums in float32 before it adds them up in float64."""
+
+
 class WeighedRows:
     """Every record's weight gradient, formed when its norm is asked for and again when it is summed.
 
     One program does both (only an argument that it reads when it runs tells them apart), from a record's own
     images and gradient alone: the numbers that are summed are those whose norm was taken.
+
+    The squared norm of a block of k inputs is a sum in float32, off by k 2^-24 of itself at most: 2^-17 for
+    the widest block, or 2^-18 of the norm. `TOGETHER` rows, t of them, are scaled and summed in float32, with
+    and without a record: together that is off by 2 t^2 2^-24 clip at most, 2^-21 clip here. Both are far less
+    than half of the margin of 2^-16 by which the clip is shrunk; everything else is float64.
 
     Args:
         images: (records, channels, height, width) in channels-last order.
@@ -175,12 +189,14 @@ class WeighedRows:
         self._inner = images.shape[1] * math.prod(shape.kernel)
         positions = math.prod(gradient.shape[2:])
         narrow = images.dtype == torch.bfloat16
-        widest = (64, 64) if narrow else (128, 32)  # as in `form_rows`
+        widest = (64, 128) if narrow else (128, 32)  # as in `form_rows`
         self._blocks = {
             "block_i": min(widest[0], max(16, power_of_two(self._inner))),
             "block_o": min(widest[1], max(16, power_of_two(gradient.shape[1]))),
             "block_l": min(64, max(16, power_of_two(positions))),
+            "together": TOGETHER,
         }
+        self._warps = 8 if self._blocks["block_o"] == 128 else 4
         self._stages = 1 if positions > self._blocks["block_l"] else 3 if narrow else 2  # as many as fit
 
     def squares(self) -> Tensor:
@@ -208,7 +224,7 @@ class WeighedRows:
             self._images, self._gradient, scales, usable, bounds, squares, sums, sums.stride(0),
             self._tiles.size, summing, height, width, *self._gradient.shape[2:],
             channels=channels, outer=outer, **self._shape.constants(), precision=_precision(),
-            **self._blocks, num_warps=4, num_stages=self._stages,
+            **self._blocks, num_warps=self._warps, num_stages=self._stages,
         )  # fmt: skip
 
 
@@ -296,6 +312,11 @@ def factors_of(channels: int, outer: int) -> torch.dtype:
     return torch.bfloat16 if coarse else torch.float32
 
 
+def handed_on(channels: int, tiles: Tiles) -> torch.dtype:
+    """What images of so many channels are rounded to before another layer reads them."""
+    return torch.bfloat16 if tiles.coarse and channels >= MANY_CHANNELS else torch.float32
+
+
 def aligned(stacked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values stacked by client, each client's contiguous and from where it can be read 16 bytes at a time."""
     there = stacked[0].is_contiguous() and stacked.stride(0) % 16 == 0 and stacked.data_ptr() % 16 == 0
@@ -368,7 +389,10 @@ class MaxPool(torch.autograd.Function):
         records, channels, height, width = images.shape
         rows, columns = height // kernel[0], width // kernel[1]
         outputs = torch.empty(
-            (records, channels, rows, columns), device=images.device, memory_format=torch.channels_last
+            (records, channels, rows, columns),
+            dtype=images.dtype,
+            device=images.device,
+            memory_format=torch.channels_last,
         )
         winners = torch.empty((records, rows, columns, channels), dtype=torch.int8, device=images.device)
         _by_window(device_code.pool, outputs, winners, images, kernel)
@@ -385,7 +409,7 @@ class MaxPool(torch.autograd.Function):
         # Where windows leave a rest at the edge, nobody writes there.
         whole = (height, width) == (rows * kernel[0], columns * kernel[1])
         outputs = (torch.empty if whole else torch.zeros)(
-            (records, height, width, channels), device=gradient.device
+            (records, height, width, channels), dtype=gradient.dtype, device=gradient.device
         ).permute(0, 3, 1, 2)
         _by_window(device_code.unpool, gradient, winners, outputs, kernel)
         return outputs, None

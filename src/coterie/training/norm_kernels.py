@@ -42,7 +42,8 @@ def normalise(
     """Normalise groups of channels of each record, scale and shift them by its client's parameters.
 
     Args:
-        images: (records, channels, height, width) in channels-last order.
+        images: (records, channels, height, width) in channels-last order, in float32 or bfloat16, as will be
+            what comes out.
         weight, bias: (clients, channels), each client's contiguous.
 
     Returns:

@@ -76,7 +76,8 @@ class RecordingLayer(nn.Module):
         if whole is not None:
             outputs: Tensor = _Whole.apply(anchor, inputs, self, *whole)  # type: ignore[no-untyped-call]
         else:
-            outputs = _Record.apply(anchor, self.rule.before(inputs), self)  # type: ignore[no-untyped-call]
+            inputs = self.rule.before(in_full(inputs))
+            outputs = _Record.apply(anchor, inputs, self)  # type: ignore[no-untyped-call]
         return outputs
 
     def check(self, inputs: Tensor) -> None:
@@ -200,6 +201,11 @@ def named_parameters(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Pa
         name: (f"{where}.{name}" if where else name, value)
         for name, value in layer.named_parameters(recurse=False)
     }
+
+
+def in_full(values: Tensor) -> Tensor:
+    """Values as they are, but for those that were handed on in bfloat16: in float32."""
+    return values.float() if values.dtype == torch.bfloat16 else values
 
 
 def masked(gradient: Tensor, outputs: Tensor) -> Tensor:

@@ -124,7 +124,8 @@ class StackedTrainer:
         tile: records per tile; by default what suits the model.
         own_kernels: whether to use the kernels of `kernels.py` where they work.
         tf32: whether matrix units may round factors to ten bits, as torch's convolutions do by default, and
-            those of convolutions of many channels to eight (bfloat16).
+            those of convolutions of many channels to eight (bfloat16), and whether layers may hand images of
+            many channels on in bfloat16. Norms and sums are of the gradients that come of it, not rounded.
         max_memory: bytes that a wave may use; by default, most of what is free.
         augmentation: views of each record whose gradients are averaged before the clip; they, and persons,
             go through torch's own kernels.
@@ -144,11 +145,15 @@ class StackedTrainer:
         if wide_head is not None and not kernels_agree(learner, self.tile, tf32=tf32, wide_head=True):
             wide_head = None
         self.wide_head = wide_head
-        self.own_kernels = wide_head is not None or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
+        images = possible and wide_head is None and tf32 and learner.book.many_channels
+        self.coarse = images and kernels_agree(learner, self.tile, coarse=True)
+        self.own_kernels = (
+            wide_head is not None or self.coarse or (wanted and kernels_agree(learner, self.tile, tf32=tf32))
+        )
         copies = augmentation.copies if augmentation else 1
         self._bytes_per_record = learner.bytes_per_record * copies * table.places
         if self.own_kernels and wide_head is None and learner.device.type == "cuda":
-            self._bytes_per_record = kernel_bytes(learner, self.tile, tf32=tf32)
+            self._bytes_per_record = kernel_bytes(learner, self.tile, tf32=tf32, coarse=self.coarse)
 
     def portions(self, asked: Sequence[Sequence[StackedJob]]) -> list[list[int]]:
         """All at one time."""
@@ -335,7 +340,8 @@ class _Program(Program):
         index, present, owner = (
             values.index_select(0, self.row)[0] for values in (self.index, self.present, self.owner)
         )
-        tiles = tiles_of(owner, trainer.tile, self.clients, present if trainer.own_kernels else None)
+        shown = present if trainer.own_kernels else None
+        tiles = tiles_of(owner, trainer.tile, self.clients, shown, coarse=trainer.coarse)
         parameters, clip = self.parameters.to(torch.float32), tiles.by_record(self.clips)
         self.row += 1
         if trainer.wide_head is not None:

@@ -22,6 +22,7 @@ class Tiles:
             are sorted by client and the kernels of `kernels.py` are to be used.
         present: which records there are, bool (records,), those of a tile before its padding; kernels skip
             the others, of which anything may be read then. None where nothing is to be skipped.
+        coarse: whether what one layer hands to another may be rounded to bfloat16, which halves the bytes.
     """
 
     count: int
@@ -30,6 +31,7 @@ class Tiles:
     dynamic: bool = True
     bounds: Tensor | None = None
     present: Tensor | None = None
+    coarse: bool = False
 
     @property
     def records(self) -> int:
@@ -57,12 +59,16 @@ class Tiles:
         return (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype) @ tile_sums
 
 
-def tiles_of(owner: Tensor, size: int, clients: int, present: Tensor | None) -> Tiles:
+def tiles_of(
+    owner: Tensor, size: int, clients: int, present: Tensor | None, *, coarse: bool = False
+) -> Tiles:
     """Args:
     present: which records there are, for our kernels; None for torch's.
+    coarse: as in `Tiles`, for our kernels.
     """
     bounds = None
     if present is not None:
         filled = torch.where(present[::size], owner, clients)  # tiles that stayed empty are nobody's
         bounds = torch.searchsorted(filled, torch.arange(clients + 1, device=owner.device))
-    return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds, present=present)
+    coarse = coarse and present is not None
+    return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds, present=present, coarse=coarse)

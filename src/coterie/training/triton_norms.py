@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """Group norms in Triton's language; `norm_kernels.py` says what each is for and calls them.
 
-Images are in channels-last order: (records, height, width, channels).
+Images are in channels-last order: (records, height, width, channels). They may be bfloat16; what is computed
+from them is float32.
 """
 
 import triton
@@ -34,14 +35,16 @@ def normalise(
     total = tl.zeros((channels,), dtype=tl.float32)
     for first in range(0, positions, block_p):
         p = first + tl.arange(0, block_p)
-        value = tl.load(base + p[:, None] * channels + c[None, :], mask=(p < positions)[:, None], other=0.0)
+        value = tl.load(
+            base + p[:, None] * channels + c[None, :], mask=(p < positions)[:, None], other=0.0
+        ).to(tl.float32)
         total += tl.sum(value, axis=0)
     mean = by_group(total, groups, each) / (positions * each)
     total = tl.zeros((channels,), dtype=tl.float32)
     for first in range(0, positions, block_p):
         p = first + tl.arange(0, block_p)
         inside = (p < positions)[:, None]
-        value = tl.load(base + p[:, None] * channels + c[None, :], mask=inside, other=0.0)
+        value = tl.load(base + p[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
         centred = tl.where(inside, value - mean[None, :], 0.0)
         total += tl.sum(centred * centred, axis=0)
     rate = 1.0 / tl.sqrt(by_group(total, groups, each) / (positions * each) + eps)
@@ -54,7 +57,7 @@ def normalise(
     for first in range(0, positions, block_p):
         p = first + tl.arange(0, block_p)
         inside = (p < positions)[:, None]
-        value = tl.load(base + p[:, None] * channels + c[None, :], mask=inside, other=0.0)
+        value = tl.load(base + p[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
         tl.store(target + p[:, None] * channels + c[None, :], value, mask=inside)
 
@@ -83,8 +86,8 @@ def normalise_back(
         p = first + tl.arange(0, block_p)
         inside = (p < positions)[:, None]
         place = whole + p[:, None] * channels + c[None, :]
-        value = tl.load(images + place, mask=inside, other=0.0)
-        slope = tl.load(gradient + place, mask=inside, other=0.0)
+        value = tl.load(images + place, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
         shifted += tl.sum(slope, axis=0)
         scaled += tl.sum(slope * ((value - mean[None, :]) * rate[None, :]), axis=0)
     tl.store(weight_rows + record * channels + c, scaled)
@@ -102,8 +105,8 @@ def normalise_back(
         p = first + tl.arange(0, block_p)
         inside = (p < positions)[:, None]
         place = whole + p[:, None] * channels + c[None, :]
-        value = tl.load(images + place, mask=inside, other=0.0)
-        slope = tl.load(gradient + place, mask=inside, other=0.0)
+        value = tl.load(images + place, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
         normal = (value - mean[None, :]) * rate[None, :]
         back = rate[None, :] * (own[None, :] * slope - level[None, :] - normal * tilt[None, :])
         tl.store(outputs + place, back, mask=inside)

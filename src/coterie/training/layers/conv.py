@@ -67,7 +67,8 @@ class ConvRule(LayerRule):
         images, stacked = self.images(inputs).to(factors), self._stacked(weights["weight"])
         bias, forms_rows = weights["bias"] if self.biased else None, self.forms_rows(inputs)
         laid_out = kernels.aligned(stacked.permute(0, 1, 3, 4, 2), factors)
-        outputs = kernels.convolve(images, laid_out, bias, tiles, self.geometry)
+        rounded = kernels.handed_on(self.outer, tiles)
+        outputs = kernels.convolve(images, laid_out, bias, tiles, self.geometry, rounded=rounded)
 
         def back(gradient: Tensor, needed: bool) -> tuple[Tensor | None, Mapping[str, Contribution]]:
             whole = self.images(gradient)
@@ -75,12 +76,15 @@ class ConvRule(LayerRule):
             if needed:
                 other, turned = stacked.permute(0, 2, 3, 4, 1), self.geometry.turned_around()
                 other, size = kernels.aligned(other, factors), (images.shape[2], images.shape[3])
-                at_inputs = self.plain(kernels.convolve(slopes, other, None, tiles, turned, back_to=size))
+                there = kernels.convolve(slopes, other, None, tiles, turned, size, rounded=inputs.dtype)
+                at_inputs = self.plain(there)
             if forms_rows:
                 rows = kernels.form_rows(images, slopes, self.geometry, tiles, biased=self.biased)
                 return at_inputs, rows_of_both(Rows(rows[0], (0, 3, 1, 2), rows[2]), rows[1])
-            recomputed = Recomputed(images, slopes, self.geometry, tiles)
-            return at_inputs, {"weight": recomputed, "bias": Rows(whole.sum(dim=(2, 3)))}
+            found: dict[str, Contribution] = {"weight": Recomputed(images, slopes, self.geometry, tiles)}
+            if self.biased:
+                found["bias"] = Rows(whole.sum(dim=(2, 3), dtype=torch.float32))
+            return at_inputs, found
 
         return self.plain(outputs), back
 
