@@ -164,8 +164,10 @@ def form_rows(
     return formed, bias_rows, squares.sum(dim=1)
 
 
-TOGETHER = 2
+TOGETHER = 4
 """Records whose scaled gradients one program sums in float32 before it adds them up in float64."""
+REGISTERS = 168
+"""Of a thread of that program: three programs of 128 threads then share a multiprocessor."""
 
 
 class WeighedRows:
@@ -174,10 +176,10 @@ class WeighedRows:
     One program does both (only an argument that it reads when it runs tells them apart), from a record's own
     images and gradient alone: the numbers that are summed are those whose norm was taken.
 
-    The squared norm of a block of k inputs is a sum in float32, off by k 2^-24 of itself at most: 2^-17 for
-    the widest block, or 2^-18 of the norm. `TOGETHER` rows, t of them, are scaled and summed in float32, with
-    and without a record: together that is off by 2 t^2 2^-24 clip at most, 2^-21 clip here. Both are far less
-    than half of the margin of 2^-16 by which the clip is shrunk; everything else is float64.
+    The squared norm of a line of k inputs of a block is a sum in float32, off by k 2^-24 of itself at most:
+    2^-17 for the widest block, or 2^-18 of the norm. `TOGETHER` rows, t of them, are scaled and summed in
+    float32, with and without a record: together that is off by 2 t^2 2^-24 clip at most, 2^-19 clip here.
+    Both are less than half of the margin of 2^-16 by which the clip is shrunk; everything else is float64.
 
     Args:
         images: (records, channels, height, width) in channels-last order.
@@ -189,14 +191,13 @@ class WeighedRows:
         self._inner = images.shape[1] * math.prod(shape.kernel)
         positions = math.prod(gradient.shape[2:])
         narrow = images.dtype == torch.bfloat16
-        widest = (64, 128) if narrow else (128, 32)  # as in `form_rows`
+        widest = (64, 64) if narrow else (128, 32)  # as in `form_rows`
         self._blocks = {
             "block_i": min(widest[0], max(16, power_of_two(self._inner))),
             "block_o": min(widest[1], max(16, power_of_two(gradient.shape[1]))),
             "block_l": min(64, max(16, power_of_two(positions))),
             "together": TOGETHER,
         }
-        self._warps = 8 if self._blocks["block_o"] == 128 else 4
         self._stages = 1 if positions > self._blocks["block_l"] else 3 if narrow else 2  # as many as fit
 
     def squares(self) -> Tensor:
@@ -224,7 +225,7 @@ class WeighedRows:
             self._images, self._gradient, scales, usable, bounds, squares, sums, sums.stride(0),
             self._tiles.size, summing, height, width, *self._gradient.shape[2:],
             channels=channels, outer=outer, **self._shape.constants(), precision=_precision(),
-            **self._blocks, num_warps=self._warps, num_stages=self._stages,
+            **self._blocks, num_warps=4, num_stages=self._stages, maxnreg=REGISTERS,
         )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ except ImportError:  # torch for processors comes without Triton
 
 MOST_CHANNELS = 1024
 """Channels of a record's norm that one program holds at one time."""
-_AT_ONCE = 8192
+_LARGE, _SMALL = (16384, 8), (4096, 4)
+"""Numbers of a record that one program reads at a time, and its warps: of records of so many, and of less."""
 
 
 def suits_norm(images: Tensor) -> bool:
@@ -29,10 +30,11 @@ def suits_norm(images: Tensor) -> bool:
 
 def _norm_constants(images: Tensor, groups: int, tiles: Tiles) -> dict[str, Any]:
     channels, positions = images.shape[1], math.prod(images.shape[2:])
-    block = min(power_of_two(positions), max(1, _AT_ONCE // channels))
+    at_once, warps = _LARGE if channels * positions >= _LARGE[0] else _SMALL
+    block = min(power_of_two(positions), max(1, at_once // channels))
     return {
         "positions": positions, "groups": groups, "each": channels // groups, "block_p": block,
-        "some_absent": tiles.present is not None, "num_warps": 8,
+        "some_absent": tiles.present is not None, "num_warps": warps,
     }  # fmt: skip
 
 

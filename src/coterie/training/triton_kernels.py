@@ -109,8 +109,7 @@ def form_rows(
         sums += tl.sum(b.to(tl.float32), axis=0)
     place = record * (inner * outer) + o[:, None] * inner + i[None, :]
     tl.store(rows + place, total, mask=(o < outer)[:, None] & (i < inner)[None, :])
-    exact = total.to(tl.float64)
-    square = tl.sum(tl.sum(exact * exact, axis=1), axis=0)
+    square = tl.sum(tl.sum(total * total, axis=1).to(tl.float64), axis=0)
     if biased:  # noqa: SIM102  one is known to the compiler, the other at run time
         if tl.program_id(1) == 0:
             tl.store(bias_rows + record * outer + o, sums, mask=o < outer)
@@ -156,6 +155,9 @@ def weigh_rows(
     total = tl.zeros((block_o, block_i), dtype=tl.float64)
     few = tl.zeros((block_o, block_i), dtype=tl.float32)
     for n in range(begin, end):
+        # Read before the product, so that nobody waits for them after it; a norm is taken of the row itself.
+        scale = tl.load(scales + n, mask=summing != 0, other=1.0).to(tl.float32)
+        counts = (tl.load(counted + n, mask=summing != 0, other=0) != 0) & (scale >= NORMAL)
         base = images + n * (height * width * channels)
         grads = gradient + n * (positions * outer)
         row = tl.zeros((block_o, block_i), dtype=tl.float32)
@@ -169,9 +171,8 @@ def weigh_rows(
             known = (position < positions)[:, None] & (o < outer)[None, :]
             b = tl.load(grads + position[:, None] * outer + o[None, :], mask=known, other=0.0)
             row = tl.dot(tl.trans(b), a, row, input_precision=precision)
-        scale = tl.load(scales + n, mask=summing != 0, other=1.0).to(tl.float32)
-        value = row * scale  # a norm is taken of the row itself
-        if (tl.load(counted + n, mask=summing != 0, other=0) != 0) & (scale >= NORMAL):
+        value = row * scale
+        if counts:
             few += value
         else:
             square = tl.sum(tl.sum(value * value, axis=1).to(tl.float64), axis=0)
@@ -206,10 +207,9 @@ def sum_by_client(
         n = first + tl.arange(0, block_n)
         scale = tl.load(scales + n, mask=n < end, other=0.0)
         counts = tl.load(usable + n, mask=n < end, other=0) != 0
-        value = tl.load(
-            rows + n[:, None] * width + p[None, :], mask=counts[:, None] & (p < width)[None, :], other=0.0
-        )
-        total += tl.sum(value.to(tl.float64) * scale[:, None], axis=0)
+        inside = (n < end)[:, None] & (p < width)[None, :]
+        value = tl.load(rows + n[:, None] * width + p[None, :], mask=inside, other=0.0).to(tl.float64)
+        total += tl.sum(tl.where(counts[:, None], value * scale[:, None], 0.0), axis=0)
     place = p
     if taps > 1:
         inner: tl.constexpr = channels * taps
