@@ -114,8 +114,8 @@ def convolve(
     count = tiles.size * rows * columns
     inner = channels * math.prod(shape.kernel)
     block_m = min(128, max(16, power_of_two(count)))
-    narrow = images.dtype == torch.bfloat16  # of half the size: twice as many fit
-    block_n = min(128 if narrow and block_m == 128 else 64, max(16, power_of_two(outer)))
+    narrow = images.dtype == torch.bfloat16  # of half the size: more fit
+    block_n = min(256 if narrow else 64, max(16, power_of_two(outer)))
     block_k = 64 if narrow else 32 if inner > 16 else 16
     grid = (_blocks(count, block_m), _blocks(outer, block_n), tiles.count)
     device_code.convolve[grid](
@@ -125,7 +125,7 @@ def convolve(
         channels=channels, outer=outer, **shape.constants(), biased=bias is not None,
         spread_h=shape.spread[0], spread_w=shape.spread[1], turned=back_to is not None,
         some_absent=tiles.present is not None, precision=_precision(),
-        block_m=block_m, block_n=block_n, block_k=block_k, num_warps=8 if block_n == 128 else 4,
+        block_m=block_m, block_n=block_n, block_k=block_k, num_warps=8 if block_n == 256 else 4,
     )  # fmt: skip
     return outputs
 
@@ -147,7 +147,7 @@ def form_rows(
     inner = channels * math.prod(shape.kernel)
     # Blocks of at most 32 outputs keep both factors readable 16 bytes at a time in float32: the wider
     # instructions of newer matrix units want the positions, over which images jump, to be contiguous there.
-    widest, block_l = (64, 64) if images.dtype == torch.bfloat16 else (32, 32)
+    widest, block_l = (128, 64) if images.dtype == torch.bfloat16 else (32, 32)
     block_o = min(widest, max(16, power_of_two(outer)))
     block_i = min(128, max(16, power_of_two(inner)))
     grid = (records, _blocks(inner, block_i), _blocks(outer, block_o))
@@ -159,7 +159,7 @@ def form_rows(
         height, width, rows, columns,
         channels=channels, outer=outer, **shape.constants(), biased=biased, precision=_precision(),
         some_absent=tiles.present is not None,
-        block_i=block_i, block_o=block_o, block_l=block_l, num_warps=4,
+        block_i=block_i, block_o=block_o, block_l=block_l, num_warps=8 if block_o == 128 else 4,
     )  # fmt: skip
     return formed, bias_rows, squares.sum(dim=1)
 
@@ -204,13 +204,14 @@ class WeighedRows:
         """The square of each record's norm: float64 (records,)."""
         records, outer = self._gradient.shape[:2]
         blocks = _blocks(self._inner, self._blocks["block_i"]) * _blocks(outer, self._blocks["block_o"])
-        found = torch.empty((records, blocks), dtype=torch.float64, device=self._images.device)
-        self._run(found, found.view(torch.int8), found, found, summing=0)
-        return found.sum(dim=1)
+        found = torch.empty((records, blocks * self._blocks["block_o"]), device=self._images.device)
+        none = torch.empty(0, dtype=torch.float64, device=self._images.device)
+        self._run(none, none.view(torch.int8), found, none, summing=0)
+        return found.sum(dim=1, dtype=torch.float64)
 
     def add(self, scales: Tensor, usable: Tensor, sums: Tensor) -> None:
         """Add the scaled sums over each client's records to (clients, parameters) in float64."""
-        self._run(scales, usable.view(torch.int8), scales, sums, summing=1)
+        self._run(scales, usable.view(torch.int8), scales.new_empty(0, dtype=torch.float32), sums, summing=1)
 
     def _run(self, scales: Tensor, usable: Tensor, squares: Tensor, sums: Tensor, summing: int) -> None:
         bounds, outer = self._tiles.bounds, self._gradient.shape[1]
@@ -241,10 +242,10 @@ def add_by_client(
     """
     assert tiles.bounds is not None
     width, clients = rows.shape[1], len(tiles.bounds) - 1
-    block = min(256, max(16, power_of_two(width)))
+    block = min(512, max(16, power_of_two(width)))
     device_code.sum_by_client[(clients, _blocks(width, block))](
         rows, scales, usable.view(torch.int8), tiles.bounds, sums, sums.stride(0), width, tiles.size,
-        channels=channels, taps=taps, block_n=8, block_p=block, num_warps=4,
+        channels=channels, taps=taps, block_n=4, block_p=block, num_warps=4,
     )  # fmt: skip
 
 

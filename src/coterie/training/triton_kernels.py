@@ -120,6 +120,15 @@ def form_rows(
     tl.store(squares + record * blocks + block, square)
 
 
+@triton.jit
+def scale_of(scales, counted, n, end, summing):
+    """What to multiply a record's row by, and whether it counts at all; for a norm, the row itself."""
+    known = (summing != 0) & (n < end)
+    scale = tl.load(scales + n, mask=known, other=1.0).to(tl.float32)
+    counts = (tl.load(counted + n, mask=known, other=0) != 0) & (scale >= NORMAL)
+    return scale, counts
+
+
 @triton.jit(do_not_specialize=[
     "scales", "counted", "first_tile", "squares", "sums", "sums_each", "tile_size", "summing",
 ])  # fmt: skip
@@ -135,8 +144,8 @@ def weigh_rows(
 
     Either the squares of its norm are stored, or its scaled sum over records is added to the sums. It is one
     program that does both, never specialised to either, so that the second time finds the very numbers of
-    the first. A line of a block is squared and summed in float32, and so are a few scaled records together;
-    lines and groups of records in float64. `WeighedRows` says why that is exact enough.
+    the first. Squares are summed by line of a block, in float32, and so are a few scaled records; groups of
+    these, in float64. `WeighedRows` says why that is exact enough.
 
     (Triton 3.6 compiles no branch that reads a product of matrices first: `value` is read before.)
     """
@@ -154,10 +163,11 @@ def weigh_rows(
     end = tl.load(first_tile + client + 1) * tile_size
     total = tl.zeros((block_o, block_i), dtype=tl.float64)
     few = tl.zeros((block_o, block_i), dtype=tl.float32)
+    next_scale, next_counts = scale_of(scales, counted, begin, end, summing)
     for n in range(begin, end):
-        # Read before the product, so that nobody waits for them after it; a norm is taken of the row itself.
-        scale = tl.load(scales + n, mask=summing != 0, other=1.0).to(tl.float32)
-        counts = (tl.load(counted + n, mask=summing != 0, other=0) != 0) & (scale >= NORMAL)
+        # Read a record ahead, so that nobody waits for them.
+        scale, counts = next_scale, next_counts
+        next_scale, next_counts = scale_of(scales, counted, n + 1, end, summing)
         base = images + n * (height * width * channels)
         grads = gradient + n * (positions * outer)
         row = tl.zeros((block_o, block_i), dtype=tl.float32)
@@ -175,8 +185,8 @@ def weigh_rows(
         if counts:
             few += value
         else:
-            square = tl.sum(tl.sum(value * value, axis=1).to(tl.float64), axis=0)
-            tl.store(squares + n * blocks + block, square, mask=summing == 0)
+            line = squares + (n * blocks + block) * block_o + tl.arange(0, block_o)
+            tl.store(line, tl.sum(value * value, axis=1), mask=summing == 0)
         if n % together == together - 1:
             total += few.to(tl.float64)
             few = tl.zeros((block_o, block_i), dtype=tl.float32)
