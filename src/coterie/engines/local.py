@@ -167,7 +167,8 @@ class LocalEngine:
         if together:
             updates = yield PendingJobs(self.trainer, [self._stacked(*calls[client]) for client in together])
             assert isinstance(updates, torch.Tensor)
-            found = zip(together, updates.to("cpu", torch.float32).numpy(), strict=True)
+            # Rounded where they lie: torch would send float64 and round it here.
+            found = zip(together, updates.to(torch.float32).cpu().numpy(), strict=True)
             answers |= {client: Released(value, stds[client], norms[client]) for client, value in found}
         return Updates(answers)
 

@@ -6,7 +6,8 @@ one record, as the steps of a sequence are, and all that follows holds of them.
 
 The sum that is released must not move by more than the clip when one record's contribution becomes zero, in
 the arithmetic of the machine. That is why norms and sums are float64 here, although activations and
-gradients are float32 or coarser:
+gradients are float32 or coarser (kernels of a GPU add a few numbers in float32 first: `kernels.WeighedRows`
+counts what that rounds):
 
 * `Rows` forms every record's gradient once, as float32 numbers. Norm and sum are taken of those very
   numbers, so whatever rounding went into them does not matter.
