@@ -18,7 +18,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections import deque
@@ -27,12 +26,13 @@ from multiprocessing import connection, current_process
 from pathlib import Path
 from queue import SimpleQueue
 from socket import socketpair
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie.engines.parcels import SLOTS, Parcels, nameless_file
 from coterie.errors import CoterieError, where
 from coterie.training.learner import Batch
 
@@ -59,9 +59,12 @@ class WorkerPool:
         make: builds what answers the calls in a worker, from the table of records.
         """
         self._links: list[connection.Connection] = []
+        self._calls: list[Parcels] = []
+        self._answers: list[Parcels] = []
+        self._slots: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         # Bound to the lists, not to self, so that it can run once nobody refers to the pool any more.
-        self.close = weakref.finalize(self, _close, self._links, self._processes)
+        self.close = weakref.finalize(self, _close, self._links, self._slots, self._processes)
         arrays = tuple(tensor.numpy() for tensor in table.tensors)
         # What lies in a file is mapped from there.
         with _shared_memory(arrays[1:] if table.file else arrays) as memory, _opened(table.file) as file:
@@ -103,15 +106,19 @@ class WorkerPool:
         The last calls go to whoever is free, or one worker would have two left while another is done.
         """
         for ahead in (0, 1):
-            for link, names in zip(self._links, under_way, strict=True):
+            for link, calls, names in zip(self._links, self._calls, under_way, strict=True):
                 if len(names) == ahead and len(waiting) > ahead * len(self._links):
                     name, call = waiting.popleft()
                     names.append(name)
-                    link.send(call)
+                    # Two at most are under way: of the one before these, the answer has come.
+                    link.send(calls.pack(call))
 
     def _start(self, *files: int) -> None:
         ours, theirs = socketpair()
-        handles = [theirs.fileno(), *(file for file in files if file >= 0)]
+        slots = [nameless_file() for _ in range(2 * SLOTS)]
+        self._slots.extend(slots)
+        shared = [slot.fileno() for slot in slots]
+        handles = [theirs.fileno(), *shared, *(file for file in files if file >= 0)]
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", __spec__.name, *map(str, handles)],
@@ -121,10 +128,12 @@ class WorkerPool:
             )
         self._processes.append(process)
         self._links.append(connection.Connection(ours.detach()))
+        self._calls.append(Parcels(shared[:SLOTS]))
+        self._answers.append(Parcels(shared[SLOTS:]))
 
     def _receive(self, position: int, doing: str) -> Any:
         try:
-            fine, answer = self._links[position].recv()
+            fine, answer = self._answers[position].unpack(self._links[position].recv())
         except (EOFError, OSError):
             process = self._processes[position]
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -137,9 +146,13 @@ class WorkerPool:
         return answer
 
 
-def _close(links: list[connection.Connection], processes: list[subprocess.Popen[bytes]]) -> None:
+def _close(
+    links: list[connection.Connection], slots: list[IO[bytes]], processes: list[subprocess.Popen[bytes]]
+) -> None:
     for link in links:
         link.close()
+    for slot in slots:
+        slot.close()
     for process in processes:
         try:
             process.wait(timeout=2)
@@ -151,11 +164,10 @@ def _close(links: list[connection.Connection], processes: list[subprocess.Popen[
 @contextlib.contextmanager
 def _shared_memory(arrays: Sequence[NDArray[Any]]) -> Iterator[int]:
     """A nameless file with the arrays in it, for as long as somebody holds it open."""
-    made = hasattr(os, "memfd_create")
-    with open(os.memfd_create("coterie"), "wb") if made else tempfile.TemporaryFile() as file:
-        for array in arrays:
-            file.write(np.ascontiguousarray(array).data)
-        file.flush()
+    with nameless_file() as file:
+        with os.fdopen(os.dup(file.fileno()), "wb") as filled:
+            for array in arrays:
+                filled.write(np.ascontiguousarray(array).data)
         yield file.fileno()
 
 
@@ -172,21 +184,27 @@ def _opened(path: Path | None) -> Iterator[int]:
 # --- in the worker ----------------------------------------------------------------------------------
 
 
-def work(link: connection.Connection, memory: int, file: int | None = None) -> None:
-    """Answer calls until the engine goes away."""
+def work(link: connection.Connection, *handles: int) -> None:
+    """Answer calls until the engine goes away.
+
+    Args:
+        handles: of the slots of calls and of answers, of the table's memory, and of its file if there is one.
+    """
+    called, answered = Parcels(handles[:SLOTS]), Parcels(handles[SLOTS : 2 * SLOTS])
+    memory, *files = handles[2 * SLOTS :]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the engine's to handle
     torch.set_num_threads(1)
     sys.path[:], current_process().authkey = link.recv()
     try:
         make, arrays = link.recv()
-        answering = make(_map_table(memory, file, arrays))
+        answering = make(_map_table(memory, files, arrays))
     except Exception as error:
         with contextlib.suppress(OSError):
-            link.send((False, f"{type(error).__name__}: {error}"))
+            link.send(answered.pack((False, f"{type(error).__name__}: {error}")))
         return
-    link.send((True, None))
+    link.send(answered.pack((True, None)))
     calls: SimpleQueue[Call] = SimpleQueue()
-    threading.Thread(target=_listen, args=(link, calls), daemon=True).start()
+    threading.Thread(target=_listen, args=(link, called, calls), daemon=True).start()
     while True:
         method, arguments = calls.get()
         try:
@@ -195,25 +213,25 @@ def work(link: connection.Connection, memory: int, file: int | None = None) -> N
             answer = (False, " ".join(str(error).split()))
         except Exception as error:
             answer = (False, where(error))  # its text may tell of the records
-        link.send(answer)
+        link.send(answered.pack(answer))
 
 
-def _listen(link: connection.Connection, calls: "SimpleQueue[Call]") -> None:
+def _listen(link: connection.Connection, called: Parcels, calls: "SimpleQueue[Call]") -> None:
     """Read calls; when the other end is gone, end this process even in the middle of a long step."""
     while True:
         try:
-            calls.put(link.recv())
+            calls.put(called.unpack(link.recv()))
         except (EOFError, OSError):
             os._exit(0)
 
 
 def _map_table(
-    memory: int, features: int | None, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+    memory: int, features: Sequence[int], arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 ) -> Batch:
     found, offset = [], 0
     with contextlib.ExitStack() as stack:
         shared = stack.enter_context(open(memory, "rb"))
-        files = [] if features is None else [stack.enter_context(open(features, "rb"))]
+        files = [stack.enter_context(open(file, "rb")) for file in features]
         for shape, kind in arrays:
             source, first = (files.pop(), 0) if files else (shared, offset)
             array = np.memmap(source, kind, mode="c", offset=first, shape=shape)  # what is written stays here
