@@ -266,13 +266,19 @@ def _half_precision() -> Any:
 
 def _wrong_rule() -> Any:
     """The norm of one layer's gradient, by a rule that forgets most of it."""
-    real = Rows.squared_norms, Products.squared_norms, NarrowHead.squared_norms
+    real = Rows.squared_norms, Products.squared_norms, NarrowHead.clipped_sum
 
     @contextmanager
     def all_of_them() -> Iterator[None]:
         with (
             mock.patch.object(Products, "squared_norms", lambda part: real[1](part) / 4.0),
-            mock.patch.object(NarrowHead, "squared_norms", lambda head, *given: real[2](head, *given) / 4.0),
+            mock.patch.object(
+                NarrowHead,
+                "clipped_sum",
+                lambda head, parameters, features, targets, most: real[2](
+                    head, parameters, features, targets, 2.0 * most
+                ),
+            ),
             mock.patch.object(Rows, "squared_norms", lambda part: real[0](part) / 4.0),
         ):
             yield

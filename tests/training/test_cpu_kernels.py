@@ -1,17 +1,15 @@
 """The processor's kernels against torch's operations, record by record, and without them."""
 
 import copy
-import inspect
-import itertools
 import math
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from kernel_loops import loop_of
 from torch import nn
 
 from coterie.data.records import Task
@@ -175,16 +173,6 @@ def test_norms_and_sums_of_rows() -> None:
     torch.testing.assert_close(cpu_kernels.scaled_sum(rows, scales), scales @ exact, rtol=1e-14, atol=1e-13)
     rows[3, 5] = math.inf
     assert torch.isinf(cpu_kernels.squared_norms(rows)).tolist() == [at == 3 for at in range(7)]
-
-
-def loop_of(kernel: Callable[..., object], **arrays: object) -> None:
-    """Run the loop that stands above a kernel, on these arrays and numbers."""
-    text = inspect.getdoc(kernel)
-    assert text is not None
-    _, _, after = text.partition("::\n\n")
-    lines = [*itertools.takewhile(lambda line: not line or line.startswith(" "), after.splitlines())]
-    assert lines[0].startswith("    for record")
-    exec(textwrap.dedent("\n".join(lines)), {"np": np, **arrays})
 
 
 @needs_llvm

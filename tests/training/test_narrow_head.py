@@ -1,17 +1,26 @@
 """A model of one small layer on a processor: a short way to the sums that the layer rules find."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_loops import loop_of
 from torch import nn
 
 from coterie.data.records import Task
+from coterie.training import cpu_kernels
 from coterie.training.clipping import clip_scales, clipped_sum
 from coterie.training.contributions import WIDE
 from coterie.training.learner import Batch, Learner
 from coterie.training.narrow_head import NarrowHead
+
+if cpu_kernels.available():
+    from coterie.training import llvm_head
+
+pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="no LLVM, or a small processor")
 
 CPU = torch.device("cpu")
 CLIP = 0.7
@@ -86,15 +95,74 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(kind: str) -> None:
         assert float((sums - without).norm()) <= CLIP
 
 
-def test_norms_are_those_of_the_very_numbers_that_are_summed() -> None:
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from(list(TASKS)),
+    seed=st.integers(0, 1000),
+    place=st.integers(0, 8),
+    power=st.integers(-30, 37),
+)
+def test_a_neighbour_differs_by_what_the_clip_allows_and_no_more(
+    kind: str, seed: int, place: int, power: int
+) -> None:
+    """One record becomes zero, others keep their values: the bound holds, and a large record reaches it."""
+    learner, batch = learner_of(kind), batch_of(kind, 9, seed)
+    batch.features[place] *= 10.0**power
+    missing = Batch(batch.features.clone(), batch.targets)
+    missing.features[place] = float("nan")
+    both = [clipped_sum(learner, learner.initial(), one, CLIP) for one in (batch, missing)]
+    moved = float((both[0] - both[1]).norm())
+    assert moved <= CLIP
+    if kind == "numbers" and power > 3:
+        assert moved >= CLIP * (1.0 - 2.0**-15)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("inner", [1, 7, 8, 65])
+def test_the_kernel_computes_the_loop_that_stands_above_it(kind: str, inner: int, bias: bool) -> None:
     """In float64: an error of ten bits, as float32 would make over many inputs, would show."""
-    learner = learner_of()
-    assert learner.narrow_head is not None
-    inputs = (10.0 ** np.random.default_rng(0).uniform(-6, 6, (50, 6))).astype(np.float32)
-    gradient = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32).astype(np.float64)
-    exact = np.concatenate([inputs.astype(np.float64), np.ones((50, 1))], axis=1)
-    expected = np.square(exact).sum(axis=1) * np.square(gradient).sum(axis=1)
-    np.testing.assert_allclose(learner.narrow_head.squared_norms(inputs, gradient), expected, rtol=1e-14)
+    rng, outer, classes = np.random.default_rng(inner), 5 if kind == "classes" else 1, kind == "classes"
+    inputs = (10.0 ** rng.uniform(-6, 2, (9, inner))).astype(np.float32)
+    weight, biases = (rng.normal(size=shape).astype(np.float32) for shape in ((outer, inner), (outer,)))
+    targets = rng.integers(-1, outer + 1, 9) if classes else rng.normal(size=9).astype(np.float32)
+    sums = np.zeros((outer, inner)), np.zeros(outer)
+    loop_of(
+        llvm_head.head_sum,
+        records=9,
+        outer=outer,
+        inputs=inputs,
+        weight=weight,
+        bias=biases if bias else 0.0,
+        biased=bias,
+        classes=classes,
+        targets=targets,
+        clip=0.3,
+        total=sums[0],
+        total_bias=sums[1],
+    )
+    found = [torch.zeros(size, dtype=torch.float64) for size in (outer * inner, outer)]
+    parts = list(zip((torch.from_numpy(weight).flatten(), torch.from_numpy(biases)), found, strict=True))
+    given = torch.from_numpy(inputs), torch.from_numpy(targets), (outer, inner), parts[0]
+    cpu_kernels.add_head_sum(*given, parts[1] if bias else None, 0.3, classes=classes)
+    assert np.linalg.norm(sums[0]) > 0.1
+    np.testing.assert_allclose(found[0].view(outer, inner).numpy(), sums[0], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found[1].numpy(), sums[1] if bias else 0.0, rtol=1e-6, atol=1e-9)
+
+
+def test_what_the_kernel_would_misread_is_refused() -> None:
+    weight = torch.zeros(8), torch.zeros(8, dtype=torch.float64)
+    inputs, targets, shape = torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), (2, 4)
+    for wrong in (
+        (inputs.double(), targets, shape, weight),
+        (inputs[:, :3], targets, shape, weight),
+        (inputs, targets.int(), shape, weight),
+        (inputs, targets[:2], shape, weight),
+        (inputs, targets, shape, (weight[0][:7], weight[1])),
+        (inputs, targets, shape, (weight[0], weight[1].float())),
+    ):
+        with pytest.raises((TypeError, ValueError), match="allowed"):
+            cpu_kernels.add_head_sum(*wrong, None, 1.0, classes=True)
 
 
 def test_who_has_no_narrow_head() -> None:
@@ -107,10 +175,21 @@ def test_who_has_no_narrow_head() -> None:
     assert Learner(frozen, task, CPU).narrow_head is None
 
 
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+@pytest.mark.parametrize("wrong", ["gradient", "clip"])
 def test_a_head_that_finds_other_sums_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wrong: str, factor: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(NarrowHead, "_gradients", lambda head, outputs, targets: outputs.astype(np.float64))
+    real = NarrowHead.clipped_sum
+
+    def planted(head: NarrowHead, *given: torch.Tensor, most: float) -> torch.Tensor:
+        if wrong == "gradient" and math.isinf(most):
+            return factor * real(head, *given, most=most)
+        return real(head, *given, most=most if math.isinf(most) else max(1.01, factor) * most)
+
+    monkeypatch.setattr(
+        NarrowHead, "clipped_sum", lambda head, *given: planted(head, *given[:3], most=given[3])
+    )
     assert learner_of().narrow_head is None
     assert "those of one small layer are others" in caplog.text
 

@@ -29,15 +29,20 @@ _AGAIN = 2.0**-32
 """By how much a clipped row may seem longer than it was made, for rounding; far inside the margin."""
 
 
+def largest_norm(clip: float) -> float:
+    """Of what a record may add: the clip, less the margin for rounding."""
+    CLIP.check("clip", clip)
+    return clip * MARGIN
+
+
 def clip_scales(norms: Tensor, clip: float | Tensor) -> Tensor:
     """What to multiply contributions of these norms (float64) by; zero where a norm is not finite.
 
     Clips of the range that is allowed are normal numbers, and so is what they scale: nothing here rounds by
     more than the margin. A tensor of clips was checked when it was loaded.
     """
-    if not isinstance(clip, Tensor):
-        CLIP.check("clip", clip)
-    scales = norms.reciprocal().mul_(clip * MARGIN).clamp_(max=1.0)  # of a norm of zero: one
+    most = clip * MARGIN if isinstance(clip, Tensor) else largest_norm(clip)
+    scales = norms.reciprocal().mul_(most).clamp_(max=1.0)  # of a norm of zero: one
     return torch.where(norms < math.inf, scales, 0.0)  # norms are not negative, or not a number
 
 
@@ -173,13 +178,14 @@ def clipped_sum(
     large = batch.present is not None and copies * batch.places > learner.micro_batch
     book = learner.book if project is None and not large else None
     head = learner.narrow_head if project is None and views is None and batch.present is None else None
+    most = largest_norm(clip)
     affordable = learner.row_batch if book is None else learner.micro_batch
     first = 0
     for records in batch.split(max(1, affordable // (copies * batch.places))):
         part = records.flat if views is None else views.of(records, first)
         first += len(records)
         if head is not None:
-            partial = head.clipped_sum(parameters, part.features, part.targets, clip, clip_scales)
+            partial = head.clipped_sum(parameters, part.features, part.targets, most)
             total = partial if total is None else total.add_(partial)
         elif book is not None:
             whole = (parameters[None], part, Tiles(1, len(records)), clip)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 try:
-    from coterie.training import llvm_builder, llvm_code
+    from coterie.training import llvm_builder, llvm_code, llvm_head
 
     llvm_builder.machine()
     _FOUND = True
@@ -191,6 +191,42 @@ def _whole_blocks(rows: Tensor) -> tuple[Tensor, int]:
         found = f"{rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}"
         raise ValueError(f"rows: {found}; allowed: float32 (records, a multiple of {_BLOCK}), contiguous")
     return _checked("rows", rows, tuple(rows.shape)), rows.shape[1] // _BLOCK
+
+
+# --- the whole step of a small dense layer ------------------------------------------------------------
+
+
+def add_head_sum(
+    inputs: Tensor,
+    targets: Tensor,
+    shape: tuple[int, int],
+    weight: tuple[Tensor, Tensor],
+    bias: tuple[Tensor, Tensor] | None,
+    most: float,
+    *,
+    classes: bool,
+) -> None:
+    """Add each record's gradient, of at most this norm, to sums in float64.
+
+    Args:
+        shape: outputs and inputs of the layer.
+        weight, bias: their values, flat, and the sums.
+        classes: whether the gradient is that of a softmax's cross entropy; else of half an error's square.
+    """
+    (outer, inner), records = shape, len(inputs)
+    inputs = _checked("inputs", inputs, (records, inner))
+    targets = _checked("targets", targets, (records,), torch.int64 if classes else torch.float32)
+    values, sums = [], []
+    for part, size in ((weight, outer * inner), (bias, outer)):
+        if part is not None:
+            values.append(_checked("values", part[0], (size,)))
+            sums.append(_checked("sums", part[1], (size,), torch.float64, copied=False))
+    if bias is None:  # whose addresses are not looked at
+        values, sums = 2 * values, 2 * sums
+    scratch = torch.empty(inner + outer, dtype=torch.float64)
+    if records > 0:
+        run = llvm_builder.compiled(llvm_head.head_sum, outer, inner, bias is not None, classes)
+        run(*_addresses(inputs, targets, *values, scratch, *sums), records, most)
 
 
 # --- what a kernel reads by address -------------------------------------------------------------------

@@ -311,9 +311,12 @@ class Learner:
         if head is None:
             return None
         probe = self.random_batch(5)
-        given = (self.initial(), probe.features, probe.targets)
-        found = head.clipped_sum(*given, 1.0, lambda norms, _: torch.ones_like(norms))
-        if not same_gradients(found[None].float(), self.book.rows(*given).sum(dim=0, keepdim=True)):
+        given, alone = (self.initial(), probe.features, probe.targets), probe.take(slice(0, 1))
+        rows, most = self.book.rows(*given), 2.0**-10
+        found = head.clipped_sum(*given, math.inf)
+        clipped = head.clipped_sum(given[0], alone.features, alone.targets, most)
+        same = same_gradients(found[None].float(), rows.sum(dim=0, keepdim=True))
+        if not (same and float(clipped.norm()) <= most * (1.0 + 2.0**-20)):
             log.warning("sums by layer rules: those of one small layer are others")
             return None
         return head

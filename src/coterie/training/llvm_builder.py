@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
+from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
 FLOAT, DOUBLE, INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 FLOATS, DOUBLES, INTS = FLOAT.as_pointer(), DOUBLE.as_pointer(), INT.as_pointer()
+_PASSED: dict[ir.Type, Any] = {INT: ctypes.c_int64, DOUBLE: ctypes.c_double}
 Kernel = Callable[..., None]
-"""Takes addresses, then whole numbers, in the order of its declaration."""
+"""Takes addresses, then numbers, in the order of its declaration."""
 
 
 @cache
@@ -54,7 +56,7 @@ def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
     passes.getModulePassManager().run(parsed, passes)
     engine = llvm.create_mcjit_compiler(parsed, target)
     engine.finalize_object()
-    kinds = [ctypes.c_void_p if argument.type.is_pointer else ctypes.c_int64 for argument in function.args]
+    kinds = (_PASSED.get(argument.type, ctypes.c_void_p) for argument in function.args)
     kernel = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
     kernel.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
     return kernel
