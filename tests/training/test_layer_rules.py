@@ -299,7 +299,9 @@ def test_a_norm_taken_of_weight_and_bias_together_leaves_neither_unclipped(
 ) -> None:
     """As a GPU's kernel takes it: all of it under the weight's name, nothing under that of the bias."""
 
-    def at_once(rule: ConvRule, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> dict[str, Rows]:
+    def at_once(
+        rule: ConvRule, inputs: Tensor, gradient: Tensor, tiles: Tiles, compiled: bool
+    ) -> dict[str, Rows]:
         found = rule.contributions(*rule.factors(inputs, gradient, tiles), tiles)
         both = found["weight"].squared_norms() + found["bias"].squared_norms()
         return {

@@ -27,6 +27,7 @@ from coterie.training.recording import Notes, RecordingLayer, hooked, in_full, n
 from coterie.training.tiles import Tiles
 
 _BYTES_PER_NUMBER = 4
+_NEARLY_ONE = 1.0 - 2.0**-20
 Losses = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to one loss per record."""
 
@@ -119,6 +120,14 @@ class Bookkeeping:
         """Gradient of each record's loss, one flat row per record."""
         found = self.contributions(parameters[None], features, targets, Tiles(1, len(features)))
         return torch.cat([found[name].rows() for name in self.layout.shapes], dim=1)
+
+    @torch.no_grad()
+    def weighs_what_it_adds(self, parameters: Tensor, features: Tensor, targets: Tensor) -> bool:
+        """Whether no record's gradient of any parameter is longer than the norm by which it is clipped."""
+        found = self.contributions(parameters[None], features, targets, Tiles(1, len(features)))
+        longest = (part.rows().double().square().sum(dim=1) * _NEARLY_ONE for part in found.values())
+        norms = (part.squared_norms() for part in found.values())
+        return all(bool((square >= own).all()) for square, own in zip(norms, longest, strict=True))
 
 
 def _record_layers(holder: nn.ModuleDict, notes: Notes) -> Iterator[RecordingLayer]:

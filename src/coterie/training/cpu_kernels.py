@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.training.kernels import Geometry
+
 try:
-    from coterie.training import llvm_builder, llvm_code, llvm_head
+    from coterie.training import llvm_builder, llvm_code, llvm_head, llvm_rows
 
     llvm_builder.machine()
     _FOUND = True
@@ -191,6 +193,62 @@ def _whole_blocks(rows: Tensor) -> tuple[Tensor, int]:
         found = f"{rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}"
         raise ValueError(f"rows: {found}; allowed: float32 (records, a multiple of {_BLOCK}), contiguous")
     return _checked("rows", rows, tuple(rows.shape)), rows.shape[1] // _BLOCK
+
+
+# --- gradients of convolutions, formed and not kept ----------------------------------------------------
+
+
+def suits_blocks(channels: int, outer: int) -> bool:
+    """Whether the kernels that form gradients in blocks take a convolution of so many channels."""
+    return _FOUND and channels % llvm_rows.channels_of_block() == 0 and outer % llvm_rows.OUTPUTS == 0
+
+
+def row_norms(images: Tensor, gradient: Tensor, geometry: Geometry) -> Tensor:
+    """Squared norm of each record's weight gradient, in float64.
+
+    Args:
+        images: padded, (records, views, lines, columns, channels).
+        gradient: (records, views, lines, columns, outer).
+    """
+    taps, given, numbers = _blocks(images, gradient, geometry)
+    found = torch.empty(len(images), dtype=torch.float64)
+    if found.numel() > 0:
+        llvm_builder.compiled(llvm_rows.row_norms, taps)(*_addresses(*given, found), *numbers)
+    return found
+
+
+def row_sums(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometry) -> Tensor:
+    """Sum of these gradients, each times its scale: float64 (outer, kernel height, width, channels)."""
+    taps, given, numbers = _blocks(images, gradient, geometry)
+    scales = _checked("scales", scales, (len(images),), torch.float64)
+    scratch = torch.empty(taps.count * llvm_rows.OUTPUTS * llvm_rows.channels_of_block(), dtype=torch.float64)
+    shape = (taps.outer, taps.height, taps.width, taps.channels)
+    total = torch.empty(shape, dtype=torch.float64)
+    if len(images) == 0:
+        return total.zero_()
+    run = llvm_builder.compiled(llvm_rows.row_sums, taps)
+    run(*_addresses(*given, scales, scratch, total), *numbers)
+    return total
+
+
+def _blocks(
+    images: Tensor, gradient: Tensor, geometry: Geometry
+) -> "tuple[llvm_rows.Taps, tuple[Tensor, Tensor], tuple[int, ...]]":
+    (records, views, height, width, channels), outer = images.shape, gradient.shape[4]
+    if not suits_blocks(channels, outer):
+        raise ValueError(f"channels: {channels} and {outer} are not allowed, whole blocks are")
+    spans = (d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel, strict=True))
+    sizes = (
+        (size - span) // step + 1
+        for size, span, step in zip((height, width), spans, geometry.stride, strict=True)
+    )
+    lines, columns = sizes
+    images = _checked("images", images, (records, views, height, width, channels))
+    gradient = _checked("gradient", gradient, (records, views, lines, columns, outer))
+    taps = llvm_rows.Taps(
+        *geometry.kernel, channels, outer, columns, width, geometry.stride, geometry.dilation
+    )
+    return taps, (images, gradient), (records, views, lines, height * width * channels)
 
 
 # --- the whole step of a small dense layer ------------------------------------------------------------

@@ -295,6 +295,8 @@ class Learner:
                         given = (self.initial(), probe.features, probe.targets)
                         if not same_gradients(book.rows(*given), single.gradients(*given)):
                             raise UnsupportedLayer("a parameter is used outside of the layer it belongs to")
+                    if compiled and not book.weighs_what_it_adds(*given):
+                        raise UnsupportedLayer("a kernel finds shorter gradients than it adds")
             except Exception as reason:  # a user's model may raise anything when its layers are replaced
                 text = " ".join(str(reason).split())
             else:

@@ -182,6 +182,15 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without typ
         whole = self.insert_element(undefined, value, place(0))
         return self.shuffle_vector(whole, undefined, ir.Constant(ir.VectorType(place, lanes), [0] * lanes))
 
+    def total(self, vectors: list[ir.Value]) -> ir.Value:
+        """The sum of all numbers of some vectors (a power of two), in one order."""
+        while len(vectors) > 1:
+            vectors = [
+                self.fadd(left, right) for left, right in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        lanes = range(vectors[0].type.count)
+        return reduce(self.fadd, [self.extract_element(vectors[0], ir.IntType(32)(lane)) for lane in lanes])
+
     def multiply_add(
         self, left: list[ir.Value], right: list[ir.Value], totals: list[ir.Value]
     ) -> list[ir.Value]:

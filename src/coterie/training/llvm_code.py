@@ -6,7 +6,7 @@ loops are unrolled and their sums stay in registers.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 
 from llvmlite import ir
 
@@ -269,11 +269,7 @@ def squared_norms(block: int) -> ir.Function:
             at = b.index(row, (loop.turn, block))
             values = [b.fpext(b.read_vector(rows, at, INT(part)), b.vector) for part in parts]
             loop.values = b.multiply_add(values, values, loop.values)
-        sums = loop.values
-        while len(sums) > 1:
-            sums = [b.fadd(left, right) for left, right in zip(sums[::2], sums[1::2], strict=True)]
-        lane_sums = [b.extract_element(sums[0], ir.IntType(32)(lane)) for lane in range(DOUBLE_LANES)]
-        b.store(reduce(b.fadd, lane_sums), b.at(squares, per_record.turn))
+        b.store(b.total(loop.values), b.at(squares, per_record.turn))
     return b.finished()
 
 

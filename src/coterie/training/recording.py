@@ -111,7 +111,7 @@ class RecordingLayer(nn.Module):
         found: Mapping[str, Contribution] | None = notes.formed.pop(self.where, None)
         assert found is None or not uses, f"layer {self.where} formed only some of its gradients"
         if len(uses) == 1:
-            found = self.rule.contributions_at_once(*uses[0], tiles)
+            found = self.rule.contributions_at_once(*uses[0], tiles, notes.compiled)
         # Numbers that a pass holds at one time: what is kept and formed, and copies in other orders.
         kept = sum(inputs.numel() + gradient.numel() for inputs, gradient in uses)
         if uses and found is None:

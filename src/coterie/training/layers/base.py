@@ -48,9 +48,13 @@ class LayerRule(ABC):
         """What each record adds to the gradient of each parameter, from the joined factors."""
 
     def contributions_at_once(
-        self, inputs: Tensor, gradient: Tensor, tiles: Tiles
+        self, inputs: Tensor, gradient: Tensor, tiles: Tiles, compiled: bool
     ) -> Mapping[str, Contribution] | None:
-        """The same from a single use, where a kernel does it without factors; None where there is none."""
+        """The same from a single use, where a kernel does it without factors; None where there is none.
+
+        Args:
+            compiled: whether it may be one of `cpu_kernels.py`.
+        """
         return None
 
     def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.training import contributions, kernels
+from coterie.training import contributions, cpu_kernels, kernels
 from coterie.training.contributions import (
     Contribution,
     Recomputed,
@@ -15,6 +15,7 @@ from coterie.training.contributions import (
     product_contributions,
     rows_of_both,
 )
+from coterie.training.formed_twice import FormedTwice
 from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, rule_for
 from coterie.training.tiles import Tiles
 
@@ -23,6 +24,9 @@ LARGEST_ROW = 2**17
 """Numbers in a record's weight gradient up to which a kernel of ours forms it faster."""
 LARGE_PRODUCT = 2**22
 """Multiplications in a record's weight gradient from which a call of its own for it does not matter."""
+
+FEW_POSITIONS = 64
+"""Outputs of a channel up to which forming a large gradient once more is cheaper than keeping it."""
 
 
 @rule_for(nn.Conv1d, nn.Conv2d)
@@ -145,9 +149,12 @@ class ConvRule(LayerRule):
         return {"weight": Rows(formed.flatten(1)), "bias": Rows(right.sum(dim=1))}
 
     def contributions_at_once(
-        self, inputs: Tensor, gradient: Tensor, tiles: Tiles
+        self, inputs: Tensor, gradient: Tensor, tiles: Tiles, compiled: bool
     ) -> Mapping[str, Contribution] | None:
         images, gradient = self.images(inputs), self.images(gradient)
+        if compiled and tiles.single and self._suits_blocks(gradient):
+            weight = FormedTwice.of(images, gradient, self.geometry)
+            return {"weight": weight, "bias": Rows(gradient.sum(dim=(2, 3)))}
         if self.groups > 1 or not tiles.single or not self.forms_rows(inputs):
             return None
         if math.prod(gradient.shape[2:]) * self.inner * self.outer >= LARGE_PRODUCT:
@@ -165,6 +172,13 @@ class ConvRule(LayerRule):
             "weight": Rows(self._rows_by_line(images, right), (0, 3, 1, 2)),
             "bias": Rows(right.sum(dim=2)),
         }
+
+    def _suits_blocks(self, gradient: Tensor) -> bool:
+        """Whether to form every record's gradient twice, by kernels, instead of keeping it."""
+        plain = gradient.device.type == "cpu" and gradient.dtype == torch.float32 and self.groups == 1
+        positions = math.prod(gradient.shape[2:])
+        large = positions <= FEW_POSITIONS and positions * self.inner * self.outer >= LARGE_PRODUCT
+        return plain and large and cpu_kernels.suits_blocks(self.channels, self.outer)
 
     def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
         images, gradient = self.images(inputs), self.images(gradient)
