@@ -142,9 +142,10 @@ class RandomStream:
             if not self._normals.size:
                 self._normals = self._more_normals()
             used = min(self._normals.size, flat.size - filled)
-            flat[filled : filled + used], self._normals = self._normals[:used], self._normals[used:]
+            # Scaled piece by piece, while the piece is in the nearest caches.
+            np.multiply(self._normals[:used], std, out=flat[filled : filled + used])
+            self._normals = self._normals[used:]
             filled += used
-        noise *= std
         return noise
 
     def _more_normals(self) -> Floats:

@@ -9,7 +9,7 @@ and charges are bound to (`Learner.shape`), so a run that is resumed with the ot
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -237,12 +237,7 @@ def _blocks(
     (records, views, height, width, channels), outer = images.shape, gradient.shape[4]
     if not suits_blocks(channels, outer):
         raise ValueError(f"channels: {channels} and {outer} are not allowed, whole blocks are")
-    spans = (d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel, strict=True))
-    sizes = (
-        (size - span) // step + 1
-        for size, span, step in zip((height, width), spans, geometry.stride, strict=True)
-    )
-    lines, columns = sizes
+    lines, columns = replace(geometry, padding=(0, 0)).output_size(height, width)
     images = _checked("images", images, (records, views, height, width, channels))
     gradient = _checked("gradient", gradient, (records, views, lines, columns, outer))
     taps = llvm_rows.Taps(

@@ -1,11 +1,11 @@
 """Gradients of large convolutions on few places, which a processor forms twice and never keeps.
 
 A record's gradient of such a layer has millions of numbers, each the sum over a few dozen places. To write it
-down and to read it again, for its norm and for the sum, takes longer than to form it once more from what is in
-the nearest caches. The kernels (`llvm_rows.py`) form it block by block in registers: first for the norm, and,
-when the scales are known, for the sum. Both run the same instructions in the same order on the same float32
-numbers of that record alone, so that what is clipped is the very gradient that is summed, whatever rounding
-went into it; as in `Rows`, norms and sums over records are float64.
+down and to read it again, for its norm and for the sum, takes longer than to form it once more from what is
+in the nearest caches. The kernels (`llvm_rows.py`) form it block by block in registers: first for the norm,
+and, when the scales are known, for the sum. Both run the same instructions in the same order on the same
+float32 numbers of that record alone, so that what is clipped is the very gradient that is summed, whatever
+rounding went into it; as in `Rows`, norms and sums over records are float64.
 """
 
 from dataclasses import dataclass, replace
