@@ -41,3 +41,16 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real datasets: {folder} does not exist (set COTERIE_DATA)")
     return folder
+
+
+@pytest.fixture(params=[False, True], ids=["widest", "narrow"])
+def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests of the processor's kernels: also the code for a processor with AVX2 alone."""
+    from coterie.training import llvm_builder
+
+    if request.param:
+        monkeypatch.setattr(llvm_builder, "machine", lambda: (8, 10))
+        llvm_builder.compiled.cache_clear()
+    yield
+    if request.param:
+        llvm_builder.compiled.cache_clear()

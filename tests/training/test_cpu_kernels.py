@@ -4,7 +4,7 @@ import copy
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 
 if cpu_kernels.available():
-    from coterie.training import llvm_builder, llvm_code
+    from coterie.training import llvm_code
 
 CPU = torch.device("cpu")
 IMAGES = Task(kind="classification", shape=(1, 12, 12), classes=4)
@@ -44,17 +44,6 @@ CONVOLUTIONS = {
     "one pixel": ((16, 4, 4), lambda: nn.Conv2d(16, 3, 1), (2, 2)),
     "all of it": ((4, 6, 6), lambda: nn.Conv2d(4, 4, (3, 4), padding=(1, 2)), (6, 7)),
 }
-
-
-@pytest.fixture(params=[False, True], ids=["widest", "narrow"])
-def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Also the code for a processor with AVX2 alone."""
-    if request.param:
-        monkeypatch.setattr(llvm_builder, "machine", lambda: (8, 10))
-        llvm_builder.compiled.cache_clear()
-    yield
-    if request.param:
-        llvm_builder.compiled.cache_clear()
 
 
 def kernel_of(layer: nn.Conv2d, window: tuple[int, int]) -> PooledConvolution:

@@ -53,6 +53,7 @@ def part_of(layer: nn.Conv2d, records: int, seed: int = 0) -> tuple[FormedTwice,
     return FormedTwice.of(images, gradient, Geometry(*sides)), torch.stack(exact)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_sums_and_rows_are_those_of_torch(name: str) -> None:
     torch.manual_seed(0)
@@ -77,6 +78,7 @@ def test_norms_sums_and_rows_are_those_of_torch(name: str) -> None:
         )
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("name", LAYERS)
 def test_norms_are_those_of_the_very_numbers_that_are_summed(name: str) -> None:
     """To float64's last bits, although the numbers are float32 and places cancel."""
@@ -90,6 +92,7 @@ def test_norms_are_those_of_the_very_numbers_that_are_summed(name: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("narrow")
 def test_each_kernel_computes_the_loop_that_stands_above_it() -> None:
     part, _ = part_of(LAYERS["strides"](), 3)
     squares, scales, total = np.zeros(3), np.array([0.5, 2.0, 0.1]), np.zeros((4, 3, 2, 64))

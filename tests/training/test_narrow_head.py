@@ -117,6 +117,7 @@ def test_a_neighbour_differs_by_what_the_clip_allows_and_no_more(
         assert moved >= CLIP * (1.0 - 2.0**-15)
 
 
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("inner", [1, 7, 8, 65])
