@@ -185,8 +185,8 @@ def _shared_key() -> Any:
 
 
 def _double_clip() -> Any:
-    real = clipping.clip_scales
-    return mock.patch.object(clipping, "clip_scales", lambda norms, clip: real(norms, 2.0 * clip))
+    real = clipping.largest_norm
+    return mock.patch.object(clipping, "largest_norm", lambda clip: real(2.0 * clip))
 
 
 def _rows(learner: Learner, parameters: Tensor, batch: Batch, project: Any = None) -> Tensor:
