@@ -17,7 +17,7 @@ from triton.runtime.interpreter import TensorHandle
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, PoissonSteps
-from coterie.training import contributions, head, kernels, norm_kernels, philox
+from coterie.training import contributions, head, kernel_trial, kernels, norm_kernels, philox, stacked
 from coterie.training.clipping import MARGIN, clip_scales, stacked_clipped_sum
 from coterie.training.kernels import Geometry, MaxPool
 from coterie.training.layers import simple
@@ -175,6 +175,33 @@ def test_rows_that_are_summed_have_the_norms_that_were_taken(tiles: Tiles) -> No
         rows.add(torch.ones(15, dtype=torch.float64), torch.arange(15) == record, found)
         assert torch.equal(found.float().double(), found)
         torch.testing.assert_close(found.square().sum(), rows.squares()[record], rtol=2.0**-17, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e6, 1e17])
+def test_a_record_moves_rows_formed_twice_by_the_clip_at_most(size: float, tiles: Tiles) -> None:
+    """With one record less, in the same places; all others of its client are summed with it in float32."""
+    _, _, side, shape = CONVOLUTIONS["wide"]
+    inputs, gradient, clip = images(15, 20, side), size * images(15, 70, side), 1e-6
+    rows = kernels.WeighedRows(inputs, gradient, shape, tiles)
+    clips, present = torch.full((15,), clip, dtype=torch.float64), torch.ones(15, dtype=torch.bool)
+    scales, usable = kernels.clip_scales([rows.squares()], clips, present, MARGIN)
+    with_it, without = (torch.zeros(3, 70 * 20 * 9, dtype=torch.float64) for _ in range(2))
+    rows.add(scales, usable, with_it)
+    rows.add(scales * (torch.arange(15) != 2), usable & (torch.arange(15) != 2), without)
+    moved = (with_it - without).norm(dim=1)
+    assert moved[1:].tolist() == [0.0, 0.0]
+    assert float(moved[0]) <= clip
+    # What is longer than float32 can square is not finite, and contributes nothing.
+    if size < 1e17:
+        assert float(moved[0]) > 0.9999 * min(clip, float(rows.squares()[2]) ** 0.5)
+
+
+def test_a_scale_that_float32_cannot_hold_counts_as_zero(tiles: Tiles) -> None:
+    _, _, side, shape = CONVOLUTIONS["wide"]
+    rows = kernels.WeighedRows(images(15, 20, side), images(15, 70, side), shape, tiles)
+    found = torch.zeros(3, 70 * 20 * 9, dtype=torch.float64)
+    rows.add(torch.full((15,), 2.0**-127, dtype=torch.float64), torch.ones(15, dtype=torch.bool), found)
+    assert not found.any()
 
 
 @pytest.mark.parametrize(("channels", "groups", "size"), [(64, 32, (6, 5)), (16, 4, (4, 4)), (8, 8, (3, 3))])
@@ -368,6 +395,28 @@ def test_coins_and_whole_rounds(own_coins: int, monkeypatch: pytest.MonkeyPatch)
     keys, rates = philox.split_keys([own_coins, 1], CPU), torch.tensor([0.1, 1.0], dtype=torch.float64)
     expected = philox.coins(keys, rates, torch.arange(7, 12), philox.places(42, 4, CPU))
     assert torch.equal(kernels.coins(keys, rates, 7, 5, 42), expected)
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_trainer_hands_on_bfloat16_where_that_agrees(agrees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MANY_CHANNELS", 16)
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    tried = []
+
+    def trial(learner: Learner, tile: int, *, coarse: bool = False, **how: Any) -> bool:
+        tried.append(coarse)
+        return kernel_trial.kernels_agree(learner, tile, coarse=coarse, **how) and (agrees or not coarse)
+
+    monkeypatch.setattr(stacked, "kernels_agree", trial)
+    layers = (nn.Conv2d(1, 16, 3), nn.GroupNorm(4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
+    task = Task(kind="classification", shape=(1, 4, 4), classes=4)
+    learner, table = (
+        Learner(nn.Sequential(*layers), task, CPU),
+        Batch(torch.rand(24, 1, 4, 4), torch.arange(24) % 4),
+    )
+    trainer = StackedTrainer(learner, table, [12, 12])
+    assert (trainer.own_kernels, trainer.coarse, tried) == (True, agrees, [True] if agrees else [True, False])
+    assert not StackedTrainer(learner, table, [12, 12], tf32=False).coarse
 
 
 @pytest.mark.parametrize("micro_batch", [512, 2])
