@@ -24,7 +24,7 @@ def cell(
 ) -> Experiment:
     content = {
         "federation": {"kind": "clusters", "sizes": [4, 4], "shift": "rotation", "records_per_client": 25},
-        "model": {"name": "cnn"},
+        "model": {"name": "mlp"},
         "algorithm": {"name": name, "rate": 0.5, **options},
         "privacy": {"unit": "client", "epsilon": epsilon, "delta": 0.01, "clip": 0.5},
         "schedule": {"rounds": rounds, "epochs": 1, "batch": 10, "lr": 0.1},
@@ -84,6 +84,24 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
     return seen
 
 
+Alone = Callable[[str, Experiment, Trainings], Path]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Alone, dict[str, int]]:
+    """A run by itself, once for all tests; and how many trainings each took."""
+    folder, took = tmp_path_factory.mktemp("alone"), dict[str, int]()
+
+    def find(name: str, experiment: Experiment, trainings: Trainings) -> Path:
+        if name not in took:
+            before = len(trainings)
+            run(experiment, folder / name)
+            took[name] = len(trainings) - before
+        return folder / name
+
+    return find, took
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """The same charges, of the same inputs; the same state to the last bit."""
     charges = [[line.get("charges") for line in read_lines(RunFolder(path).ledger)] for path in (one, other)]
@@ -100,17 +118,19 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("cells", [CELLS, GROUPS], ids=["clients", "workers"])
 def test_runs_end_with_the_bits_that_each_has_alone(
-    tmp_path: Path, trainings: Trainings, cells: dict[str, Experiment]
+    tmp_path: Path,
+    trainings: Trainings,
+    alone: tuple[Alone, dict[str, int]],
+    cells: dict[str, Experiment],
 ) -> None:
-    for name, experiment in cells.items():
-        run(experiment, tmp_path / "alone" / name)
-    alone = len(trainings)
+    find, took = alone
+    by_themselves = {name: find(name, experiment, trainings) for name, experiment in cells.items()}
     trainings.clear()
-    outcomes = run_together({tmp_path / "both" / name: experiment for name, experiment in cells.items()})
+    outcomes = run_together({tmp_path / name: experiment for name, experiment in cells.items()})
     assert not outcomes.failures
-    assert len(trainings) < alone
-    for name in cells:
-        assert_same_run(tmp_path / "alone" / name, tmp_path / "both" / name)
+    assert len(trainings) < sum(took[name] for name in cells)
+    for name, path in by_themselves.items():
+        assert_same_run(path, tmp_path / name)
 
 
 def test_who_learns_by_one_rule_learns_in_one_program(tmp_path: Path, trainings: Trainings) -> None:
@@ -134,7 +154,11 @@ def test_choices_that_take_a_training_wait_for_it_like_all_others(
 
 @pytest.mark.parametrize("place", ["server", "members"])
 def test_a_run_that_fails_takes_no_other_with_it_and_resumes_in_other_company(
-    tmp_path: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path,
+    trainings: Trainings,
+    alone: tuple[Alone, dict[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
 ) -> None:
     """While it computes the next state, or while its members keep what they learnt in the shared program."""
     from coterie.algorithms.client.dp_fedper import FedPer
@@ -162,8 +186,7 @@ def test_a_run_that_fails_takes_no_other_with_it_and_resumes_in_other_company(
     again = {tmp_path / "fedper": CELLS["fedper"], tmp_path / "newcomer": cell("dp-fedavg", 2.0)}
     assert not run_together(again).failures
     for name, experiment in CELLS.items():
-        run(experiment, tmp_path / "alone" / name)
-        assert_same_run(tmp_path / "alone" / name, tmp_path / name)
+        assert_same_run(alone[0](name, experiment, trainings), tmp_path / name)
 
 
 def test_another_clients_records_in_one_run_move_no_bit_of_another_run(
