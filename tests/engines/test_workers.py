@@ -186,6 +186,8 @@ def test_a_killed_worker_is_one_clear_line(ledger: Ledger) -> None:
     with pytest.raises(WorkerError, match=r"client . ended \(SIGKILL\); --resume continues"):
         engine.answer(train, 2)
     assert all(process.poll() is not None for process in engine.clients.pool._processes)
+    with pytest.raises(WorkerError, match="the workers have ended; --resume starts them again"):
+        engine.answer(train, 3)  # and writes to no file that has taken the place of theirs
 
 
 def test_what_goes_wrong_in_a_worker_is_reported_here(ledger: Ledger) -> None:

@@ -170,7 +170,8 @@ def test_a_run_that_fails_takes_no_other_with_it_and_resumes_in_other_company(
 
     def breaking(self: Any, given: Any, *rest: Any) -> Any:
         nonlocal times
-        if place == "server" or (given.job.parts is not None and given.job.parts.personal.any()):
+        parts = [] if place == "server" else [each.job.parts for each in given]
+        if place == "server" or any(own is not None and own.personal.any() for own in parts):
             times += 1
             if times == 2:
                 raise RuntimeError("the sky fell")

@@ -196,6 +196,22 @@ def test_a_record_moves_rows_formed_twice_by_the_clip_at_most(size: float, tiles
         assert float(moved[0]) > 0.9999 * min(clip, float(rows.squares()[2]) ** 0.5)
 
 
+def test_rows_are_summed_alike_wherever_their_client_lies() -> None:
+    """In a program of local steps, what lies before a client depends on who else was sampled."""
+    _, _, side, shape = CONVOLUTIONS["wide"]
+    inputs, gradient = images(15, 20, side), images(15, 70, side)
+    scales, usable = torch.rand(5).double(), torch.ones(10, dtype=torch.bool)
+    found = []
+    for first in (0, 5):
+        places = torch.tensor([*range(5)] * 2) if first else torch.arange(10)
+        tiles = Tiles(2, 5, torch.arange(2), dynamic=False, bounds=torch.arange(3))
+        rows = kernels.WeighedRows(inputs[places], gradient[places], shape, tiles)
+        sums = torch.zeros(2, 70 * 20 * 9, dtype=torch.float64)
+        rows.add(torch.cat([scales, scales]), usable, sums)
+        found.append(sums[first // 5])
+    assert torch.equal(found[0], found[1])
+
+
 def test_a_scale_that_float32_cannot_hold_counts_as_zero(tiles: Tiles) -> None:
     _, _, side, shape = CONVOLUTIONS["wide"]
     rows = kernels.WeighedRows(images(15, 20, side), images(15, 70, side), shape, tiles)

@@ -153,6 +153,21 @@ def test_a_stacked_clients_update_has_the_same_bits_whoever_its_neighbours_are()
         assert torch.equal(updates[0], other)
 
 
+def test_a_client_that_diverges_moves_nobody_else() -> None:
+    """Its numbers are not finite; a zero times them must reach no other client's sum."""
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    learner.micro_batch = 4  # several tiles to a client
+    rule = LocalSGD(epochs=2, batch=8, lr=0.1)
+    starts, records, batches = people(learner, rule)
+    found = []
+    for scale in (1.0, 1e38):
+        theirs = [Batch(records[0].features * scale, records[0].targets), *records[1:]]
+        found.append(StackedLocalSGD(learner, 4, rule).train(starts, theirs, batches))
+    assert not bool(torch.isfinite(found[1][0]).all())
+    assert bool(torch.isfinite(found[0]).all())
+    assert torch.equal(found[0][1:], found[1][1:])
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3, 7])
 @pytest.mark.parametrize(("momentum", "proximal"), [(0.0, 0.0), (0.9, 0.5)])
 def test_a_slot_is_taken_by_the_next_client_when_one_is_done(

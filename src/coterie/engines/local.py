@@ -2,7 +2,8 @@
 
 Every answer goes the same way: look up the mechanism in the plan, charge the ledger, and only then
 touch records. Noise and sampling coins come from streams keyed by client, round, release and a hash of what
-the client was sent, so a round repeated after a crash repeats itself exactly, and anything else draws afresh.
+the client was sent, so a round repeated after a crash repeats itself exactly (but for the last bits where a
+GPU computes it in another program, since other runs share that), and anything else draws afresh.
 
 How the clients are computed (one after the other, a core per client, or all as one program on a GPU) is a
 matter of speed: it changes neither what is charged nor what is clipped, sampled and noised.

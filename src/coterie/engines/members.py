@@ -161,7 +161,7 @@ class LocalMembers:
         learnt = yield from self._train([Lesson.of(each, partial(self._starts, each)) for each in together])
         for each, own in zip(together, learnt, strict=True):
             each.updates = own
-            self._keep_personal(each, own)
+        self._keep_personal(together)
         assert cohort.updates is not None
         return cohort.updates
 
@@ -187,14 +187,16 @@ class LocalMembers:
                     start[personal] = on_device(self.personal[member], device)
         return starts
 
-    def _keep_personal(self, cohort: OpenCohort, update: Tensor) -> None:
-        """Personal parts stay with their members."""
-        if _any_personal(cohort.job.parts):
-            learnt = self._starts(cohort) + update
-            parts = learnt[:, torch.from_numpy(cohort.job.parts.personal).to(learnt.device)].cpu().numpy()
-            own = dict(zip(cohort.sampled, parts, strict=True))
-            kept = {member: part.copy() for member, part in own.items() if np.isfinite(part).all()}
-            self.personal = {**self.personal, **kept}
+    def _keep_personal(self, cohorts: Sequence[OpenCohort]) -> None:
+        """Personal parts stay with their members, who all started from those of before."""
+        kept: dict[str, Vector] = {}
+        for cohort in cohorts:
+            if _any_personal(cohort.job.parts) and cohort.updates is not None:
+                learnt = self._starts(cohort) + cohort.updates
+                parts = learnt[:, torch.from_numpy(cohort.job.parts.personal).to(learnt.device)].cpu().numpy()
+                own = dict(zip(cohort.sampled, parts, strict=True))
+                kept |= {member: part.copy() for member, part in own.items() if np.isfinite(part).all()}
+        self.personal = {**self.personal, **kept}
 
     def _own(self, member: str, models: NDArray[np.float32], parts: Parts | None) -> NDArray[np.float32]:
         """The models as a member uses them, with its personal parts."""

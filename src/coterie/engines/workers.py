@@ -83,6 +83,8 @@ class WorkerPool:
 
     def run(self, calls: Mapping[str, Call]) -> dict[str, Any]:
         """Answers to named calls; the names are the clients', for messages."""
+        if not self.close.alive:  # its files are gone, and their numbers may be others' by now
+            raise WorkerError("the workers have ended; --resume starts them again")
         waiting = deque(calls.items())
         under_way: list[deque[str]] = [deque() for _ in self._links]
         answers: dict[str, Any] = {}

@@ -52,11 +52,17 @@ class Tiles:
         return own[:, None].expand(-1, self.size, *own.shape[1:]).flatten(0, 1)
 
     def by_client(self, tile_sums: Tensor, clients: int) -> Tensor:
-        """Sums of each client's tiles, as a matrix product: atomic additions would not repeat their order."""
+        """Sums of each client's tiles, as a matrix product: atomic additions would not repeat their order.
+
+        A zero times what is not finite is not zero: that stays with the client whose tile it is in.
+        """
         if self.owner is None:
             return tile_sums
         rows = torch.arange(clients, device=self.owner.device)
-        return (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype) @ tile_sums
+        own = (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype)
+        finite = torch.isfinite(tile_sums)
+        sums, lost = own @ torch.where(finite, tile_sums, 0.0), own @ (~finite).to(tile_sums.dtype)
+        return torch.where(lost > 0.0, torch.nan, sums)
 
 
 def tiles_of(

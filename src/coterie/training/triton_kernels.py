@@ -187,7 +187,8 @@ def weigh_rows(
         else:
             line = squares + (n * blocks + block) * block_o + tl.arange(0, block_o)
             tl.store(line, tl.sum(value * value, axis=1), mask=summing == 0)
-        if n % together == together - 1:
+        # Counted from the client's own first record: where that lies depends on who else is there.
+        if (n - begin) % together == together - 1:
             total += few.to(tl.float64)
             few = tl.zeros((block_o, block_i), dtype=tl.float32)
     total += few.to(tl.float64)
