@@ -29,7 +29,7 @@ MOST_CLIENTS = 1024
 _GRAPHS = 2
 """Programs that fit half of a GPU's memory at one time where each is kept as a graph."""
 _FILLING = 2**27
-"""Parameters of all clients in a program from which more of them make nothing faster."""
+"""Parameters of all clients in a program that are taken to fill a GPU; nobody measured it."""
 
 
 @dataclass(frozen=True)
@@ -353,9 +353,8 @@ class StackedLocalSGD(Program):
         shape = (steps, -1, self.tiles.size)
         index, weights = np.maximum(chosen, 0).reshape(shape), weights.reshape(shape)
         owner = np.broadcast_to(self.owners.cpu().numpy(), index.shape[:2])
-        if (
-            self.own_kernels
-        ):  # tiles that are there first, in the order of their slots: the others cost nothing
+        if self.own_kernels:
+            # Tiles that are there come first, in the order of their slots: the others cost nothing.
             places = np.argsort(weights[:, :, 0] == 0, axis=1, kind="stable")
             owner = np.take_along_axis(owner, places, axis=1)
             index, weights = (
