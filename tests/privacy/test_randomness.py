@@ -255,6 +255,21 @@ def test_uniforms_never_reach_zero_or_one():
     assert 1.0 > highest == 1.0 - 2.0**-53
 
 
+HALFWAY = st.builds(
+    lambda bits, shift, beside: min(2**64 - 1, ((2 * bits + 1) << shift) + beside),
+    st.integers(2**52, 2**53 - 1),
+    st.integers(0, 10),
+    st.integers(-1, 1),
+)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | HALFWAY, min_size=1))
+def test_uniforms_come_from_the_nearest_double_of_a_word(drawn):
+    """Python rounds integers right, ties to even; `HALFWAY` are such ties, and their neighbours."""
+    expected = [min((float(word) + 0.5) * 2.0**-64, 1.0 - 2.0**-53) for word in drawn]
+    assert open_uniforms(words(*drawn)).tolist() == expected
+
+
 def points(*columns: tuple[int, int, int, int]) -> np.ndarray:
     return standard_normals(words(*(word for column in columns for word in column)).reshape(-1, 4).T)
 

@@ -31,6 +31,8 @@ _SIMULATION_PREFIX = "simulation:"
 _PIECE = 32_768
 # Normals are made in blocks, so that no operation runs on few numbers; what is left waits for the next draw.
 _NORMALS = 1024
+# The bits of 2^84 and 2^52, whose last 32 and 52 bits are free.
+_EXPONENT_84, _EXPONENT_52 = 0x4530000000000000, 0x4330000000000000
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53
 
 
@@ -187,11 +189,23 @@ class RandomStream:
 
 def open_uniforms(words: _Words) -> Floats:
     """Uniforms in (0, 1): steps of 2^-64 near 0, of a double near 1."""
-    values = words.astype(np.float64)
+    values = _nearest_doubles(words)
     values += 0.5
     values *= 2.0**-64
     # The topmost words round to 2^64; 1 itself must not appear.
     return np.minimum(values, _LARGEST_BELOW_ONE, out=values)
+
+
+def _nearest_doubles(words: _Words) -> Floats:
+    """Numpy's own conversion branches on the highest bit, which is a coin here: five times slower.
+
+    The upper half of a word with 2^84 before it, and the lower with 2^52, are doubles as they stand. The
+    difference of the first and both constants is exact; adding the second rounds, once.
+    """
+    values = ((words >> 32) | _EXPONENT_84).view(np.float64)
+    values -= 2.0**84 + 2.0**52
+    values += ((words & 0xFFFFFFFF) | _EXPONENT_52).view(np.float64)
+    return values
 
 
 def standard_normals(words: _Words) -> Floats:
