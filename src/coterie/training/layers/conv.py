@@ -93,11 +93,11 @@ class ConvRule(LayerRule):
         return self.plain(outputs), back
 
     def forward(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
-        images, stacked = self.images(inputs), self._stacked(weights["weight"])
-        bias = weights["bias"] if self.biased else None
+        images, bias = self.images(inputs), weights["bias"] if self.biased else None
         if tiles.single:
-            return self.plain(self._convolve(images, stacked[0], None if bias is None else bias[0]))
-        stacked = tiles.gather(stacked)
+            own = None if bias is None else bias[0]
+            return self.plain(self._convolve(images, self._laid_out(weights), own))
+        stacked = tiles.gather(self._stacked(weights["weight"]))
         bias = None if bias is None else tiles.gather(bias)
         if self.groups > 1:
             outputs = [
@@ -113,10 +113,9 @@ class ConvRule(LayerRule):
 
     def backward(self, inputs: Tensor, gradient: Tensor, weights: Weights, tiles: Tiles) -> Tensor:
         images, gradient = self.images(inputs), self.images(gradient)
-        stacked = self._stacked(weights["weight"])
         if tiles.single:
-            return self.plain(self._convolve_back(images, gradient, stacked[0]))
-        stacked = tiles.gather(stacked)
+            return self.plain(self._convolve_back(images, gradient, self._laid_out(weights)))
+        stacked = tiles.gather(self._stacked(weights["weight"]))
         if self.groups > 1:
             parts = zip(
                 torch.split(images, tiles.size), torch.split(gradient, tiles.size), stacked, strict=True
@@ -234,6 +233,12 @@ class ConvRule(LayerRule):
 
     def _stacked(self, weights: Tensor) -> Tensor:
         return weights.unsqueeze(3) if self.flat else weights
+
+    def _laid_out(self, weights: Weights) -> Tensor:
+        """Weights of the only client in the order of torch's kernels: copied once, for both ways."""
+        if "laid out" not in weights:
+            weights["laid out"] = channels_last(self._stacked(weights["weight"])[0])
+        return weights["laid out"]
 
     def _by_channel(self, tiles: Tiles) -> bool:
         """Whether patches hold their channels last: with few channels, copying rows of pixels is faster."""
