@@ -23,7 +23,7 @@ from coterie import files
 from coterie.engines.flower import members, messages
 from coterie.engines.flower.contract import Limits
 from coterie.engines.flower.members import read_contribution
-from coterie.engines.flower.transport import NobodyAnswered, Timeouts, Transport
+from coterie.engines.flower.transport import NobodyAnswered, Transport
 from coterie.engines.secret import RunSecret
 from coterie.errors import InputError
 from coterie.experiment import local
@@ -98,12 +98,23 @@ SPOILS: dict[str, Callable[[Message], list[Message]]] = {
     "an error of Flower's": lambda reply: [Message(Error(8, "secret"), reply_to=reply)],
 }
 BAD = "client-1"
+SILENCE = 5.0
+"""Seconds of which others need a fraction, even on a busy machine."""
 
 
 def serve_spoiled(
-    chosen: Experiment, folder: Path, spoil: Callable[[Message], list[Message]], round: int = 1
+    chosen: Experiment,
+    folder: Path,
+    spoil: Callable[[Message], list[Message]],
+    round: int = 1,
+    *,
+    answer: float = QUICK.answer,
 ) -> tuple[RunResult, dict[str, Any]]:
-    """A run in which one client's answer of a round is spoiled on its way."""
+    """A run in which one client's answer of a round is spoiled on its way.
+
+    Args:
+        answer: seconds that clients have, waited for in full where one never comes.
+    """
     federation = sites_of(chosen, folder / "sites")
 
     def on_the_way(message: Message, reply: Message) -> list[Message]:
@@ -117,7 +128,7 @@ def serve_spoiled(
         return spoiled
 
     federation.grid.spoil = on_the_way
-    transport = Transport(federation.grid, federation.nodes, Timeouts(answer=1.0, rejoin=0.0, poll=0.001))
+    transport = Transport(federation.grid, federation.nodes, replace(QUICK, answer=answer))
     result = ServedRun(chosen, RunFolder(folder / "run"), transport).finish()
     federation.close()
     return result, state_of(chosen, folder / "run")
@@ -132,7 +143,7 @@ EVERYBODY = trusting("client", ROUTED, rate=1.0, **QUICKLY)
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The state after a run in which that answer never came."""
-    return serve_spoiled(EVERYBODY, tmp_path_factory.mktemp("without"), lambda reply: [])[1]
+    return serve_spoiled(EVERYBODY, tmp_path_factory.mktemp("without"), lambda reply: [], answer=SILENCE)[1]
 
 
 def test_an_answer_counts(without: dict[str, Any], tmp_path: Path) -> None:
@@ -289,7 +300,8 @@ def test_a_client_that_is_away_adds_nothing_and_the_round_goes_on(tmp_path: Path
 
     federation.serve(tmp_path / "run", callbacks=Callbacks(on_round=note))
     federation.close()
-    unanswered = serve_spoiled(EVERYBODY, tmp_path / "unanswered", lambda reply: [], round=2)[1]
+    silent = serve_spoiled(EVERYBODY, tmp_path / "unanswered", lambda reply: [], round=2, answer=SILENCE)
+    unanswered = silent[1]
     assert same(unanswered, state_of(EVERYBODY, tmp_path / "run"))
 
 
