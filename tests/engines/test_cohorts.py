@@ -676,6 +676,18 @@ def test_nearest_is_by_direction_from_the_mean_of_the_centres() -> None:
     np.testing.assert_array_equal(nearest(updates, directions), [0, 1, 2, 0])
 
 
+def test_the_nearest_is_the_same_whoever_else_was_sampled() -> None:
+    """Also where directions are equally near but for the last bits, which depend on the order of a sum."""
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(60, 57, generator=generator)
+    turned = torch.randn(3, 57, generator=generator)
+    directions = torch.cat([turned, turned * (1.0 + 2.0**-23), turned.flip(0)])
+    together = nearest(updates, directions)
+    alone = [int(nearest(update[None], directions)[0]) for update in updates]
+    assert together.tolist() == alone
+    assert nearest(updates[:0], directions).shape == (0,)
+
+
 def test_the_hash_binds_everything_that_members_are_sent() -> None:
     job = job_of(TWELVE)
     size = job.models.shape[1]

@@ -8,8 +8,8 @@ from torch import nn
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSketch, FullBatchSteps, PoissonSteps, SecretKey
-from coterie.training import cpu_kernels
-from coterie.training.clipping import clip_rows, clipped_sum
+from coterie.training import cpu_kernels, kernels
+from coterie.training.clipping import MARGIN, clip_rows, clip_scales, clipped_sum
 from coterie.training.contributions import WIDE
 from coterie.training.dpsgd import noisy_mean
 from coterie.training.learner import Batch, Learner
@@ -22,7 +22,7 @@ CLIP = 0.7
 
 
 @pytest.fixture(autouse=True, params=["compiled", "torch alone"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guarantee is the same with the processor's kernels and without."""
     if request.param == "torch alone":
         monkeypatch.setattr(cpu_kernels, "available", lambda: False)
@@ -142,6 +142,20 @@ def test_an_adversary_cannot_exceed_the_clip_by_rounding() -> None:
     for exponent in (-40, -20, 0, 10, 30):
         rows = torch.from_numpy((10.0**exponent * rng.normal(size=(200, 300))).astype(np.float32))
         assert float(clip_rows(rows, CLIP).norm(dim=1).max()) <= CLIP
+
+
+def test_scales_of_nothing_and_of_everything() -> None:
+    norms = torch.tensor([0.0, 1e-310, 1.0, 1e300, float("inf"), float("nan")], dtype=torch.float64)
+    scales = clip_scales(norms, 2.0)
+    assert scales[:3].tolist() == [1.0, 1.0, 1.0]
+    assert 0.0 < float(scales[3]) * 1e300 <= 2.0
+    assert scales[4:].tolist() == [0.0, 0.0]
+
+
+def test_what_a_gpu_rounds_in_norms_and_sums_is_within_the_margin() -> None:
+    """As `WeighedRows` counts it: lines of 128 inputs, and so many records, with and without one."""
+    norms, sums = 128 * 2.0**-24 / 2, 2 * kernels.TOGETHER**2 * 2.0**-24
+    assert norms + sums < 1.0 - MARGIN
 
 
 def test_a_small_gradient_is_not_scaled_up() -> None:

@@ -117,6 +117,8 @@ def test_what_a_kernel_would_misread_is_refused() -> None:
         (images, gradient[:2], scales),
         (images, gradient, scales[:2]),
         (images, gradient, scales.float()),
+        (images[:, :0], gradient[:, :0], scales),
+        (images[:, :, :2], gradient[:, :, :0], scales),
     ):
         with pytest.raises((TypeError, ValueError), match="allowed"):
             cpu_kernels.row_sums(*wrong, geometry)
@@ -174,6 +176,28 @@ def test_a_neighbour_differs_by_what_the_clip_allows(
     assert float((both[0] - both[1]).norm()) <= CLIP
     alone = clipped_sum(learner, learner.initial(), batch.take(slice(place, place + 1)), 1e-3)
     assert float(alone.norm()) <= 1e-3 * MARGIN * (1.0 + 2.0**-30)
+
+
+def test_of_no_records_there_are_no_rows() -> None:
+    part, _ = part_of(LAYERS["plain"](), 3)
+    nobody = FormedTwice(part.images[:0], part.gradient[:0], part.geometry)
+    assert nobody.rows().shape == (0, part.rows().shape[1])
+
+
+@pytest.mark.parametrize("wrong", ["scales of neighbours", "no scales of several"])
+def test_a_kernel_that_is_wrong_of_several_records_alone_is_not_used(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = cpu_kernels.row_sums
+
+    def planted(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometry) -> Tensor:
+        if len(scales) > 1:
+            scales = scales.roll(1) if wrong == "scales of neighbours" else torch.ones_like(scales)
+        return real(images, gradient, scales, geometry)
+
+    monkeypatch.setattr(cpu_kernels, "row_sums", planted)
+    monkeypatch.setattr(conv, "LARGE_PRODUCT", 1)
+    assert not Learner(small_network(), TASK, CPU).shape.compiled
 
 
 @pytest.mark.parametrize("factor", [1.01, 0.99])

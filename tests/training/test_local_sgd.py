@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from coterie.training.local_sgd import (
     train_one,
 )
 from coterie.training.parameters import flatten
-from coterie.training.scoring import padded_loss_sums, score_sums
+from coterie.training.scoring import padded_loss_sums, same_bits_anywhere, score_sums
 from coterie.training.tiles import Tiles, tiles_of
 
 CPU = torch.device("cpu")
@@ -201,16 +202,49 @@ def test_each_slot_takes_the_longest_that_is_left() -> None:
     assert queues([], 2) == [[], []]
 
 
+def cancelling(learner: Learner) -> tuple[Batch, np.ndarray]:
+    """A client whose three tiles of two cancel but for the last digits, so that the order of sums shows."""
+    targets = torch.tensor([2.0**60, 0.0, -(2.0**60), 0.0, 12.0, 0.0])
+    return Batch(torch.zeros(6, 2), targets), np.arange(6)[None]
+
+
+@pytest.mark.parametrize("own_kernels", [False, True])
+def test_a_client_learns_the_same_bits_in_every_slot(
+    own_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    line = Task(kind="regression", shape=(2,), classes=0, error_cap=1.0)
+    learner = Learner(nn.Linear(2, 1), line, CPU)
+    learner.micro_batch = 2
+    rule = LocalSGD(epochs=1, batch=6, lr=1.0)
+    own, order = cancelling(learner)
+    other = Batch(torch.ones(6, 2), torch.arange(6.0)), order
+    found = []
+    for slot in range(5):
+        program = StackedLocalSGD(learner, 5, rule)
+        if own_kernels:
+            in_tiles(program, monkeypatch)
+        people_of = [(own, order) if place == slot else other for place in range(5)]
+        starts = learner.initial().expand(5, -1).clone()
+        monkeypatch.setattr("coterie.training.local_sgd.queues", lambda steps, slots: [[k] for k in range(5)])
+        found.append(program.train(starts, *zip(*people_of, strict=True))[slot])
+        monkeypatch.undo()
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert found[0][-1] != 0.0
+
+
 def in_tiles(program: StackedLocalSGD, monkeypatch: pytest.MonkeyPatch) -> list[Tiles]:
     """Let a program lay out its batches as for our kernels, while torch's operations compute on all records,
     which are nonsense where there are none; the layouts of its steps."""
     program.own_kernels = True
     seen: list[Tiles] = []
 
-    def laid_out(owner: torch.Tensor, size: int, clients: int, present: torch.Tensor | None) -> Tiles:
+    def laid_out(
+        owner: torch.Tensor, size: int, clients: int, present: torch.Tensor | None, *, most: int
+    ) -> Tiles:
         assert present is not None
         seen.append(tiles_of(owner.clone(), size, clients, present.clone()))
-        return tiles_of(owner, size, clients, None)
+        return tiles_of(owner, size, clients, None, most=most)
 
     monkeypatch.setattr("coterie.training.local_sgd.tiles_of", laid_out)
     load = program.load
@@ -281,14 +315,51 @@ def test_jobs_learn_together_by_rule_and_as_many_as_fit_the_memory(monkeypatch: 
     assert trainer._slots(rule, [9, 3]) == 5
 
 
-def test_padded_losses_are_those_of_each_alone_whoever_else_there_is() -> None:
+Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def test_padded_losses_are_those_of_each_alone_whoever_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
     starts, records, _ = people(learner, LocalSGD(1, 5, 0.1))
     models = starts[:3]
     found = padded_loss_sums(learner, models, records, size=16)
     alone = [[score_sums(learner, model, own, [len(own)])[1][0] for model in models] for own in records]
     np.testing.assert_allclose(found, alone, rtol=1e-5)
+    seen: list[int] = []
+    predict = learner.predict
+    monkeypatch.setattr(learner, "predict", lambda model, features: _noted(seen, predict)(model, features))
     for others in ([2], [2, 1], [3, 3, 2, 0]):
         again = padded_loss_sums(learner, models, [records[k] for k in others], size=16)
         np.testing.assert_array_equal(again[others.index(2)], found[2])
+    assert set(seen) == {16}, "a model sees as many records whoever there is"
     assert padded_loss_sums(learner, models, []).shape == (0, 3)
+
+
+def _noted(seen: list[int], predict: Predict) -> Predict:
+    def noting(model: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        seen.append(len(features))
+        return predict(model, features)
+
+    return noting
+
+
+def test_sums_of_losses_are_exact() -> None:
+    """A sum that rounds would depend on the order, and so on how many there are."""
+    learner = Learner(nn.Linear(1, 1), Task(kind="regression", shape=(1,), classes=0, error_cap=1.0), CPU)
+    ones = torch.cat([torch.full((1,), 2.0**31), torch.full((64,), 2.0**4)])
+    (sums,) = padded_loss_sums(learner, torch.zeros(1, 2), [Batch(torch.zeros(65, 1), ones)], size=128)
+    assert sums.tolist() == [2.0**61 + 64 * 2.0**7]
+
+
+def test_where_a_record_stands_shows_in_its_outputs_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    monkeypatch.setattr(learner, "predict", lambda model, features: features.flatten(1) * model[0])
+    assert same_bits_anywhere(learner, size=64)
+
+    def by_place(model: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        outputs = features.flatten(1) * model[0]
+        outputs[-1] = torch.nextafter(outputs[-1], torch.tensor(math.inf))  # the last row goes another way
+        return outputs
+
+    monkeypatch.setattr(learner, "predict", by_place)
+    assert not same_bits_anywhere(learner, size=64)

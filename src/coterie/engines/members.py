@@ -4,9 +4,10 @@ Whoever opens a cohort flips the coins and releases sums (`cohorts`); this is th
 In a simulation all members are here; between sites each is at home, as the only member.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, TypeGuard
 
 import numpy as np
@@ -30,7 +31,9 @@ from coterie.models.check import one_thread
 from coterie.privacy import CohortSums
 from coterie.training.learner import on_device
 from coterie.training.local_sgd import LocalJob, LocalSGD, LocalTrainer, stacks
-from coterie.training.scoring import join, padded_loss_sums, score_sums, select_lowest
+from coterie.training.scoring import join, padded_loss_sums, same_bits_anywhere, score_sums, select_lowest
+
+log = logging.getLogger(__name__)
 
 NO_ANSWER = -1
 """In place of a choice: a member that was sampled and did not answer. It adds nothing to any sum."""
@@ -279,6 +282,13 @@ class LocalMembers:
         self._known |= self._clients.run(calls, gradients=0.0)
         return self._known
 
+    @cached_property
+    def _same_bits_anywhere(self) -> bool:
+        found = same_bits_anywhere(self._learner)
+        if not found:
+            log.info("members choose one after the other: outputs differ by where a record stands")
+        return found
+
     def _losses(
         self, members: Sequence[str], models: NDArray[np.float32], parts: Parts | None, *, sampled: bool
     ) -> NDArray[np.float64]:
@@ -286,7 +296,7 @@ class LocalMembers:
 
         Args:
             sampled: whether what one finds must have the same bits whoever else was sampled, and not for
-                evaluation: a GPU then computes in constant shapes, a processor each member alone.
+                evaluation: a GPU then computes in constant shapes, where that is enough; else, each alone.
         """
         if _any_personal(parts) or (sampled and not stacks(self._learner)):
             apart = self._clients.run(
@@ -297,8 +307,11 @@ class LocalMembers:
         batches = [self._records[member] for member in members]
         stacked = on_device(models, self._learner.device)
         with one_thread():
-            if sampled:
+            if sampled and self._same_bits_anywhere:
                 return padded_loss_sums(self._learner, stacked, batches)
+            if sampled:
+                alone = [padded_loss_sums(self._learner, stacked, [own], len(own)) for own in batches]
+                return np.concatenate([np.zeros((0, len(models))), *alone])
             table, sizes = join(batches), [len(batch) for batch in batches]
             return np.stack([score_sums(self._learner, model, table, sizes)[1] for model in stacked], axis=1)
 
@@ -318,5 +331,7 @@ def nearest(updates: Tensor, directions: Tensor) -> NDArray[np.int64]:
     by plain distance the centre that moved least would win everybody. By angle no centre wins for being near.
     """
     lengths = torch.linalg.vector_norm(directions.double(), dim=1).clamp(min=torch.finfo(torch.float64).tiny)
-    cosines = (updates.double() @ directions.double().T) / lengths
+    # One product for each member: of several rows at a time, last bits depend on how many there are.
+    products = [directions.double() @ update.double() for update in updates]
+    cosines = torch.stack(products) / lengths if products else updates.new_zeros(0, len(lengths))
     return np.asarray(np.argmax(np.nan_to_num(cosines.cpu().numpy(), nan=-np.inf), axis=1))

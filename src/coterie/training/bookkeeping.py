@@ -72,8 +72,8 @@ class Bookkeeping:
     @property
     def many_channels(self) -> bool:
         """Whether images of many channels go from layer to layer."""
-        rules = (layer.rule for layer in self._layers)
-        return any(isinstance(rule, ConvRule) and rule.outer >= kernels.MANY_CHANNELS for rule in rules)
+        rules = [layer.rule for layer in self._layers if isinstance(layer.rule, ConvRule)]
+        return any(rule.groups == 1 and kernels.many(rule.channels, rule.outer) for rule in rules)
 
     def contributions(
         self, stacked: Tensor, features: Tensor, targets: Tensor, tiles: Tiles
@@ -123,11 +123,19 @@ class Bookkeeping:
 
     @torch.no_grad()
     def weighs_what_it_adds(self, parameters: Tensor, features: Tensor, targets: Tensor) -> bool:
-        """Whether no record's gradient of any parameter is longer than the norm by which it is clipped."""
-        found = self.contributions(parameters[None], features, targets, Tiles(1, len(features)))
-        longest = (part.rows().double().square().sum(dim=1) * _NEARLY_ONE for part in found.values())
-        norms = (part.squared_norms() for part in found.values())
-        return all(bool((square >= own).all()) for square, own in zip(norms, longest, strict=True))
+        """Whether kernels of ours find norms no shorter than gradients are, and add each by its own scale."""
+        tiles = Tiles(1, len(features))
+        found = self.contributions(parameters[None], features, targets, tiles)
+        scales = torch.arange(len(features), dtype=torch.float64)  # the first record is left out
+        for part in found.values():
+            if part.compiled:
+                rows = part.rows().double()
+                weighs = part.squared_norms() >= rows.square().sum(dim=1) * _NEARLY_ONE
+                scale, total = scales @ rows.abs(), part.scaled_sum(scales, None, tiles)[0]
+                adds = (total - scales @ rows).abs() <= scale * (1.0 - _NEARLY_ONE)
+                if not (weighs.all() and adds.all()):
+                    return False
+        return True
 
 
 def _record_layers(holder: nn.ModuleDict, notes: Notes) -> Iterator[RecordingLayer]:

@@ -27,12 +27,10 @@ class Step:
 
     Args:
         trained: whether it has parameters, and so needs the gradient at its outputs.
-        compiled: whether it uses kernels of `cpu_kernels.py`.
     """
 
     forward: Callable[[Tensor], tuple[Tensor, Backward]]
     trained: bool = False
-    compiled: bool = False
 
 
 class Chain:
@@ -164,7 +162,7 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
 
         return pooled, backward
 
-    return Step(forward, trained=True, compiled=True)
+    return Step(forward, trained=True)
 
 
 def _put_back(rule: ConvRule, images: Tensor, gradient: Tensor, places: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Sums of clipped contributions, of records or of persons: the only door from records to anything released.
 
-One record moves the sum by at most the clip, whatever its values. Norms and sums are float64, and the clip
-is shrunk by a margin that covers their rounding (`contributions.py` has the bound). A record that produces
+One record moves the sum by at most the clip, whatever its values. Norms and sums are float64 (some kernels
+of a GPU begin them in float32), and the clip is shrunk by a margin that covers their rounding
+(`contributions.py` has the bound). A record that produces
 anything non-finite contributes zero (and noise is added all the same). Between neighbours a record's
 contribution becomes zero, or another's, in the same place of the same batch: the arithmetic of all others is
 untouched. The same holds of a person, whose contribution is the clipped sum of its records' gradients; it

@@ -47,7 +47,13 @@ WIDE, FEW_OUTPUTS = 2**11, 2**6
 
 
 class Contribution(ABC):
-    """One layer's parameters (some of them), for all records of a batch."""
+    """One layer's parameters (some of them), for all records of a batch.
+
+    Attributes:
+        compiled: whether the kernels of `cpu_kernels.py` may take norms and sums.
+    """
+
+    compiled: bool = False
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -120,7 +126,6 @@ class Rows(Contribution):
         gradients: (records, ...), in any order of the parameters' dimensions.
         order: permutation of the dimensions after the first that puts them in the parameters' own order.
         squares: squared norms in float64, where they came with the gradients.
-        compiled: whether the kernels of `cpu_kernels.py` may take norms and sums.
     """
 
     gradients: Tensor

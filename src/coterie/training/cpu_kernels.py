@@ -1,5 +1,7 @@
-"""Kernels for a processor, where torch has no operation that skips what is zero.
+"""Kernels for a processor, where torch's operations do more than is needed, or write down what nobody reads.
 
+Norms and sums of rows in float64; gradients of large convolutions, formed twice and never kept
+(`formed_twice.py`); the whole step of a narrow head (`narrow_head.py`); and convolutions before a max pool.
 Behind a max pool, a convolution's gradient is zero but at one place of every window: of the work on the way
 back of a two by two pool, three quarters multiply by zero. LLVM, which comes as a wheel with the extra
 `fast`, compiles these kernels for the processor at hand when they are first needed, in a tenth of a second.
@@ -238,6 +240,8 @@ def _blocks(
     if not suits_blocks(channels, outer):
         raise ValueError(f"channels: {channels} and {outer} are not allowed, whole blocks are")
     lines, columns = replace(geometry, padding=(0, 0)).output_size(height, width)
+    if min(views, lines, columns) < 1:  # loops of kernels run once, whatever there is
+        raise ValueError(f"images: {views} views of {lines} x {columns} places; allowed: some")
     images = _checked("images", images, (records, views, height, width, channels))
     gradient = _checked("gradient", gradient, (records, views, lines, columns, outer))
     taps = llvm_rows.Taps(
@@ -274,6 +278,8 @@ def add_head_sum(
         if part is not None:
             values.append(_checked("values", part[0], (size,)))
             sums.append(_checked("sums", part[1], (size,), torch.float64, copied=False))
+            if not sums[-1].is_contiguous():  # where numbers would be added between them
+                raise ValueError(f"sums: strides {sums[-1].stride()}; allowed: one piece of memory")
     if bias is None:  # whose addresses are not looked at
         values, sums = 2 * values, 2 * sums
     scratch = torch.empty(inner + outer, dtype=torch.float64)

@@ -8,6 +8,7 @@ float32 numbers of that record alone, so that what is clipped is the very gradie
 rounding went into it; as in `Rows`, norms and sums over records are float64.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +35,8 @@ class FormedTwice(Contribution):
     gradient: Tensor
     geometry: Geometry
 
+    compiled = True
+
     @classmethod
     def of(cls, images: Tensor, gradient: Tensor, geometry: Geometry) -> "FormedTwice":
         """Of a convolution that saw (records, channels, height, width), one view of each record."""
@@ -54,14 +57,14 @@ class FormedTwice(Contribution):
         return total.permute(0, 3, 1, 2).reshape(1, -1)
 
     def rows(self) -> Tensor:
-        ones = torch.ones(1, dtype=torch.float64)
-        found = []
+        one, formed = torch.ones(1, dtype=torch.float64), []
         for at in range(len(self.images)):
             own = self.images[at : at + 1], self.gradient[at : at + 1]
-            found.append(
-                cpu_kernels.row_sums(*own, ones, self.geometry).float().permute(0, 3, 1, 2).flatten()
-            )
-        return torch.stack(found)
+            formed.append(cpu_kernels.row_sums(*own, one, self.geometry).float())
+        width = math.prod(self.geometry.kernel) * self.images.shape[4] * self.gradient.shape[4]
+        if not formed:
+            return self.images.new_empty(0, width)
+        return torch.stack(formed).permute(0, 1, 4, 2, 3).reshape(-1, width)
 
     def averaged(self, copies: int) -> "FormedTwice":
         return self._joined(copies, self.gradient / copies)

@@ -301,7 +301,13 @@ def add_products(
     )  # fmt: skip
 
 
-MANY_CHANNELS = 64
+COARSE_FROM = 64
+"""Channels from which factors and images may be bfloat16."""
+
+
+def many(channels: int, outer: int) -> bool:
+    """Whether a convolution has so many channels that its factors may be coarse."""
+    return min(channels, outer) >= COARSE_FROM
 
 
 def factors_of(channels: int, outer: int) -> torch.dtype:
@@ -310,13 +316,13 @@ def factors_of(channels: int, outer: int) -> torch.dtype:
     Where factors may be coarse and channels are many, bfloat16, with eight bits: the matrix units take it in
     any order of memory, of ten bits (TF32) only in one, for which weight gradients would have to be turned.
     """
-    coarse = torch.backends.cuda.matmul.allow_tf32 and min(channels, outer) >= MANY_CHANNELS
+    coarse = torch.backends.cuda.matmul.allow_tf32 and many(channels, outer)
     return torch.bfloat16 if coarse else torch.float32
 
 
 def handed_on(channels: int, tiles: Tiles) -> torch.dtype:
     """What images of so many channels are rounded to before another layer reads them."""
-    return torch.bfloat16 if tiles.coarse and channels >= MANY_CHANNELS else torch.float32
+    return torch.bfloat16 if tiles.coarse and channels >= COARSE_FROM else torch.float32
 
 
 def aligned(stacked: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

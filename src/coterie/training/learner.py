@@ -299,6 +299,7 @@ class Learner:
                         raise UnsupportedLayer("a kernel finds shorter gradients than it adds")
             except Exception as reason:  # a user's model may raise anything when its layers are replaced
                 text = " ".join(str(reason).split())
+                log.info("no layer rules%s: %s", " with kernels" if compiled else "", text)
             else:
                 log.info("per-record gradients by layer rules%s", ", compiled" if book.compiled else "")
                 return book

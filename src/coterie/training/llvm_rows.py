@@ -108,7 +108,7 @@ def row_norms(taps: Taps) -> ir.Function:
     """Squared norm of each record's gradient, in float64.
 
     images (records, views, lines, pitch, channels), gradient (records, views, lines, columns, outer) with the
-    lines and columns of the outputs, squares (records,)::
+    lines and columns of the outputs, squares (records,); the last line is that of `row_sums`::
 
         for record in range(records):
             formed = np.zeros((outer, height, width, channels), np.float32)

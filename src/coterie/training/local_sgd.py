@@ -268,7 +268,8 @@ class StackedLocalSGD(Program):
         self.device = device = learner.device
         self.own_kernels = own_kernels
         self.owners = torch.arange(slots, device=device).repeat_interleave(each)
-        self.tiles = Tiles(slots * each, size, self.owners if each > 1 else None, dynamic=False)
+        owners = self.owners if each > 1 else None
+        self.tiles = Tiles(slots * each, size, owners, dynamic=False, most=each)
         self.captured = captured and device.type == "cuda"
         self._step: Callable[[], None] | None = None
 
@@ -375,7 +376,7 @@ class StackedLocalSGD(Program):
     def _gradients(self) -> Tensor:
         parameters, present, tiles = self.parameters, self.present, self.tiles
         if self.own_kernels:
-            tiles = tiles_of(self.owner, tiles.size, self.slots, present)
+            tiles = tiles_of(self.owner, tiles.size, self.slots, present, most=tiles.most)
         found = self.book.contributions(parameters, self.features, self.targets, tiles)
         sums = torch.zeros_like(parameters, dtype=torch.float64)
         add_client_sums(found, self.book.layout, self.weights, present, tiles, sums)

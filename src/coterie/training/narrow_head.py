@@ -4,9 +4,10 @@ Tables make such models, and batches of some dozen records: there a step of laye
 calls, not for arithmetic. The gradient of a record is the product of its inputs and of the
 gradient at the outputs, so that its norm is known from both norms. The kernel (`llvm_head.py`) takes one
 record after the other in float64: outputs, gradient, norm, and what the clip leaves of it, added to the sum.
-Of a record with n inputs and outputs the norm is off by at most n 2^-52 of itself, and what is added
-by 2^-51: far inside the margin of the clip. The layer rules (`stacked_clipped_sum`) compute the same, and are
-the twin of this, in tests and before a learner relies on it; without the kernels they do its work.
+Of a record with n inputs and outputs the norm is off by at most n 2^-52 of itself (if its squares are normal
+numbers: gradients below 1e-154 are far below any clip), and what is added by 2^-51: far inside the margin.
+The layer rules (`stacked_clipped_sum`) compute the same, and are the twin of this, in tests and before a
+learner relies on it; without the kernels they do its work.
 """
 
 from dataclasses import dataclass

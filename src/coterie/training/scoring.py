@@ -66,7 +66,8 @@ def padded_loss_sums(
     """Sum of the losses of every model on each set of records: (sets, models), in constant shapes.
 
     The records of all sets stand one after the other, and `size` of them go through a model at a time, the
-    last ones filled up: a record's loss has the same bits whichever others there are, and sums are exact.
+    last ones filled up, and sums are exact. So a set's sums have the same bits whichever others there are, if
+    a record's outputs have the same bits wherever it stands (`same_bits_anywhere`).
     """
     if not batches:
         return np.zeros((0, len(models)))
@@ -82,6 +83,21 @@ def padded_loss_sums(
     losses = torch.stack(by_model, dim=1)[: len(table)].double().cpu().numpy()
     bounds = np.cumsum([len(own) for own in batches])[:-1]
     return np.array([[math.fsum(column) for column in own.T] for own in np.split(losses, bounds)])
+
+
+@torch.no_grad()
+def same_bits_anywhere(learner: Learner, size: int = LOSSES_AT_ONCE) -> bool:
+    """Whether a record's outputs have the same bits wherever it stands among so many.
+
+    Nothing promises that of a matrix product: a GPU's, whose programs are all alike, were seen to keep it, a
+    processor's treat the last rows in another way.
+    """
+    probe = learner.random_batch(size).features
+    parameters = torch.linspace(-0.1, 0.1, learner.layout.size, device=learner.device)
+    expected = learner.predict(parameters, probe)
+    shifts = (1, size // 3, size - 1)
+    moved = (learner.predict(parameters, probe.roll(shift, dims=0)).roll(-shift, dims=0) for shift in shifts)
+    return all(torch.equal(outputs, expected) for outputs in moved)
 
 
 def total_score(learner: Learner, parameters: Tensor, records: Batch) -> float:

@@ -172,7 +172,7 @@ class StackedTrainer:
             return apart[torch.tensor(kinds[0] + kinds[1], device=apart.device).argsort()]
         wave = self._clients_at_once(jobs)
         # Coarser factors change no promise: norms are taken of the very gradients that are summed, or of the
-        # same factors, and both in float64, where the matrix units do not round.
+        # same factors, and what float32 rounds in norms and sums is within the margin of the clip.
         with precision(tf32=self.tf32):
             waves = [jobs[first : first + wave] for first in range(0, len(jobs), wave)]
             return torch.cat([self._program(part).run(part) for part in waves])

@@ -23,6 +23,7 @@ class Tiles:
         present: which records there are, bool (records,), those of a tile before its padding; kernels skip
             the others, of which anything may be read then. None where nothing is to be skipped.
         coarse: whether what one layer hands to another may be rounded to bfloat16, which halves the bytes.
+        most: tiles that a client has at most, where a sum must not depend on where among others they lie.
     """
 
     count: int
@@ -32,6 +33,7 @@ class Tiles:
     bounds: Tensor | None = None
     present: Tensor | None = None
     coarse: bool = False
+    most: int | None = None
 
     @property
     def records(self) -> int:
@@ -52,29 +54,45 @@ class Tiles:
         return own[:, None].expand(-1, self.size, *own.shape[1:]).flatten(0, 1)
 
     def by_client(self, tile_sums: Tensor, clients: int) -> Tensor:
-        """Sums of each client's tiles, as a matrix product: atomic additions would not repeat their order.
+        """Sums of each client's tiles, in an order that repeats, as that of atomic additions would not.
 
-        A zero times what is not finite is not zero: that stays with the client whose tile it is in.
+        Where `most` is known, a client's tiles are added in its own order, one by one: not a bit depends on
+        who else there is. Else by a matrix product. A zero times what is not finite is not zero: that stays
+        with the client whose tile it is in.
         """
         if self.owner is None:
             return tile_sums
         rows = torch.arange(clients, device=self.owner.device)
-        own = (rows[:, None] == self.owner[None, :]).to(tile_sums.dtype)
-        finite = torch.isfinite(tile_sums)
+        theirs = rows[:, None] == self.owner[None, :]
+        if self.most is not None:
+            turn, total = theirs.cumsum(dim=1), tile_sums.new_zeros(clients, tile_sums.shape[1])
+            for number in range(1, self.most + 1):
+                its = (theirs & (turn == number)).long()
+                there, place = its.max(dim=1)
+                total += torch.where(there[:, None] > 0, tile_sums[place], 0.0)
+            return total
+        own, finite = theirs.to(tile_sums.dtype), torch.isfinite(tile_sums)
         sums, lost = own @ torch.where(finite, tile_sums, 0.0), own @ (~finite).to(tile_sums.dtype)
         return torch.where(lost > 0.0, torch.nan, sums)
 
 
 def tiles_of(
-    owner: Tensor, size: int, clients: int, present: Tensor | None, *, coarse: bool = False
+    owner: Tensor,
+    size: int,
+    clients: int,
+    present: Tensor | None,
+    *,
+    coarse: bool = False,
+    most: int | None = None,
 ) -> Tiles:
     """Args:
     present: which records there are, for our kernels; None for torch's.
     coarse: as in `Tiles`, for our kernels.
+    most: as in `Tiles`.
     """
     bounds = None
     if present is not None:
         filled = torch.where(present[::size], owner, clients)  # tiles that stayed empty are nobody's
         bounds = torch.searchsorted(filled, torch.arange(clients + 1, device=owner.device))
     coarse = coarse and present is not None
-    return Tiles(len(owner), size, owner, dynamic=False, bounds=bounds, present=present, coarse=coarse)
+    return Tiles(len(owner), size, owner, False, bounds, present, coarse, most)
