@@ -130,14 +130,24 @@ def accuracy(chosen: Experiment, out: Path, honest: list[str]) -> float:
 
 
 def test_one_liar_of_four_ruins_a_mean_and_not_a_filtered_one(tmp_path: Path) -> None:
+    """On average: where one processor rounds otherwise than another, the noise of all later rounds is new."""
     names = [client.name for client in local.load_federation(experiment()).clients]
     liar, honest = names[0], names[1:]
-    alone = accuracy(experiment(), tmp_path / "honest", honest)
-    with lying([liar]):
-        ruined = accuracy(experiment(), tmp_path / "mean", honest)
-        kept = accuracy(experiment(schedule={"aggregation": "filtered-mean"}), tmp_path / "kept", honest)
-    assert kept > alone - 0.05
-    assert ruined < kept - 0.2
+    filtered = {"schedule": {"aggregation": "filtered-mean"}}
+    alone, ruined, kept = [], [], []
+    for seed in range(16):
+        drawn = {
+            "federation": {"records_per_client": 150, "test_per_client": 200},
+            "privacy": {"epsilon": 30},
+            "seeds": {"simulation": seed, "noise": seed},
+        }
+        out = tmp_path / str(seed)
+        alone.append(accuracy(experiment(**drawn), out / "honest", honest))
+        with lying([liar]):
+            ruined.append(accuracy(experiment(**drawn), out / "mean", honest))
+            kept.append(accuracy(experiment(**drawn, **filtered), out / "kept", honest))
+    assert np.mean(kept) > np.mean(alone) - 0.05
+    assert max(ruined) < min(kept) - 0.2
 
 
 def test_a_rule_is_free_and_the_ledger_does_not_know_of_it(tmp_path: Path) -> None:
