@@ -84,8 +84,8 @@ def test_norms_are_those_of_the_very_numbers_that_are_summed(name: str) -> None:
     """To float64's last bits, although the numbers are float32 and places cancel."""
     part, _ = part_of(LAYERS[name](), 6)
     part.gradient[1] *= 1e-6
-    part.gradient[2, :, 1:] = -part.gradient[2, :, :1]  # most of it cancels
-    part.images[2] = part.images[2, :, :1, :1]
+    part.gradient[2, :, :, 1:] = -part.gradient[2, :, :, :1]  # most of it cancels
+    part.images[2] = part.images[2, :, :, :1, :1]
     part.gradient[3] *= 1e18
     torch.testing.assert_close(
         part.squared_norms(), part.rows().double().square().sum(dim=1), rtol=1e-13, atol=0
@@ -112,13 +112,16 @@ def test_what_a_kernel_would_misread_is_refused() -> None:
     for wrong in (
         (images.double(), gradient, scales),
         (images[..., :63], gradient, scales),
-        (images[:, :, 1:], gradient, scales),
-        (images, gradient[..., :7], scales),
+        (images[:, :, :, 1:], gradient, scales),
+        (images, gradient[..., :3], scales),
+        (images, gradient[:, :, :, 1:], scales),
         (images, gradient[:2], scales),
         (images, gradient, scales[:2]),
         (images, gradient, scales.float()),
         (images[:, :0], gradient[:, :0], scales),
-        (images[:, :, :2], gradient[:, :, :0], scales),
+        (images[:, :, :0], gradient, scales),
+        (images, gradient[:, :, :0], scales),
+        (images[:, :, :, :2], gradient[:, :, :, :0], scales),
     ):
         with pytest.raises((TypeError, ValueError), match="allowed"):
             cpu_kernels.row_sums(*wrong, geometry)

@@ -205,12 +205,38 @@ def suits_blocks(channels: int, outer: int) -> bool:
     return _FOUND and channels % llvm_rows.channels_of_block() == 0 and outer % llvm_rows.OUTPUTS == 0
 
 
+def image_blocks(images: Tensor, padding: tuple[int, int]) -> Tensor:
+    """Images in the order in which the kernels read them, with zeros around.
+
+    Args:
+        images: (records, channels, lines, columns).
+
+    Returns:
+        (records, blocks, lines, columns, channels of a block): pixels of a block lie one after the other.
+        Were all channels of a pixel together, those of one block would be so far apart, by powers of two,
+        that few of them stay in the nearest cache at a time.
+    """
+    (records, channels, lines, columns), (high, wide) = images.shape, padding
+    width = llvm_rows.channels_of_block()
+    padded = images.new_zeros(records, channels // width, lines + 2 * high, columns + 2 * wide, width)
+    padded[:, :, high : high + lines, wide : wide + columns] = _in_blocks(images, width)
+    return padded
+
+
+def slope_blocks(gradient: Tensor) -> Tensor:
+    """Gradients, (records, outer, lines, columns), as (records, blocks, lines, columns, outputs of a block)."""
+    return _in_blocks(gradient, llvm_rows.OUTPUTS).contiguous()
+
+
+def _in_blocks(images: Tensor, width: int) -> Tensor:
+    return images.unflatten(1, (-1, width)).permute(0, 1, 3, 4, 2)
+
+
 def row_norms(images: Tensor, gradient: Tensor, geometry: Geometry) -> Tensor:
     """Squared norm of each record's weight gradient, in float64.
 
     Args:
-        images: padded, (records, views, lines, columns, channels).
-        gradient: (records, views, lines, columns, outer).
+        images, gradient: as `image_blocks` and `slope_blocks` lay them out.
     """
     taps, given, numbers = _blocks(images, gradient, geometry)
     found = torch.empty(len(images), dtype=torch.float64)
@@ -236,18 +262,19 @@ def row_sums(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometr
 def _blocks(
     images: Tensor, gradient: Tensor, geometry: Geometry
 ) -> "tuple[llvm_rows.Taps, tuple[Tensor, Tensor], tuple[int, ...]]":
-    (records, views, height, width, channels), outer = images.shape, gradient.shape[4]
-    if not suits_blocks(channels, outer):
-        raise ValueError(f"channels: {channels} and {outer} are not allowed, whole blocks are")
+    records, views, blocks, height, width, of_block = images.shape
+    own, outputs = llvm_rows.channels_of_block(), llvm_rows.OUTPUTS
+    channels, outer = blocks * of_block, gradient.shape[2] * outputs
     lines, columns = replace(geometry, padding=(0, 0)).output_size(height, width)
-    if min(views, lines, columns) < 1:  # loops of kernels run once, whatever there is
-        raise ValueError(f"images: {views} views of {lines} x {columns} places; allowed: some")
-    images = _checked("images", images, (records, views, height, width, channels))
-    gradient = _checked("gradient", gradient, (records, views, lines, columns, outer))
+    if min(views, channels, outer, lines, columns) < 1:  # loops of kernels run once, whatever there is
+        found = f"{views} views of {lines} x {columns} places, {channels} channels and {outer} outputs"
+        raise ValueError(f"images: {found}; allowed: some of each")
+    images = _checked("images", images, (records, views, channels // own, height, width, own))
+    gradient = _checked("gradient", gradient, (records, views, outer // outputs, lines, columns, outputs))
     taps = llvm_rows.Taps(
         *geometry.kernel, channels, outer, columns, width, geometry.stride, geometry.dilation
     )
-    return taps, (images, gradient), (records, views, lines, height * width * channels)
+    return taps, (images, gradient), (records, views, lines, height * width)
 
 
 # --- the whole step of a small dense layer ------------------------------------------------------------

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
 from coterie.training import cpu_kernels
 from coterie.training.contributions import Contribution, Rows
 from coterie.training.kernels import Geometry
@@ -26,9 +24,9 @@ class FormedTwice(Contribution):
     """One convolution's weight, for records of one client on a processor.
 
     Args:
-        images: what the convolution saw, with zeros around, (records, views, lines, columns, channels): the
-            gradient of a record is the sum over its views.
-        gradient: at what came out of it, (records, views, lines, columns, outer).
+        images: what the convolution saw, with zeros around and in blocks of channels, (records, views, blocks,
+            lines, columns, channels of a block): the gradient of a record is the sum over its views.
+        gradient: at what came out of it, (records, views, blocks, lines, columns, outputs of a block).
     """
 
     images: Tensor
@@ -40,10 +38,8 @@ class FormedTwice(Contribution):
     @classmethod
     def of(cls, images: Tensor, gradient: Tensor, geometry: Geometry) -> "FormedTwice":
         """Of a convolution that saw (records, channels, height, width), one view of each record."""
-        high, wide = geometry.padding
-        padded = functional.pad(images.permute(0, 2, 3, 1), (0, 0, wide, wide, high, high))
-        slopes = gradient.permute(0, 2, 3, 1)
-        return cls(padded[:, None].contiguous(), slopes[:, None].contiguous(), geometry)
+        seen = cpu_kernels.image_blocks(images, geometry.padding)
+        return cls(seen[:, None], cpu_kernels.slope_blocks(gradient)[:, None], geometry)
 
     def squared_norms(self) -> Tensor:
         return cpu_kernels.row_norms(self.images, self.gradient, self.geometry)
@@ -61,7 +57,8 @@ class FormedTwice(Contribution):
         for at in range(len(self.images)):
             own = self.images[at : at + 1], self.gradient[at : at + 1]
             formed.append(cpu_kernels.row_sums(*own, one, self.geometry).float())
-        width = math.prod(self.geometry.kernel) * self.images.shape[4] * self.gradient.shape[4]
+        channels, outer = (part.shape[2] * part.shape[5] for part in (self.images, self.gradient))
+        width = math.prod(self.geometry.kernel) * channels * outer
         if not formed:
             return self.images.new_empty(0, width)
         return torch.stack(formed).permute(0, 1, 4, 2, 3).reshape(-1, width)
@@ -70,7 +67,7 @@ class FormedTwice(Contribution):
         return self._joined(copies, self.gradient / copies)
 
     def summed(self, present: Tensor) -> "FormedTwice":
-        there = present.reshape(-1, 1, 1, 1, 1)
+        there = present.reshape(-1, *(1,) * (self.images.dim() - 1))
         whole = replace(self, images=torch.where(there, self.images, 0.0))
         return whole._joined(present.shape[1], torch.where(there, self.gradient, 0.0))
 

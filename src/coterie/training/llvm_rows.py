@@ -26,7 +26,7 @@ def channels_of_block() -> int:
 
 @dataclass(frozen=True)
 class Taps:
-    """A convolution on padded images, in channels-last order.
+    """A convolution on padded images, whose channels lie block by block (`FormedTwice`).
 
     Args:
         height, width: of the kernel.
@@ -50,43 +50,45 @@ class Taps:
         return self.height * self.width
 
     def offset(self, b: Builder, tap: ir.Value) -> ir.Value:
-        """Numbers from a patch's first pixel to the one that this pixel of the kernel sees."""
+        """Numbers of a block from a patch's first pixel to the one that this pixel of the kernel sees."""
         down, across = b.udiv(tap, INT(self.width)), b.urem(tap, INT(self.width))
         pixels = b.index((down, self.dilation[0] * self.pitch), (across, self.dilation[1]))
-        return b.mul(pixels, INT(self.channels))
+        return b.mul(pixels, INT(channels_of_block()))
 
 
 class _Former(Builder):
     """Forms blocks of a record's gradient: some outputs by some channels, at one pixel of the kernel.
 
     Arguments of its kernel: images, gradient, others; then how many records, images of a record, lines of
-    outputs, and numbers of an image.
+    outputs, and pixels of an image.
     """
 
     def __init__(self, name: str, taps: Taps, *others: ir.Type) -> None:
         super().__init__(name, llvm_builder.machine()[0], FLOATS, FLOATS, *others, *[INT] * 4)
         self.taps, self.vectors = taps, channels_of_block() // self.vector.count
         self.images, self.gradient, *self.others = self.function.args[:-4]
-        self.records, self.views, self.lines, self.size = self.function.args[-4:]
+        self.records, self.views, self.lines, self.pixels = self.function.args[-4:]
 
-    def formed(self, record: ir.Value, output: ir.Value, channel: ir.Value, tap: ir.Value) -> list[ir.Value]:
-        """Vectors of channels from the first on, output by output, as float64 of half the length.
+    def formed(
+        self, record: ir.Value, outputs: ir.Value, channels: ir.Value, tap: ir.Value
+    ) -> list[ir.Value]:
+        """One block's channels, output by output, as vectors of float64.
 
         Each number is the sum over the places in their order, by fused products in float32.
         """
-        taps, lanes = self.taps, self.vector.count
+        taps, lanes, width = self.taps, self.vector.count, channels_of_block()
         parts = [(i, j) for i in range(OUTPUTS) for j in range(self.vectors)]
         with self.count(self.views, *[self.zero] * len(parts)) as views:
             view = self.index((record, self.views), views.turn)
-            image = self.index((view, self.size), channel, taps.offset(self, tap))
+            image = self.index((view, taps.channels // width), channels)
+            start = self.index((image, self.mul(self.pixels, INT(width))), taps.offset(self, tap))
+            slope = self.index((view, taps.outer // OUTPUTS), outputs)
             with self.count(self.lines, *views.values) as lines:
-                line = self.index(image, (lines.turn, taps.stride[0] * taps.pitch * taps.channels))
-                first = self.index(
-                    (self.index((view, self.lines), lines.turn), taps.columns * taps.outer), output
-                )
+                line = self.index(start, (lines.turn, taps.stride[0] * taps.pitch * width))
+                first = self.index((self.index((slope, self.lines), lines.turn), taps.columns * OUTPUTS))
                 with self.count(INT(taps.columns), *lines.values) as loop:
-                    pixel = self.index(line, (loop.turn, taps.stride[1] * taps.channels))
-                    where = self.index(first, (loop.turn, taps.outer))
+                    pixel = self.index(line, (loop.turn, taps.stride[1] * width))
+                    where = self.index(first, (loop.turn, OUTPUTS))
                     seen = [self.read_vector(self.images, pixel, INT(j * lanes)) for j in range(self.vectors)]
                     slopes = [self.spread(self.read(self.gradient, where, INT(i))) for i in range(OUTPUTS)]
                     loop.values = self.multiply_add(
@@ -107,15 +109,17 @@ class _Former(Builder):
 def row_norms(taps: Taps) -> ir.Function:
     """Squared norm of each record's gradient, in float64.
 
-    images (records, views, lines, pitch, channels), gradient (records, views, lines, columns, outer) with the
-    lines and columns of the outputs, squares (records,); the last line is that of `row_sums`::
+    images (records, views, blocks, lines, pitch, channels of a block), gradient (records, views, blocks, lines,
+    columns, outputs of a block) with the lines and columns of the outputs, squares (records,); the last line
+    is that of `row_sums`::
 
         for record in range(records):
             formed = np.zeros((outer, height, width, channels), np.float32)
-            for view, y, x in np.ndindex(gradient.shape[1:4]):
+            for view, y, x in np.ndindex(gradient.shape[1], *gradient.shape[3:5]):
+                slopes = gradient[record, view, :, y, x].reshape(outer, 1)
                 for i, j in np.ndindex(height, width):
-                    pixel = images[record, view, y * down + i * lower, x * across + j * further]
-                    formed[:, i, j] += gradient[record, view, y, x, :, None] * pixel
+                    pixel = images[record, view, :, y * down + i * lower, x * across + j * further]
+                    formed[:, i, j] += slopes * pixel.reshape(channels)
             squares[record] = (formed.astype(np.float64) ** 2).sum()
             total += scales[record] * formed.astype(np.float64)
     """
@@ -125,9 +129,9 @@ def row_norms(taps: Taps) -> ir.Function:
     with b.count(b.records) as records:
         with b.count(INT(taps.channels // width), *[nothing] * _HALF) as channels:
             with b.count(INT(taps.outer // OUTPUTS), *channels.values) as outputs:
-                output, channel = (b.mul(outputs.turn, INT(OUTPUTS)), b.mul(channels.turn, INT(width)))
                 with b.count(INT(taps.count), *outputs.values) as pixels:
-                    for at, value in enumerate(b.formed(records.turn, output, channel, pixels.turn)):
+                    block = b.formed(records.turn, outputs.turn, channels.turn, pixels.turn)
+                    for at, value in enumerate(block):
                         before = pixels.values[at % _HALF]
                         pixels.values[at % _HALF] = b.add_product(value, value, before)
                 outputs.values = pixels.values
@@ -156,7 +160,8 @@ def row_sums(taps: Taps) -> ir.Function:
                 spread = b.spread(scale, _HALF)
                 with b.count(INT(taps.count)) as pixels:
                     first = b.mul(pixels.turn, INT(numbers))
-                    for at, value in enumerate(b.formed(records.turn, output, channel, pixels.turn)):
+                    block = b.formed(records.turn, outputs.turn, channels.turn, pixels.turn)
+                    for at, value in enumerate(block):
                         place = INT(at * _HALF)
                         before = b.read_vector(scratch, first, place, lanes=_HALF)
                         b.write_vector(b.add_product(spread, value, before), scratch, first, place)
