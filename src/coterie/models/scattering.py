@@ -171,7 +171,7 @@ class Scattering(nn.Module):
         coarse = torch.fft.ifft2(_folded(spectrum * self.psi_1)).abs()
         waves = torch.fft.fft2(fine)[:, :, :, None]
         paths = torch.fft.ifft2(_folded(waves * self.psi_1)).abs().flatten(2, 3)
-        # Never one image alone: of a single matrix, processors may sum a product in another order than of many.
+        # Never a single matrix: processors may sum its product in another order than those of many.
         signals = (torch.cat([padded[:, :, None], fine], dim=2), torch.cat([coarse, paths], dim=2))
         return torch.cat([self._mean(signal, scale) for scale, signal in enumerate(signals)], dim=2)
 

@@ -224,7 +224,7 @@ def image_blocks(images: Tensor, padding: tuple[int, int]) -> Tensor:
 
 
 def slope_blocks(gradient: Tensor) -> Tensor:
-    """Gradients, (records, outer, lines, columns), as (records, blocks, lines, columns, outputs of a block)."""
+    """Gradients, as images, in blocks of outputs: (records, blocks, lines, columns, outputs of a block)."""
     return _in_blocks(gradient, llvm_rows.OUTPUTS).contiguous()
 
 

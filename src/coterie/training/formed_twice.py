@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
 from coterie.training import cpu_kernels
 from coterie.training.contributions import Contribution, Rows
 from coterie.training.kernels import Geometry
@@ -24,8 +25,8 @@ class FormedTwice(Contribution):
     """One convolution's weight, for records of one client on a processor.
 
     Args:
-        images: what the convolution saw, with zeros around and in blocks of channels, (records, views, blocks,
-            lines, columns, channels of a block): the gradient of a record is the sum over its views.
+        images: what the convolution saw, with zeros around and its channels in blocks: (records, views,
+            blocks, lines, columns, channels of a block). The gradient of a record is the sum over its views.
         gradient: at what came out of it, (records, views, blocks, lines, columns, outputs of a block).
     """
 

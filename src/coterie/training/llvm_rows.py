@@ -72,7 +72,7 @@ class _Former(Builder):
     def formed(
         self, record: ir.Value, outputs: ir.Value, channels: ir.Value, tap: ir.Value
     ) -> list[ir.Value]:
-        """One block's channels, output by output, as vectors of float64.
+        """Channels of one block, output by output, as vectors of float64.
 
         Each number is the sum over the places in their order, by fused products in float32.
         """
@@ -109,9 +109,9 @@ class _Former(Builder):
 def row_norms(taps: Taps) -> ir.Function:
     """Squared norm of each record's gradient, in float64.
 
-    images (records, views, blocks, lines, pitch, channels of a block), gradient (records, views, blocks, lines,
-    columns, outputs of a block) with the lines and columns of the outputs, squares (records,); the last line
-    is that of `row_sums`::
+    images (records, views, blocks, lines, pitch, channels of a block), gradient (records, views, blocks,
+    lines, columns, outputs of a block) with the lines and columns of the outputs, squares (records,); the
+    last line is that of `row_sums`::
 
         for record in range(records):
             formed = np.zeros((outer, height, width, channels), np.float32)
