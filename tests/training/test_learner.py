@@ -61,7 +61,7 @@ def test_a_whole_round_ends_where_torch_func_would_end(name: str, task: Task) ->
     ends = []
     for fast in (True, False):
         model = build_model(settings, task, seed=1)
-        learner = Learner(model, task, CPU, fast=fast)
+        learner = Learner(model, task, CPU, fast=fast, full_precision=True)
         assert (learner.book is not None) == fast
         parameters = torch.from_numpy(flatten(model))
         for number, plan in enumerate(plans):

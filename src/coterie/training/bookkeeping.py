@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from coterie.training import cpu_kernels, kernels
 from coterie.training.chain import Chain, flat_sequence, steps_of
 from coterie.training.contributions import Contribution
-from coterie.training.layers.base import UnsupportedLayer, find_rule
+from coterie.training.layers.base import UnsupportedLayer, find_rule, in_full
 from coterie.training.layers.conv import ConvRule
 from coterie.training.layers.pooling import replace_pools
 from coterie.training.layers.recurrent import RecordingLstm
 from coterie.training.layers.simple import LinearRule
 from coterie.training.parameters import Layout
-from coterie.training.recording import Notes, RecordingLayer, hooked, in_full, named_parameters
+from coterie.training.recording import Notes, RecordingLayer, hooked, named_parameters
 from coterie.training.tiles import Tiles
 
 _BYTES_PER_NUMBER = 4
@@ -116,15 +116,18 @@ class Bookkeeping:
             return outputs
 
     @torch.no_grad()
-    def rows(self, parameters: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-        """Gradient of each record's loss, one flat row per record."""
-        found = self.contributions(parameters[None], features, targets, Tiles(1, len(features)))
+    def rows(self, parameters: Tensor, features: Tensor, targets: Tensor, *, coarse: bool = False) -> Tensor:
+        """Gradient of each record's loss, one flat row per record; `coarse` as in `Tiles`."""
+        tiles = Tiles(1, len(features), coarse=coarse)
+        found = self.contributions(parameters[None], features, targets, tiles)
         return torch.cat([found[name].rows() for name in self.layout.shapes], dim=1)
 
     @torch.no_grad()
-    def weighs_what_it_adds(self, parameters: Tensor, features: Tensor, targets: Tensor) -> bool:
+    def weighs_what_it_adds(
+        self, parameters: Tensor, features: Tensor, targets: Tensor, *, coarse: bool = False
+    ) -> bool:
         """Whether kernels of ours find norms no shorter than gradients are, and add each by its own scale."""
-        tiles = Tiles(1, len(features))
+        tiles = Tiles(1, len(features), coarse=coarse)
         found = self.contributions(parameters[None], features, targets, tiles)
         scales = torch.arange(len(features), dtype=torch.float64)  # the first record is left out
         for part in found.values():

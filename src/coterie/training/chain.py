@@ -72,6 +72,16 @@ def recorded(layer: RecordingLayer) -> Step:
     def forward(values: Tensor) -> tuple[Tensor, Backward]:
         layer.check(values)
         rule, weights, tiles = layer.rule, layer.weights(), layer.notes.tiles
+        whole = rule.whole(values, weights, tiles)
+        if whole is not None:
+            outputs, way_back = whole
+
+            def back(gradient: Tensor, needed: bool) -> Tensor:
+                at_inputs, formed = way_back(gradient, needed)
+                layer.keep(formed)
+                return gradient if at_inputs is None else at_inputs
+
+            return outputs, back
 
         def backward(gradient: Tensor, needed: bool) -> Tensor:
             layer.note(values, gradient)

@@ -97,6 +97,9 @@ def stacked_clipped_sum(
         return add_client_sums(found, book.layout, scales, usable, tiles, sums)
     own = dict(zip(book.layout.shapes, torch.split(sums, book.layout.sizes, dim=1), strict=True))
     for names, part in parts.items():
+        if len(names) == 1:
+            part.add_to(own[names[0]], scales, usable, tiles)
+            continue
         total = part.scaled_sum(scales, usable, tiles)
         widths = [own[name].shape[1] for name in names]
         for name, piece in zip(names, torch.split(total, widths, dim=1), strict=True):
@@ -189,7 +192,7 @@ def clipped_sum(
             partial = head.clipped_sum(parameters, part.features, part.targets, most)
             total = partial if total is None else total.add_(partial)
         elif book is not None:
-            whole = (parameters[None], part, Tiles(1, len(records)), clip)
+            whole = (parameters[None], part, Tiles(1, len(records), coarse=learner.coarse), clip)
             into = None if total is None else total[None]
             total = stacked_clipped_sum(book, *whole, copies=copies, persons=records.present, into=into)[0]
         else:

@@ -1,7 +1,7 @@
 """Kernels for a processor, where torch's operations do more than is needed, or write down what nobody reads.
 
-Norms and sums of rows in float64; gradients of large convolutions, formed twice and never kept
-(`formed_twice.py`); the whole step of a narrow head (`narrow_head.py`); and convolutions before a max pool.
+Norms and sums of rows in float64; sums of gradients of large convolutions, which nobody keeps
+(`formed_once.py`); the whole step of a narrow head (`narrow_head.py`); and convolutions before a max pool.
 Behind a max pool, a convolution's gradient is zero but at one place of every window: of the work on the way
 back of a two by two pool, three quarters multiply by zero. LLVM, which comes as a wheel with the extra
 `fast`, compiles these kernels for the processor at hand when they are first needed, in a tenth of a second.
@@ -40,6 +40,11 @@ _BLOCK = 64
 def available() -> bool:
     """Whether these kernels can run here at all."""
     return _FOUND
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions that torch's convolutions of bfloat16 use."""
+    return _FOUND and llvm_builder.multiplies_bfloat16() and bool(torch.backends.mkldnn.enabled)
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,7 @@ def suits_blocks(channels: int, outer: int) -> bool:
 
 
 def image_blocks(images: Tensor, padding: tuple[int, int]) -> Tensor:
-    """Images in the order in which the kernels read them, with zeros around.
+    """Images in float32 and in the order in which the kernels read them, with zeros around.
 
     Args:
         images: (records, channels, lines, columns).
@@ -218,45 +223,36 @@ def image_blocks(images: Tensor, padding: tuple[int, int]) -> Tensor:
     """
     (records, channels, lines, columns), (high, wide) = images.shape, padding
     width = llvm_rows.channels_of_block()
-    padded = images.new_zeros(records, channels // width, lines + 2 * high, columns + 2 * wide, width)
+    padded = torch.zeros(records, channels // width, lines + 2 * high, columns + 2 * wide, width)
     padded[:, :, high : high + lines, wide : wide + columns] = _in_blocks(images, width)
     return padded
 
 
 def slope_blocks(gradient: Tensor) -> Tensor:
     """Gradients, as images, in blocks of outputs: (records, blocks, lines, columns, outputs of a block)."""
-    return _in_blocks(gradient, llvm_rows.OUTPUTS).contiguous()
+    return _in_blocks(gradient, llvm_rows.OUTPUTS).contiguous().float()
 
 
 def _in_blocks(images: Tensor, width: int) -> Tensor:
-    return images.unflatten(1, (-1, width)).permute(0, 1, 3, 4, 2)
+    records, channels, lines, columns = images.shape
+    return images.reshape(records, channels // width, width, lines, columns).permute(0, 1, 3, 4, 2)
 
 
-def row_norms(images: Tensor, gradient: Tensor, geometry: Geometry) -> Tensor:
-    """Squared norm of each record's weight gradient, in float64.
+def add_row_sums(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometry, total: Tensor) -> None:
+    """Add the sum of the records' weight gradients, each times its scale, to float64 numbers.
 
     Args:
-        images, gradient: as `image_blocks` and `slope_blocks` lay them out.
+        images, gradient: as `image_blocks` and `slope_blocks` lay them out, by view: (records, views, ...).
+        total: the weight's numbers in their own order, flat.
     """
     taps, given, numbers = _blocks(images, gradient, geometry)
-    found = torch.empty(len(images), dtype=torch.float64)
-    if found.numel() > 0:
-        llvm_builder.compiled(llvm_rows.row_norms, taps)(*_addresses(*given, found), *numbers)
-    return found
-
-
-def row_sums(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometry) -> Tensor:
-    """Sum of these gradients, each times its scale: float64 (outer, kernel height, width, channels)."""
-    taps, given, numbers = _blocks(images, gradient, geometry)
     scales = _checked("scales", scales, (len(images),), torch.float64)
-    scratch = torch.empty(taps.count * llvm_rows.OUTPUTS * llvm_rows.channels_of_block(), dtype=torch.float64)
-    shape = (taps.outer, taps.height, taps.width, taps.channels)
-    total = torch.empty(shape, dtype=torch.float64)
-    if len(images) == 0:
-        return total.zero_()
-    run = llvm_builder.compiled(llvm_rows.row_sums, taps)
-    run(*_addresses(*given, scales, scratch, total), *numbers)
-    return total
+    total = _added_to(total, taps.outer * taps.channels * taps.count)
+    room = taps.count * llvm_rows.OUTPUTS * llvm_rows.channels_of_block()
+    few, every = torch.empty(room), torch.empty(room, dtype=torch.float64)
+    if len(images) > 0:
+        run = llvm_builder.compiled(llvm_rows.row_sums, taps)
+        run(*_addresses(*given, scales, few, every, total), *numbers)
 
 
 def _blocks(
@@ -304,9 +300,7 @@ def add_head_sum(
     for part, size in ((weight, outer * inner), (bias, outer)):
         if part is not None:
             values.append(_checked("values", part[0], (size,)))
-            sums.append(_checked("sums", part[1], (size,), torch.float64, copied=False))
-            if not sums[-1].is_contiguous():  # where numbers would be added between them
-                raise ValueError(f"sums: strides {sums[-1].stride()}; allowed: one piece of memory")
+            sums.append(_added_to(part[1], size))
     if bias is None:  # whose addresses are not looked at
         values, sums = 2 * values, 2 * sums
     scratch = torch.empty(inner + outer, dtype=torch.float64)
@@ -332,6 +326,14 @@ def _checked(
     if values.shape != shape:
         raise ValueError(f"{name}: shape {tuple(values.shape)}; allowed: {shape}")
     return values.contiguous() if copied else values
+
+
+def _added_to(sums: Tensor, numbers: int) -> Tensor:
+    """Sums in float64 that a kernel adds to where they are."""
+    sums = _checked("sums", sums, (numbers,), torch.float64, copied=False)
+    if not sums.is_contiguous():  # where numbers would be added between them
+        raise ValueError(f"sums: strides {sums.stride()}; allowed: one piece of memory")
+    return sums
 
 
 def _addresses(*parts: Tensor) -> list[int]:

@@ -8,7 +8,7 @@ functions without a rule), records go through one after the other.
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec
 from weakref import WeakSet
@@ -25,6 +25,11 @@ _TOLERANCE = 1e-3
 _AT_A_KINK = 50 * _TOLERANCE
 """Of a gradient where a unit that is zero but for rounding is on for one and off for the other: in a deep
 network that is so for every few records, for a model that is taken wrongly all records are off."""
+
+MOST_ROUNDED, MOST_ROUNDED_OF_ONE = 0.2, 0.5
+"""How far gradients of all parameters, and of one, may be off where factors are rounded to ten bits or eight
+in every layer, which a deep network that has learnt nothing yet enlarges: a layer that is wrong is off by all
+that it is."""
 
 P = ParamSpec("P")
 _told: "WeakSet[BaseException]" = WeakSet()
@@ -178,6 +183,19 @@ def same_gradients(found: Tensor, expected: Tensor) -> bool:
     """Whether gradients are the same but for rounding, which at a kink (of ReLU, of a maximum) shows."""
     error = _apart(found, expected)
     return bool((error <= _TOLERANCE).any() and (error <= _AT_A_KINK).all())
+
+
+def off_by(found: Tensor, expected: Tensor, sizes: Sequence[int]) -> tuple[float, float]:
+    """How far gradients are from those expected: relative to all of them, and the worst parameter to its own.
+
+    Args:
+        found, expected: (any, parameters).
+        sizes: numbers of each parameter.
+    """
+    whole = float(expected.norm())
+    pairs = zip(*(torch.split(values, list(sizes), dim=1) for values in (found, expected)), strict=True)
+    worst = max(float((one - other).norm()) / max(float(other.norm()), whole / 100) for one, other in pairs)
+    return float((found - expected).norm()) / whole, worst
 
 
 def _apart(found: Tensor, expected: Tensor) -> Tensor:

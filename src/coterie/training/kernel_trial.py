@@ -9,6 +9,7 @@ from torch import Tensor
 from coterie.training import kernels
 from coterie.training.clipping import stacked_clipped_sum
 from coterie.training.head import StackedHead
+from coterie.training.isolation import MOST_ROUNDED, MOST_ROUNDED_OF_ONE, off_by
 from coterie.training.learner import Learner, precision
 from coterie.training.tiles import tiles_of
 
@@ -56,19 +57,12 @@ def kernels_agree(
 
         with precision(tf32=tf32):
             fast, slow, one_each = sums(present, present), sums(present, None), sums(alone, alone)
-        whole = float(slow.norm())
-        error = float((fast - slow).norm()) / whole
-        parts = (torch.split(values, book.layout.sizes, dim=1) for values in (fast, slow))
-        worst = max(
-            float((a - b).norm()) / max(float(b.norm()), whole / 100) for a, b in zip(*parts, strict=True)
-        )
+        error, worst = off_by(fast, slow, book.layout.sizes)
         longest = float(one_each.norm(dim=1).max())
     except Exception as reason:  # whatever a compiler or a driver may raise
         log.warning("%s do not run here, others do: %s", ours, " ".join(str(reason).split()))
         return False
-    # Matrix units round to ten bits or eight in every layer, which a deep network that has learnt nothing yet
-    # enlarges; a layer that is wrong is off by all that it is.
-    if not (error < 0.2 and worst < 0.5):
+    if not (error < MOST_ROUNDED and worst < MOST_ROUNDED_OF_ONE):
         log.warning("%s are off by %.1e here, a parameter by %.1e, and not used", ours, error, worst)
         return False
     if not longest <= _PROBE_CLIP:

@@ -17,9 +17,16 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from coterie.data.records import Records, Task
+from coterie.training import cpu_kernels
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.contributions import LARGEST_PRODUCT
-from coterie.training.isolation import Isolation, same_gradients
+from coterie.training.isolation import (
+    MOST_ROUNDED,
+    MOST_ROUNDED_OF_ONE,
+    Isolation,
+    off_by,
+    same_gradients,
+)
 from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.narrow_head import NarrowHead
 from coterie.training.parameters import Layout
@@ -30,7 +37,7 @@ WORKING_BYTES = {"cpu": 48 * 2**20, "cuda": 4 * 2**30}
 """Memory that one micro-batch should take beside the model; on a CPU, what caches and allocator like."""
 MOST_BYTES = {"cpu": 2**30, "cuda": 4 * 2**30}
 """Memory that it may take for `FEW_RECORDS` of a large model, which is slow in smaller pieces."""
-FEW_RECORDS = 16
+FEW_RECORDS = 32
 LARGEST_MICRO_BATCH = 512
 
 
@@ -137,6 +144,8 @@ class LearnerShape:
     compiled: bool = False
     mapped: bool = True
     known: bool = True
+    coarse: bool = False
+    full_precision: bool = False
 
 
 class Learner:
@@ -155,6 +164,7 @@ class Learner:
         fast: bool = True,
         max_memory: int | None = None,
         mapped: bool | None = None,
+        full_precision: bool = False,
     ) -> None:
         """Args:
         fast: pass whole batches, and use layer rules where the model allows it. For models that are known
@@ -162,8 +172,9 @@ class Learner:
         max_memory: bytes that one micro-batch may take beside the model and the records; one record at a
             time is the least.
         mapped: whether `vmap` takes the model, where that is known.
+        full_precision: round no factors of products, though matrix units would be faster with fewer bits.
         """
-        self._max_memory, self.known = max_memory, fast
+        self._max_memory, self.known, self.full_precision = max_memory, fast, full_precision
         self.layout, self.task, self.device = Layout.of(model), task, device
         # Evaluation mode throughout: a layer that draws at random (dropout) would not repeat on resume.
         self.model = model.to(device).eval()
@@ -187,12 +198,15 @@ class Learner:
             self.micro_batch = min(self._affordable(self.bytes_per_record), exact, LARGEST_MICRO_BATCH)
             self.row_batch = min(self.row_batch, self.micro_batch)
         self.narrow_head = self._narrow_head()
+        self.coarse = self._may_be_coarse()
+        """Whether clipped sums on a processor round what layers of many channels read (`Tiles.coarse`)."""
 
     @property
     def shape(self) -> LearnerShape:
         compiled = self.book is not None and self.book.compiled
         sizes = (self.micro_batch, self.row_batch, self.bytes_per_record)
-        return LearnerShape(self.book is not None, *sizes, compiled, self._alone.mapped, self.known)
+        found = (compiled, self._alone.mapped, self.known, self.coarse, self.full_precision)
+        return LearnerShape(self.book is not None, *sizes, *found)
 
     @classmethod
     def from_shape(cls, model: nn.Module, task: Task, shape: LearnerShape) -> "Learner":
@@ -204,6 +218,7 @@ class Learner:
             learner.narrow_head = learner._narrow_head()
         learner.micro_batch, learner.row_batch = shape.micro_batch, shape.row_batch
         learner.bytes_per_record = shape.bytes_per_record
+        learner.coarse, learner.full_precision = shape.coarse, shape.full_precision
         return learner
 
     def fingerprint(self) -> str:
@@ -323,6 +338,28 @@ class Learner:
             log.warning("sums by layer rules: those of one small layer are others")
             return None
         return head
+
+    def _may_be_coarse(self) -> bool:
+        """Whether factors of bfloat16 are faster here, and gradients with them those of the model still."""
+        book, start = self.book, self.initial()
+        possible = book is not None and book.compiled and book.many_channels and self.device.type == "cpu"
+        wanted = start.dtype == torch.float32 and not self.full_precision
+        if book is None or not (possible and wanted and cpu_kernels.multiplies_bfloat16()):
+            return False
+        probe = self.random_batch(5)
+        given = (start, probe.features, probe.targets)
+        try:
+            exact, rounded = (book.rows(*given, coarse=coarse) for coarse in (False, True))
+            weighed = book.weighs_what_it_adds(*given, coarse=True)
+        except RuntimeError as reason:  # torch has no such kernel
+            log.warning("bfloat16 does not run here: %s", " ".join(str(reason).split()))
+            return False
+        error, worst = off_by(rounded, exact, self.layout.sizes)
+        if not (error < MOST_ROUNDED and worst < MOST_ROUNDED_OF_ONE):
+            log.warning("bfloat16 is off by %.1e here, a parameter by %.1e, and not used", error, worst)
+            return False
+        log.info("convolutions of many channels read and write bfloat16")
+        return weighed
 
     def _new_book(self, *, compiled: bool) -> Bookkeeping:
         return Bookkeeping(

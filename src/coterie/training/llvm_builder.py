@@ -33,6 +33,11 @@ def machine() -> tuple[int, int]:
     raise ImportError("no kernels for a processor without AVX2")
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16, and adds products up in float32."""
+    return bool(llvm.get_host_cpu_features().get("avx512bf16"))
+
+
 def lanes_for(line: int) -> int:
     """Numbers in the vectors that cover a line of so many: exactly, where that is possible."""
     widest = machine()[0]

@@ -1,7 +1,7 @@
-"""The kernels of `formed_twice.py`, as LLVM's code: every record's gradient of a convolution, never kept.
+"""The kernel of `formed_once.py`, as LLVM's code: every record's gradient of a convolution, never kept.
 
-Both kernels form a record's gradient by the same instructions in the same order, block by block in registers:
-one takes its norm, the other adds it up. As in `llvm_code.py`, each has above it the loop that it computes.
+It forms a record's gradient block by block in registers and adds it up. As in `llvm_code.py`, it has above it
+the loop that it computes.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from coterie.training import llvm_builder
-from coterie.training.llvm_builder import DOUBLE, DOUBLES, FLOATS, INT, Builder
+from coterie.training.llvm_builder import DOUBLE, DOUBLES, FLOAT, FLOATS, INT, Builder
 
 OUTPUTS = 4
 """Output channels of a block."""
+TOGETHER = 4
+"""Records whose scaled gradients are summed in float32 before they are added up in float64."""
 _HALF = 8
 """Numbers of a vector that become float64 together."""
-_FUSED = ("contract",)
+_SMALLEST = 2.0**-126
+"""Scale below which float32 would round by more than its last bit: such a record is left out."""
 
 
 def channels_of_block() -> int:
@@ -26,7 +29,7 @@ def channels_of_block() -> int:
 
 @dataclass(frozen=True)
 class Taps:
-    """A convolution on padded images, whose channels lie block by block (`FormedTwice`).
+    """A convolution on padded images, whose channels lie block by block (`FormedOnce`).
 
     Args:
         height, width: of the kernel.
@@ -72,7 +75,7 @@ class _Former(Builder):
     def formed(
         self, record: ir.Value, outputs: ir.Value, channels: ir.Value, tap: ir.Value
     ) -> list[ir.Value]:
-        """Channels of one block, output by output, as vectors of float64.
+        """Channels of one block, output by output, as vectors of float32.
 
         Each number is the sum over the places in their order, by fused products in float32.
         """
@@ -96,81 +99,64 @@ class _Former(Builder):
                     )
                 lines.values = loop.values
             views.values = lines.values
-        return [self._wide(vector, first) for vector in views.values for first in range(0, lanes, _HALF)]
-
-    def _wide(self, vector: ir.Value, first: int) -> ir.Value:
-        places = ir.Constant(ir.VectorType(ir.IntType(32), _HALF), list(range(first, first + _HALF)))
-        return self.fpext(self.shuffle_vector(vector, vector, places), ir.VectorType(DOUBLE, _HALF))
-
-    def add_product(self, left: ir.Value, right: ir.Value, total: ir.Value) -> ir.Value:
-        return self.fadd(total, self.fmul(left, right, flags=_FUSED), flags=_FUSED)
+        return views.values
 
 
-def row_norms(taps: Taps) -> ir.Function:
-    """Squared norm of each record's gradient, in float64.
+def row_sums(taps: Taps) -> ir.Function:
+    """Adds the sum of the records' gradients, each times its scale, to a total in float64.
 
     images (records, views, blocks, lines, pitch, channels of a block), gradient (records, views, blocks,
-    lines, columns, outputs of a block) with the lines and columns of the outputs, squares (records,); the
-    last line is that of `row_sums`::
+    lines, columns, outputs of a block) with the lines and columns of the outputs, scales (records,), total
+    (outer, channels, height, width); there is room for the kernel's pixels by a block, for some records and
+    for all. Records whose scale is zero are left out::
 
         for record in range(records):
-            formed = np.zeros((outer, height, width, channels), np.float32)
+            formed = np.zeros((outer, channels, height, width), np.float32)
             for view, y, x in np.ndindex(gradient.shape[1], *gradient.shape[3:5]):
                 slopes = gradient[record, view, :, y, x].reshape(outer, 1)
                 for i, j in np.ndindex(height, width):
                     pixel = images[record, view, :, y * down + i * lower, x * across + j * further]
-                    formed[:, i, j] += slopes * pixel.reshape(channels)
-            squares[record] = (formed.astype(np.float64) ** 2).sum()
+                    formed[:, :, i, j] += slopes * pixel.reshape(channels)
             total += scales[record] * formed.astype(np.float64)
     """
-    b = _Former("row_norms", taps, DOUBLES)
-    (squares,), width = b.others, channels_of_block()
-    nothing = ir.Constant(ir.VectorType(DOUBLE, _HALF), [0.0] * _HALF)
-    with b.count(b.records) as records:
-        with b.count(INT(taps.channels // width), *[nothing] * _HALF) as channels:
-            with b.count(INT(taps.outer // OUTPUTS), *channels.values) as outputs:
-                with b.count(INT(taps.count), *outputs.values) as pixels:
-                    block = b.formed(records.turn, outputs.turn, channels.turn, pixels.turn)
-                    for at, value in enumerate(block):
-                        before = pixels.values[at % _HALF]
-                        pixels.values[at % _HALF] = b.add_product(value, value, before)
-                outputs.values = pixels.values
-            channels.values = outputs.values
-        b.store(b.total(channels.values), b.at(squares, records.turn))
-    return b.finished()
-
-
-def row_sums(taps: Taps) -> ir.Function:
-    """Sum of the records' gradients, each times its scale, in float64: what `row_norms` forms, formed again.
-
-    scales (records,), total (outer, height, width, channels); scratch has room for the kernel's pixels by a
-    block; the loop is that of `row_norms`. Records whose scale is zero are left out.
-    """
-    b = _Former("row_sums", taps, DOUBLES, DOUBLES, DOUBLES)
-    (scales, scratch, total), width = b.others, channels_of_block()
-    nothing = ir.Constant(ir.VectorType(DOUBLE, _HALF), [0.0] * _HALF)
-    numbers = OUTPUTS * width
+    b = _Former("row_sums", taps, DOUBLES, FLOATS, DOUBLES, DOUBLES)
+    (scales, some, all_of_them, total), width, lanes = b.others, channels_of_block(), b.vector.count
+    numbers, nothing = OUTPUTS * width, ir.Constant(ir.VectorType(DOUBLE, _HALF), [0.0] * _HALF)
     with b.count(INT(taps.channels // width)) as channels, b.count(INT(taps.outer // OUTPUTS)) as outputs:
-        output, channel = b.mul(outputs.turn, INT(OUTPUTS)), b.mul(channels.turn, INT(width))
         with b.count(INT(taps.count * numbers // _HALF)) as loop:
-            b.write_vector(nothing, scratch, b.mul(loop.turn, INT(_HALF)))
-        with b.count(b.records) as records:
-            scale = b.read(scales, records.turn)
-            with b.if_then(b.fcmp_unordered("!=", scale, DOUBLE(0.0))):
-                spread = b.spread(scale, _HALF)
-                with b.count(INT(taps.count)) as pixels:
-                    first = b.mul(pixels.turn, INT(numbers))
-                    block = b.formed(records.turn, outputs.turn, channels.turn, pixels.turn)
-                    for at, value in enumerate(block):
-                        place = INT(at * _HALF)
-                        before = b.read_vector(scratch, first, place, lanes=_HALF)
-                        b.write_vector(b.add_product(spread, value, before), scratch, first, place)
-        with b.count(INT(taps.count)) as pixels:
-            first = b.mul(pixels.turn, INT(numbers))
-            for own in range(OUTPUTS):
-                pixel = b.index((b.index(output, own), taps.count), pixels.turn)
-                row = b.index((pixel, taps.channels), channel)
-                for part in range(0, width, _HALF):
-                    value = b.read_vector(scratch, first, INT(own * width + part), lanes=_HALF)
-                    b.write_vector(value, total, row, INT(part))
+            b.write_vector(nothing, all_of_them, b.mul(loop.turn, INT(_HALF)))
+        with b.count(b.udiv(b.add(b.records, INT(TOGETHER - 1)), INT(TOGETHER))) as groups:
+            with b.count(INT(taps.count * numbers // lanes)) as loop:
+                b.write_vector(b.zero, some, b.mul(loop.turn, INT(lanes)))
+            start = b.mul(groups.turn, INT(TOGETHER))
+            left = b.sub(b.records, start)
+            few = b.select(b.icmp_unsigned("<", left, INT(TOGETHER)), left, INT(TOGETHER))
+            with b.count(few) as records:
+                record = b.add(start, records.turn)
+                scale = b.fptrunc(b.read(scales, record), FLOAT)
+                with b.if_then(b.fcmp_ordered(">=", scale, FLOAT(_SMALLEST))):
+                    spread = b.spread(scale)
+                    with b.count(INT(taps.count)) as pixels:
+                        first = b.mul(pixels.turn, INT(numbers))
+                        block = b.formed(record, outputs.turn, channels.turn, pixels.turn)
+                        places = [INT(at * lanes) for at in range(len(block))]
+                        before = [b.read_vector(some, first, place) for place in places]
+                        after = b.multiply_add([spread] * len(block), block, before)
+                        for place, value in zip(places, after, strict=True):
+                            b.write_vector(value, some, first, place)
+            with b.count(INT(taps.count * numbers // _HALF)) as loop:
+                place = b.mul(loop.turn, INT(_HALF))
+                added = b.fpext(b.read_vector(some, place, lanes=_HALF), nothing.type)
+                b.write_vector(
+                    b.fadd(b.read_vector(all_of_them, place, lanes=_HALF), added), all_of_them, place
+                )
+        for own in range(OUTPUTS):
+            output = b.index((outputs.turn, OUTPUTS), own)
+            row = b.index((output, taps.channels), (channels.turn, width))
+            with b.count(INT(width)) as channel:
+                where = b.mul(b.add(row, channel.turn), INT(taps.count))
+                for tap in range(taps.count):
+                    value = b.read(all_of_them, channel.turn, INT(tap * numbers + own * width))
+                    place = b.at(total, where, INT(tap))
+                    b.store(b.fadd(b.load(place), value), place)
     return b.finished()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.training.contributions import Contribution, Rows
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, in_full
 from coterie.training.tiles import Tiles
 
 Backward = Callable[[Tensor, bool], Tensor]
@@ -201,11 +201,6 @@ def named_parameters(where: str, layer: nn.Module) -> dict[str, tuple[str, nn.Pa
         name: (f"{where}.{name}" if where else name, value)
         for name, value in layer.named_parameters(recurse=False)
     }
-
-
-def in_full(values: Tensor) -> Tensor:
-    """Values as they are, but for those that were handed on in bfloat16: in float32."""
-    return values.float() if values.dtype == torch.bfloat16 else values
 
 
 def masked(gradient: Tensor, outputs: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Tiles:
             are sorted by client and the kernels of `kernels.py` are to be used.
         present: which records there are, bool (records,), those of a tile before its padding; kernels skip
             the others, of which anything may be read then. None where nothing is to be skipped.
-        coarse: whether what one layer hands to another may be rounded to bfloat16, which halves the bytes.
+        coarse: whether layers of many channels may round what they read and hand on to bfloat16.
         most: tiles that a client has at most, where a sum must not depend on where among others they lie.
     """
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from coterie.training.contributions import Contribution
@@ -61,6 +62,11 @@ class LayerRule(ABC):
         """The ordinary gradient of each parameter: the sum over all records of one client's single use."""
         found = self.contributions(*self.factors(inputs, gradient, tiles), tiles)
         return {name: part.rows().sum(dim=0) for name, part in found.items()}
+
+
+def in_full(values: Tensor) -> Tensor:
+    """Values as they are, but for those that were handed on in bfloat16: in float32."""
+    return values.float() if values.dtype == torch.bfloat16 else values
 
 
 class UnsupportedLayer(Exception):

@@ -15,8 +15,8 @@ from coterie.training.contributions import (
     product_contributions,
     rows_of_both,
 )
-from coterie.training.formed_twice import FormedTwice
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, rule_for
+from coterie.training.formed_once import FormedOnce
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, in_full, rule_for
 from coterie.training.tiles import Tiles
 
 MANY_CHANNELS = 8
@@ -65,8 +65,11 @@ class ConvRule(LayerRule):
         return self._pair(layer.padding, 0)  # type: ignore[arg-type]
 
     def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
-        if tiles.bounds is None or self.groups > 1:
+        if self.groups > 1 or (tiles.bounds is None and not tiles.single):
             return None
+        if tiles.single:
+            many = kernels.many(self.channels, self.outer)
+            return self._rounded(inputs, weights, tiles) if tiles.coarse and many else None
         factors = kernels.factors_of(self.channels, self.outer)
         images, stacked = self.images(inputs).to(factors), self._stacked(weights["weight"])
         bias, forms_rows = weights["bias"] if self.biased else None, self.forms_rows(inputs)
@@ -88,6 +91,25 @@ class ConvRule(LayerRule):
             found: dict[str, Contribution] = {"weight": Recomputed(images, slopes, self.geometry, tiles)}
             if self.biased:
                 found["bias"] = Rows(whole.sum(dim=(2, 3), dtype=torch.float32))
+            return at_inputs, found
+
+        return self.plain(outputs), back
+
+    def _rounded(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack]:
+        """Of one client, on a processor that multiplies bfloat16: torch's kernels read that, and write it."""
+        images, own = self.images(inputs).bfloat16(), self._laid_out(weights, torch.bfloat16)
+        outputs = self._convolve(images, own, None).float()  # torch's group norms are slow on bfloat16
+        if self.biased:
+            outputs += weights["bias"][0][:, None, None]
+
+        def back(gradient: Tensor, needed: bool) -> tuple[Tensor | None, Mapping[str, Contribution]]:
+            slopes, at_inputs = self.images(gradient).bfloat16(), None
+            if needed:
+                at_inputs = self.plain(self._convolve_back(images, slopes, own).float())
+            seen, slopes = self.plain(images), self.plain(slopes)
+            found = self.contributions_at_once(seen, slopes, tiles, compiled=True)
+            if found is None:
+                found = self.contributions(*self.factors(seen.float(), slopes.float(), tiles), tiles)
             return at_inputs, found
 
         return self.plain(outputs), back
@@ -152,15 +174,16 @@ class ConvRule(LayerRule):
     ) -> Mapping[str, Contribution] | None:
         images, gradient = self.images(inputs), self.images(gradient)
         if compiled and tiles.single and self._suits_blocks(gradient):
-            weight = FormedTwice.of(images, gradient, self.geometry)
-            return {"weight": weight, "bias": Rows(gradient.sum(dim=(2, 3)))}
-        if self.groups > 1 or not tiles.single or not self.forms_rows(inputs):
+            weight = FormedOnce.of(images, gradient, self.geometry)
+            return {"weight": weight, "bias": Rows(in_full(gradient).sum(dim=(2, 3)))}
+        if self.groups > 1 or not tiles.single or not self._forms_rows(images):
             return None
         if math.prod(gradient.shape[2:]) * self.inner * self.outer >= LARGE_PRODUCT:
             return {
                 "weight": Rows(self._rows_one_by_one(images, gradient), (0, 3, 1, 2)),
-                "bias": Rows(gradient.sum(dim=(2, 3))),
+                "bias": Rows(in_full(gradient).sum(dim=(2, 3))),
             }
+        images, gradient = in_full(images), in_full(gradient)
         if not self._by_channel(tiles):
             patches = self.patches(images, channels_last=False).mT
             right = gradient.permute(0, 2, 3, 1).reshape(len(patches), -1, self.outer)
@@ -173,8 +196,9 @@ class ConvRule(LayerRule):
         }
 
     def _suits_blocks(self, gradient: Tensor) -> bool:
-        """Whether to form every record's gradient twice, by kernels, instead of keeping it."""
-        plain = gradient.device.type == "cpu" and gradient.dtype == torch.float32 and self.groups == 1
+        """Whether a kernel forms every record's gradient for the sum, and keeps none."""
+        single = gradient.dtype in (torch.float32, torch.bfloat16)
+        plain = gradient.device.type == "cpu" and single and self.groups == 1
         positions = math.prod(gradient.shape[2:])
         large = positions <= FEW_POSITIONS and positions * self.inner * self.outer >= LARGE_PRODUCT
         return plain and large and cpu_kernels.suits_blocks(self.channels, self.outer)
@@ -187,8 +211,11 @@ class ConvRule(LayerRule):
 
     def forms_rows(self, inputs: Tensor) -> bool:
         """Whether forming a row for every record is cheaper than leaving it a product."""
-        positions = math.prod(self.geometry.output_size(*self.images(inputs).shape[2:]))
-        return not contributions.products_are_cheaper(positions, self.inner, self.outer, inputs.device)
+        return self._forms_rows(self.images(inputs))
+
+    def _forms_rows(self, images: Tensor) -> bool:
+        positions = math.prod(self.geometry.output_size(*images.shape[2:]))
+        return not contributions.products_are_cheaper(positions, self.inner, self.outer, images.device)
 
     def _rows_one_by_one(self, images: Tensor, gradient: Tensor) -> Tensor:
         """Every record's gradient by torch's convolution: (records, outer, *kernel, channels).
@@ -196,7 +223,8 @@ class ConvRule(LayerRule):
         It never writes patches down, and on many processors is several times faster than a matrix product.
         """
         weights = channels_last(images.new_empty(self.outer, self.channels, *self.kernel))
-        formed = images.new_empty(len(images), self.outer, *self.kernel, self.channels)
+        shape = (len(images), self.outer, *self.kernel, self.channels)
+        formed = in_full(images[:0]).new_empty(shape)
         for at in range(len(images)):
             own = slice(at, at + 1)
             found = self._differentiate(gradient[own], images[own], weights, (False, True, False))
@@ -234,11 +262,13 @@ class ConvRule(LayerRule):
     def _stacked(self, weights: Tensor) -> Tensor:
         return weights.unsqueeze(3) if self.flat else weights
 
-    def _laid_out(self, weights: Weights) -> Tensor:
+    def _laid_out(self, weights: Weights, dtype: torch.dtype | None = None) -> Tensor:
         """Weights of the only client in the order of torch's kernels: copied once, for both ways."""
-        if "laid out" not in weights:
-            weights["laid out"] = channels_last(self._stacked(weights["weight"])[0])
-        return weights["laid out"]
+        weight = self._stacked(weights["weight"])[0]
+        name = f"laid out as {dtype or weight.dtype}"
+        if name not in weights:
+            weights[name] = channels_last(weight.to(dtype or weight.dtype))
+        return weights[name]
 
     def _by_channel(self, tiles: Tiles) -> bool:
         """Whether patches hold their channels last: with few channels, copying rows of pixels is faster."""

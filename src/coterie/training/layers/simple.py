@@ -131,7 +131,11 @@ class NormRule(LayerRule):
         return functional.layer_norm(inputs, self.shape, eps=self.eps)
 
     def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
-        if tiles.bounds is None or self.groups is None or not norm_kernels.suits_norm(inputs):
+        if self.groups is None:
+            return None
+        if tiles.single and inputs.device.type == "cpu" and inputs.dim() == 4:
+            return self._record_by_record(inputs, weights, self.groups)
+        if tiles.bounds is None or not norm_kernels.suits_norm(inputs):
             return None
         groups, biased = self.groups, self.biased
         images, weight = inputs.contiguous(memory_format=torch.channels_last), weights["weight"]
@@ -144,6 +148,28 @@ class NormRule(LayerRule):
                 images, gradient, weight, means, rates, tiles, groups, biased=biased
             )
             return at_images, rows_of_both(Rows(weight_rows, squares=squares), bias_rows)
+
+        return outputs, back
+
+    def _record_by_record(self, inputs: Tensor, weights: Weights, groups: int) -> tuple[Tensor, WayBack]:
+        """A group norm of one client's images, by torch's own: back from one image, it gives its row, too."""
+        images, weight = inputs.contiguous(memory_format=torch.channels_last), weights["weight"][0]
+        bias, (records, channels, height, width) = weights["bias"][0] if self.biased else None, inputs.shape
+        numbers = (channels, height * width, groups)
+        outputs, means, rates = torch.native_group_norm(images, weight, bias, records, *numbers, self.eps)
+
+        def back(gradient: Tensor, needed: bool) -> tuple[Tensor, Mapping[str, Contribution]]:
+            gradient = gradient.contiguous(memory_format=torch.channels_last)
+            at_images = torch.empty_like(images) if needed else gradient
+            weight_rows, bias_rows = (weight.new_empty(records, channels) for _ in range(2))
+            places, wanted = (at_images, weight_rows, bias_rows), (needed, True, self.biased)
+            for at in range(records):
+                own = (part[at : at + 1] for part in (gradient, images, means, rates))
+                found = torch.ops.aten.native_group_norm_backward(*own, weight, 1, *numbers, wanted)
+                for place, part in zip(places, found, strict=True):
+                    if part is not None:
+                        place[at] = part[0] if place is at_images else part
+            return at_images, {"weight": Rows(weight_rows), "bias": Rows(bias_rows)}
 
         return outputs, back
 

@@ -1,4 +1,4 @@
-"""Gradients that a processor forms once for their norms and once more for their sum."""
+"""Gradients that a processor forms for their sum alone, and norms that bound them."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from coterie.data.records import Task
 from coterie.training import cpu_kernels
 from coterie.training.clipping import MARGIN, clipped_sum
 from coterie.training.contributions import Rows
-from coterie.training.formed_twice import FormedTwice
+from coterie.training.formed_once import FormedOnce
 from coterie.training.kernels import Geometry
 from coterie.training.layers import conv
 from coterie.training.learner import Batch, Learner
@@ -37,7 +37,7 @@ LAYERS = {
 }
 
 
-def part_of(layer: nn.Conv2d, records: int, seed: int = 0) -> tuple[FormedTwice, Tensor]:
+def part_of(layer: nn.Conv2d, records: int, seed: int = 0) -> tuple[FormedOnce, Tensor]:
     """What records contribute to the layer's weight, and the same by torch's convolution in float64."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(records, layer.in_channels, 5, 4, generator=generator)
@@ -50,7 +50,7 @@ def part_of(layer: nn.Conv2d, records: int, seed: int = 0) -> tuple[FormedTwice,
         found = nn.functional.conv2d(image[None], weight, None, layer.stride, layer.padding, layer.dilation)
         (row,) = torch.autograd.grad(found, weight, slope[None])
         exact.append(row.flatten())
-    return FormedTwice.of(images, gradient, Geometry(*sides)), torch.stack(exact)  # type: ignore[arg-type]
+    return FormedOnce.of(images, gradient, Geometry(*sides)), torch.stack(exact)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("narrow")
@@ -60,55 +60,123 @@ def test_norms_sums_and_rows_are_those_of_torch(name: str) -> None:
     part, exact = part_of(LAYERS[name](), 5)
     scales = torch.tensor([1.0, 0.0, 0.3, 1e-9, 0.7], dtype=torch.float64)
     torch.testing.assert_close(part.rows().double(), exact, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(part.squared_norms(), exact.square().sum(dim=1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(part.squared_norms(), exact.square().sum(dim=1), rtol=2e-4, atol=0)
     tiles = Tiles(1, 5)
     for usable in (None, scales > 0.1):
         weights = scales if usable is None else torch.where(usable, scales, 0.0)
         found = part.scaled_sum(scales, usable, tiles)
         torch.testing.assert_close(found, (weights @ exact)[None], rtol=1e-5, atol=1e-5)
     present = torch.tensor([[True, False], [True, True]])
-    for joined in (FormedTwice.averaged, FormedTwice.summed):
-        given = 2 if joined is FormedTwice.averaged else present
-        four = FormedTwice(part.images[:4], part.gradient[:4], part.geometry)
+    for joined in (FormedOnce.averaged, FormedOnce.summed):
+        given = 2 if joined is FormedOnce.averaged else present
+        four = FormedOnce(part.images[:4], part.gradient[:4], part.geometry)
         expected = getattr(Rows(exact[:4].float()), joined.__name__)(given).rows()
         pairs = joined(four, given)  # type: ignore[arg-type]
+        assert isinstance(pairs, FormedOnce)
         torch.testing.assert_close(pairs.rows(), expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
-            pairs.squared_norms(), expected.double().square().sum(dim=1), rtol=1e-5, atol=0
+            pairs.squared_norms(), expected.double().square().sum(dim=1), rtol=4e-4, atol=0
         )
 
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("name", LAYERS)
-def test_norms_are_those_of_the_very_numbers_that_are_summed(name: str) -> None:
-    """To float64's last bits, although the numbers are float32 and places cancel."""
-    part, _ = part_of(LAYERS[name](), 6)
+def test_no_gradient_that_is_summed_is_longer_than_its_norm(name: str) -> None:
+    """Although the numbers are float32, places cancel, and some are as large or small as float32 can say."""
+    part, _ = part_of(LAYERS[name](), 7)
     part.gradient[1] *= 1e-6
     part.gradient[2, :, :, 1:] = -part.gradient[2, :, :, :1]  # most of it cancels
     part.images[2] = part.images[2, :, :, :1, :1]
     part.gradient[3] *= 1e18
-    torch.testing.assert_close(
-        part.squared_norms(), part.rows().double().square().sum(dim=1), rtol=1e-13, atol=0
-    )
+    part.gradient[4] *= 1e-30
+    part.images[4] *= 1e-15  # products that are no number of float32 any more
+    part.gradient[5] *= 1e25
+    part.images[5] *= 1e15  # and some that are infinite
+    part.images[6] = math.nan
+    squares, rows = part.squared_norms(), part.rows().double()
+    finite = rows.isfinite().all(dim=1)
+    assert finite.tolist() == [True, True, True, True, True, False, False]
+    assert (squares[finite] >= rows[finite].square().sum(dim=1)).all()
+    assert not (squares[~finite] < math.inf).any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    name=st.sampled_from(sorted(LAYERS)),
+    power=st.integers(-12, 12),
+    cancelled=st.floats(0.0, 1.0),
+)
+def test_norms_bound_gradients_that_cancel(seed: int, name: str, power: int, cancelled: float) -> None:
+    """Every second place takes back what the one before it gave, but for a little."""
+    torch.manual_seed(seed)
+    part, _ = part_of(LAYERS[name](), 2, seed)
+    part.images.copy_(part.images[:, :, :, :1, :1] + 2.0**-power * part.images)
+    flat = part.gradient.flatten(3, 4)
+    pairs = flat.shape[3] // 2
+    flat[:, :, :, pairs : 2 * pairs] -= cancelled * (flat[:, :, :, pairs : 2 * pairs] + flat[:, :, :, :pairs])
+    part = FormedOnce(part.images, flat.view(part.gradient.shape), part.geometry)
+    assert (part.squared_norms() >= part.rows().double().square().sum(dim=1)).all()
+
+
+def test_a_bound_that_forgets_what_float32_rounds_is_too_small() -> None:
+    """Sixteen places whose products cancel: what is left is rounding, of which Gram matrices know nothing."""
+    torch.manual_seed(1)
+    part, _ = part_of(nn.Conv2d(64, 8, 1), 1)
+    places = part.gradient.shape[3] * part.gradient.shape[4]
+    images, slopes = part.images.flatten(3, 4), part.gradient.flatten(3, 4)
+    images[:] = images[:, :, :, :1] * (1.0 + torch.rand(places, 1))
+    slopes[:, :, :, 1:] = slopes[:, :, :, :1] * torch.randn(places - 1, 1)
+    weights = (images[0, 0, 0, :, 0] / images[0, 0, 0, 0, 0]).double()
+    last = -(weights[1:-1] * slopes[0, 0, 0, 1:-1, 0].double()).sum() - weights[0] * slopes[0, 0, 0, 0, 0]
+    slopes[:, :, :, -1] = slopes[:, :, :, 0] * float(last / weights[-1] / slopes[0, 0, 0, 0, 0])
+    part = FormedOnce(images.view(part.images.shape), slopes.view(part.gradient.shape), part.geometry)
+    seen, right = (part.images.flatten(3, 4)[0, 0], part.gradient.flatten(3, 4)[0, 0])
+    exact = torch.einsum("bpc,gpo->bcgo", seen.double(), right.double()).square().sum()
+    formed = part.rows().double().square().sum()
+    assert formed > exact
+    assert part.squared_norms() >= formed
 
 
 @pytest.mark.usefixtures("narrow")
-def test_each_kernel_computes_the_loop_that_stands_above_it() -> None:
-    part, _ = part_of(LAYERS["strides"](), 3)
-    squares, scales, total = np.zeros(3), np.array([0.5, 2.0, 0.1]), np.zeros((4, 3, 2, 64))
-    sizes = {"height": 3, "width": 2, "channels": 64, "outer": 4, "records": 3}
+def test_the_kernel_computes_the_loop_that_stands_above_it() -> None:
+    records = 2 * llvm_rows.TOGETHER + 1
+    part, _ = part_of(LAYERS["strides"](), records)
+    scales, total = np.linspace(0.0, 2.0, records), np.ones((4, 64, 3, 2))
+    sizes = {"height": 3, "width": 2, "channels": 64, "outer": 4, "records": records}
     steps = {"down": 2, "across": 1, "lower": 1, "further": 1}
     arrays = {"images": part.images.numpy(), "gradient": part.gradient.numpy()}
-    loop_of(llvm_rows.row_norms, **arrays, **sizes, **steps, squares=squares, scales=scales, total=total)
-    np.testing.assert_allclose(part.squared_norms().numpy(), squares, rtol=1e-6)
-    found = cpu_kernels.row_sums(part.images, part.gradient, torch.from_numpy(scales), part.geometry)
-    np.testing.assert_allclose(found.numpy(), total, rtol=1e-4, atol=1e-5)
+    found = torch.ones(total.size, dtype=torch.float64)
+    loop_of(llvm_rows.row_sums, **arrays, **sizes, **steps, scales=scales, total=total)
+    cpu_kernels.add_row_sums(part.images, part.gradient, torch.from_numpy(scales), part.geometry, found)
+    np.testing.assert_allclose(found.view(total.shape).numpy(), total, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scale_that_float32_would_round_up_leaves_its_record_out() -> None:
+    part, _ = part_of(LAYERS["plain"](), 1)
+    for scale, counts in ((2.0**-126, True), (2.0**-126 - 2.0**-149, False), (1.2 * 2.0**-149, False)):
+        sums = part.scaled_sum(torch.tensor([scale], dtype=torch.float64), None, Tiles(1, 1))
+        assert bool(sums.any()) is counts
+        assert float(sums.norm()) <= scale * float(part.squared_norms().sqrt())
+
+
+def test_of_many_views_rows_are_formed() -> None:
+    """Gram matrices of all their pixels would be larger than the gradient."""
+    torch.manual_seed(0)
+    part, exact = part_of(LAYERS["plain"](), 60)
+    assert isinstance(part.averaged(2), FormedOnce)
+    expected = Rows(exact.float())
+    torch.testing.assert_close(part.averaged(60).rows(), expected.averaged(60).rows(), rtol=1e-4, atol=1e-5)
+    present = torch.arange(60)[None] % 3 > 0
+    found = part.summed(present)
+    assert isinstance(found, Rows)
+    torch.testing.assert_close(found.rows(), expected.summed(present).rows(), rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_kernel_would_misread_is_refused() -> None:
     part, _ = part_of(LAYERS["plain"](), 3)
     images, gradient, geometry = part.images, part.gradient, part.geometry
-    scales = torch.ones(3, dtype=torch.float64)
+    scales, sums = torch.ones(3, dtype=torch.float64), torch.zeros(64 * 8 * 9, dtype=torch.float64)
     for wrong in (
         (images.double(), gradient, scales),
         (images[..., :63], gradient, scales),
@@ -124,7 +192,10 @@ def test_what_a_kernel_would_misread_is_refused() -> None:
         (images[:, :, :, :2], gradient[:, :, :, :0], scales),
     ):
         with pytest.raises((TypeError, ValueError), match="allowed"):
-            cpu_kernels.row_sums(*wrong, geometry)
+            cpu_kernels.add_row_sums(*wrong, geometry, sums)
+    for other in (sums[1:], sums.float(), torch.zeros(2 * len(sums), dtype=torch.float64)[::2]):
+        with pytest.raises((TypeError, ValueError), match="allowed"):
+            cpu_kernels.add_row_sums(images, gradient, scales, geometry, other)
 
 
 # --- in a model -------------------------------------------------------------------------------------------
@@ -154,7 +225,7 @@ def test_a_model_uses_it(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> N
     assert learner.book is not None
     tiles = Tiles(1, 6)
     found = learner.book.contributions(learner.initial()[None], batch.features, batch.targets, tiles)
-    assert isinstance(found["0.weight"], FormedTwice)
+    assert isinstance(found["0.weight"], FormedOnce)
     sums = clipped_sum(learner, learner.initial(), batch, CLIP)
     monkeypatch.setattr(cpu_kernels, "available", lambda: False)
     without = Learner(learner.model, TASK, CPU)
@@ -183,7 +254,7 @@ def test_a_neighbour_differs_by_what_the_clip_allows(
 
 def test_of_no_records_there_are_no_rows() -> None:
     part, _ = part_of(LAYERS["plain"](), 3)
-    nobody = FormedTwice(part.images[:0], part.gradient[:0], part.geometry)
+    nobody = FormedOnce(part.images[:0], part.gradient[:0], part.geometry)
     assert nobody.rows().shape == (0, part.rows().shape[1])
 
 
@@ -191,26 +262,34 @@ def test_of_no_records_there_are_no_rows() -> None:
 def test_a_kernel_that_is_wrong_of_several_records_alone_is_not_used(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = cpu_kernels.row_sums
+    real = cpu_kernels.add_row_sums
 
-    def planted(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometry) -> Tensor:
+    def planted(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geometry, total: Tensor) -> None:
         if len(scales) > 1:
             scales = scales.roll(1) if wrong == "scales of neighbours" else torch.ones_like(scales)
-        return real(images, gradient, scales, geometry)
+        real(images, gradient, scales, geometry, total)
 
-    monkeypatch.setattr(cpu_kernels, "row_sums", planted)
+    monkeypatch.setattr(cpu_kernels, "add_row_sums", planted)
     monkeypatch.setattr(conv, "LARGE_PRODUCT", 1)
     assert not Learner(small_network(), TASK, CPU).shape.compiled
 
 
 @pytest.mark.parametrize("factor", [1.01, 0.99])
-@pytest.mark.parametrize("name", ["row_norms", "row_sums"])
-def test_kernels_that_are_wrong_are_not_used(
-    name: str, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = getattr(cpu_kernels, name)
-    monkeypatch.setattr(cpu_kernels, name, lambda *given: factor * real(*given))
+def test_sums_that_are_wrong_are_not_used(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = cpu_kernels.add_row_sums
+    monkeypatch.setattr(
+        cpu_kernels,
+        "add_row_sums",
+        lambda images, gradient, scales, *rest: real(images, gradient, factor * scales, *rest),
+    )
+    monkeypatch.setattr(conv, "LARGE_PRODUCT", 1)
+    assert not Learner(small_network(), TASK, CPU).shape.compiled
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+def test_norms_that_are_too_small_are_not_used(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = FormedOnce.squared_norms
+    monkeypatch.setattr(FormedOnce, "squared_norms", lambda part: factor * real(part))
     monkeypatch.setattr(conv, "LARGE_PRODUCT", 1)
     learner = Learner(small_network(), TASK, CPU)
-    harmless = name == "row_norms" and factor > 1.0  # who is clipped by more than its norm stays private
-    assert learner.shape.compiled is harmless
+    assert learner.shape.compiled is (factor > 1.0)  # who is clipped by more than its norm stays private
