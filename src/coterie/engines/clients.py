@@ -50,6 +50,7 @@ def build_learner(
     *,
     additive: bool = False,
     max_memory: int | None = None,
+    full_precision: bool = False,
 ) -> Learner:
     """The experiment's model, checked, with the fastest gradients that can be trusted for it."""
     model, task = build_model(settings, task, seed, additive=additive), network_task(settings.features, task)
@@ -63,7 +64,7 @@ def build_learner(
             known = False
             unproven = "records go through the model apart; it could not be proven that it keeps them so: %s"
             log.info(unproven, reason)
-    return Learner(model, task, device, fast=known, max_memory=max_memory)
+    return Learner(model, task, device, fast=known, max_memory=max_memory, full_precision=full_precision)
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Clients:
                 shape = (learner.layout.size, mechanism.projected)
                 projection = _projection(*shape, self.facts.public_seed, device)
                 # What is clipped and summed is what was projected, however a GPU rounded it.
-                with precision(tf32=True):
+                with precision(tf32=not learner.full_precision):
                     value = sketch_privately(learner, start, records, mechanism, projection, noise, *views)
             else:
                 coins = self.facts.stream("coins", charge)

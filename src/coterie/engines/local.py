@@ -191,7 +191,8 @@ class LocalEngine:
     def network(self) -> str:
         """What two engines have in common when one program can train for both."""
         records = f"{self.learner.task!r} {self.facts.augmentation!r} {self.clients.table.places}"
-        trained = f"{self.plan.unit.within_client} {self.learner.layout.shapes!r}"
+        precise = self.learner.full_precision
+        trained = f"{self.plan.unit.within_client} {self.learner.layout.shapes!r} {precise}"
         return f"{self.learner.fingerprint()} {records} {trained}"
 
     @property
@@ -249,6 +250,7 @@ def share_trainer(engines: Sequence[LocalEngine]) -> None:
         join([engine.clients.table for engine in engines]),
         [size for engine in engines for size in engine.facts.sizes],
         max_memory=first._max_memory,
+        tf32=not first.learner.full_precision,
         augmentation=first.facts.augmentation,
     )
     places = accumulate((len(engine.facts.sizes) for engine in engines), initial=0)

@@ -139,7 +139,7 @@ class LocalMembers:
 
     def __init__(self, clients: Clients) -> None:
         self._clients, self._learner, self._records = clients, clients.learner, clients.records
-        self.trainer = LocalTrainer(clients.learner)
+        self.trainer = LocalTrainer(clients.learner, tf32=not clients.learner.full_precision)
         """Where members learn in one program; it may be shared with those of other runs."""
         self.personal: Mapping[str, Vector] = {}
         self._sketched: tuple[bytes, int] | None = None

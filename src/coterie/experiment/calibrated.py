@@ -175,6 +175,7 @@ def calibrate_run(
         device,
         additive=additive,
         max_memory=experiment.engine.max_bytes,
+        full_precision=experiment.engine.precision == "float32",
     )
     algorithm, models = build_algorithm(experiment, population.truth), _models(experiment)
     check_memory(f"algorithm.clusters: {models}", 4 * models * learner.layout.size)

@@ -37,7 +37,7 @@ def refuse(reasons: Mapping[str, bool]) -> None:
 
 
 class EngineSettings(Settings):
-    """Who executes, and where. Nothing here can change what is released or what it costs."""
+    """Who executes, where and how precisely. Nothing here can change what is private or what it costs."""
 
     name: Literal["local"] = Field("local", description="local (in this process)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto | cpu | cuda")
@@ -51,6 +51,11 @@ class EngineSettings(Settings):
     )
     max_memory: float | None = Field(
         None, gt=0, le=2**20, description="GiB that a step may take in each process; null: what is fast"
+    )
+
+    precision: Literal["auto", "float32"] = Field(
+        "auto",
+        description="auto (matrix units may round what they multiply, where that is faster) | float32",
     )
 
     @property
