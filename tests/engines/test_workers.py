@@ -143,6 +143,22 @@ def test_no_more_workers_are_started_than_there_are_clients(ledger: Ledger) -> N
     assert processes_for(1, 1000) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not tell what is open")
+def test_a_worker_takes_few_of_the_files_that_a_process_may_open(ledger: Ledger) -> None:
+    """A thousand by default, on machines of a hundred cores as on others."""
+    large = build_model(ModelSettings(name="mlp", hidden=300), TASK, seed=0)
+    train = Train("training", tuple(TrainJob(name, flatten(large)) for name in NAMES))
+    opened = []
+    for workers in (2, 3):
+        before = len(os.listdir("/proc/self/fd"))
+        engine = engine_on(ledger, workers, model=large)
+        for round in (1, 2):
+            engine.answer(train, round)
+        opened.append(len(os.listdir("/proc/self/fd")) - before)
+        engine.close()
+    assert opened[1] - opened[0] <= 3
+
+
 def client_level_plan() -> PrivacyPlan:
     mechanism = CohortSums(1.0, 1.5, PoissonSample(0.9), Adjacency.ADD_REMOVE, histogram_ratio=2.0)
     unit = UnitPlan(POPULATION, (PlannedRelease("sums", mechanism, 3),))

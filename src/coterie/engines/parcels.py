@@ -4,7 +4,6 @@ A model's parameters would otherwise be copied into a pickle, through a socket, 
 for 11 million of them a third of a second, during which one process or the other waits.
 """
 
-import mmap
 import os
 import tempfile
 from collections.abc import Sequence
@@ -14,15 +13,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 LARGE = 2**16
 """Bytes from which an array takes the shared memory: smaller ones are quicker through the socket."""
-SLOTS = 2
-"""Messages that may be under way at a time: the third takes the place of the first."""
-_ALIGNED = 64
-Parcel = tuple[list[int], bytes]
-"""Bytes of each array in the shared memory, and the message around them."""
+Parcel = tuple[int, list[int], bytes]
+"""Where in the shared memory the first array begins, the bytes of each, and the message around them."""
 
 
 def nameless_file() -> IO[bytes]:
@@ -37,59 +32,61 @@ class Parcels:
 
     Who packs must know that of all messages before the last, the other side has unpacked each.
 
+    Arrays are written and read, and not mapped: every mapping would hold the file open once more, of which a
+    process may hold few, and end the process where a file has no more room.
+
     Args:
-        handles: of a file for each slot.
+        handle: of the file that both share.
     """
 
-    def __init__(self, handles: Sequence[int]) -> None:
-        assert len(handles) == SLOTS
-        self._handles = list(handles)
-        self._maps: list[mmap.mmap | None] = [None] * SLOTS
-        self._count = 0
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._last = range(0)
 
     def pack(self, message: object) -> Parcel:
         """What to send; large arrays stay in the shared memory."""
-        arrays: list[NDArray[np.uint8]] = []
+        arrays: list[memoryview] = []
 
         def outside(buffer: Any) -> bool:
             """Keep the array out of the pickle, and say (falsely) that it need not be put into it."""
-            flat = np.frombuffer(buffer.raw(), np.uint8)
-            if flat.size < LARGE:
+            flat: memoryview = buffer.raw()
+            if flat.nbytes < LARGE:
                 return True
             arrays.append(flat)
             return False
 
         head = BytesIO()
         ForkingPickler(head, 5, True, outside).dump(message)
-        sizes = [array.size for array in arrays]
-        if arrays:
-            shared = self._slot(_places(sizes)[-1])
-            for array, first in zip(arrays, _places(sizes), strict=False):
-                shared[first : first + array.size] = array
-        self._count += 1
-        return sizes, head.getvalue()
+        sizes = [array.nbytes for array in arrays]
+        # Before the last message's arrays if there is room, else behind them.
+        first = 0 if sum(sizes) <= self._last.start else self._last.stop
+        self._last = range(first, first + sum(sizes))
+        for array, place in zip(arrays, _places(first, sizes), strict=True):
+            _write(self._handle, array, place)
+        return first, sizes, head.getvalue()
 
     def unpack(self, sent: Parcel) -> Any:
-        """The message; its arrays are copies, so that the slot is free again."""
-        sizes, head = sent
-        found = []
-        if sizes:
-            shared = self._slot(_places(sizes)[-1])
-            places = zip(_places(sizes), sizes, strict=False)
-            found = [shared[first : first + size].copy() for first, size in places]
-        self._count += 1
+        """The message; its arrays are copies."""
+        first, sizes, head = sent
+        found = [np.empty(size, np.uint8) for size in sizes]
+        for array, place in zip(found, _places(first, sizes), strict=True):
+            _read(self._handle, array.data, place)
         return ForkingPickler.loads(head, buffers=found)
 
-    def _slot(self, size: int) -> NDArray[np.uint8]:
-        at = self._count % SLOTS
-        mapped = self._maps[at]
-        if mapped is None or len(mapped) < size:
-            if os.fstat(self._handles[at]).st_size < size:
-                os.ftruncate(self._handles[at], size)
-            mapped = self._maps[at] = mmap.mmap(self._handles[at], size)
-        return np.frombuffer(mapped, np.uint8)
+
+def _places(first: int, sizes: Sequence[int]) -> list[int]:
+    """Where each array begins."""
+    return list(accumulate(sizes, initial=first))[:-1]
 
 
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where each array begins, and where the last one ends."""
-    return list(accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0))
+def _write(handle: int, array: memoryview, place: int) -> None:
+    while array:  # of very large ones, the system takes a part at a time
+        written = os.pwrite(handle, array, place)
+        array, place = array[written:], place + written
+
+
+def _read(handle: int, array: memoryview, place: int) -> None:
+    while array:
+        read = os.preadv(handle, [array], place)
+        assert read > 0, "nobody has written so much"
+        array, place = array[read:], place + read

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.engines.parcels import SLOTS, Parcels, nameless_file
+from coterie.engines.parcels import Parcels, nameless_file
 from coterie.errors import CoterieError, where
 from coterie.training.learner import Batch
 
@@ -61,10 +61,10 @@ class WorkerPool:
         self._links: list[connection.Connection] = []
         self._calls: list[Parcels] = []
         self._answers: list[Parcels] = []
-        self._slots: list[IO[bytes]] = []
+        self._files: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         # Bound to the lists, not to self, so that it can run once nobody refers to the pool any more.
-        self.close = weakref.finalize(self, _close, self._links, self._slots, self._processes)
+        self.close = weakref.finalize(self, _close, self._links, self._files, self._processes)
         arrays = tuple(tensor.numpy() for tensor in table.tensors)
         # What lies in a file is mapped from there.
         with _shared_memory(arrays[1:] if table.file else arrays) as memory, _opened(table.file) as file:
@@ -117,9 +117,9 @@ class WorkerPool:
 
     def _start(self, *files: int) -> None:
         ours, theirs = socketpair()
-        slots = [nameless_file() for _ in range(2 * SLOTS)]
-        self._slots.extend(slots)
-        shared = [slot.fileno() for slot in slots]
+        calls, answers = nameless_file(), nameless_file()
+        self._files += calls, answers
+        shared = [calls.fileno(), answers.fileno()]
         handles = [theirs.fileno(), *shared, *(file for file in files if file >= 0)]
         with theirs:
             process = subprocess.Popen(
@@ -130,12 +130,12 @@ class WorkerPool:
             )
         self._processes.append(process)
         self._links.append(connection.Connection(ours.detach()))
-        self._calls.append(Parcels(shared[:SLOTS]))
-        self._answers.append(Parcels(shared[SLOTS:]))
+        self._calls.append(Parcels(shared[0]))
+        self._answers.append(Parcels(shared[1]))
 
     def _receive(self, position: int, doing: str) -> Any:
         try:
-            fine, answer = self._answers[position].unpack(self._links[position].recv())
+            sent = self._links[position].recv()
         except (EOFError, OSError):
             process = self._processes[position]
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,18 +143,19 @@ class WorkerPool:
             code = process.poll()
             how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
             raise WorkerError(f"the worker process for {doing} ended ({how}); --resume continues") from None
+        fine, answer = self._answers[position].unpack(sent)
         if not fine:
             raise WorkerError(f"the worker process for {doing} failed: {answer}")
         return answer
 
 
 def _close(
-    links: list[connection.Connection], slots: list[IO[bytes]], processes: list[subprocess.Popen[bytes]]
+    links: list[connection.Connection], files: list[IO[bytes]], processes: list[subprocess.Popen[bytes]]
 ) -> None:
     for link in links:
         link.close()
-    for slot in slots:
-        slot.close()
+    for file in files:
+        file.close()
     for process in processes:
         try:
             process.wait(timeout=2)
@@ -186,14 +187,14 @@ def _opened(path: Path | None) -> Iterator[int]:
 # --- in the worker ----------------------------------------------------------------------------------
 
 
-def work(link: connection.Connection, *handles: int) -> None:
+def work(link: connection.Connection, calls_file: int, answers_file: int, memory: int, *files: int) -> None:
     """Answer calls until the engine goes away.
 
     Args:
-        handles: of the slots of calls and of answers, of the table's memory, and of its file if there is one.
+        calls_file, answers_file, memory: handles of what calls, answers and the table lie in.
+        files: of the table's own file, if there is one.
     """
-    called, answered = Parcels(handles[:SLOTS]), Parcels(handles[SLOTS : 2 * SLOTS])
-    memory, *files = handles[2 * SLOTS :]
+    called, answered = Parcels(calls_file), Parcels(answers_file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the engine's to handle
     torch.set_num_threads(1)
     sys.path[:], current_process().authkey = link.recv()
