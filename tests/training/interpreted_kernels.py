@@ -294,7 +294,7 @@ def test_clipped_sums_of_whole_models(
 @pytest.mark.parametrize("kept", [True, False], ids=["rows kept", "rows formed twice"])
 def test_images_handed_on_in_bfloat16(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near to what full precision finds; and who is alone adds its clip, neither more nor much less."""
-    monkeypatch.setattr(kernels, "MANY_CHANNELS", 16)
+    monkeypatch.setattr(kernels, "COARSE_FROM", 16)
     monkeypatch.setattr(contributions, "products_are_cheaper", lambda *sizes: not kept)
     down = (nn.Conv2d(3, 16, 3, 2, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2))
     last = (nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.GroupNorm(8, 32), nn.Conv2d(32, 16, 2))
@@ -415,7 +415,7 @@ def test_coins_and_whole_rounds(own_coins: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("agrees", [True, False])
 def test_a_trainer_hands_on_bfloat16_where_that_agrees(agrees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "MANY_CHANNELS", 16)
+    monkeypatch.setattr(kernels, "COARSE_FROM", 16)
     monkeypatch.setattr(kernels, "available", lambda device: True)
     tried = []
 
@@ -424,7 +424,8 @@ def test_a_trainer_hands_on_bfloat16_where_that_agrees(agrees: bool, monkeypatch
         return kernel_trial.kernels_agree(learner, tile, coarse=coarse, **how) and (agrees or not coarse)
 
     monkeypatch.setattr(stacked, "kernels_agree", trial)
-    layers = (nn.Conv2d(1, 16, 3), nn.GroupNorm(4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
+    images = (nn.Conv2d(1, 16, 3), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 1))
+    layers = (*images, nn.Flatten(), nn.Linear(64, 4))
     task = Task(kind="classification", shape=(1, 4, 4), classes=4)
     learner, table = (
         Learner(nn.Sequential(*layers), task, CPU),
