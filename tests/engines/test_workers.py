@@ -212,6 +212,22 @@ def test_what_goes_wrong_in_a_worker_is_reported_here(ledger: Ledger) -> None:
         engine.answer(Train("training", (TrainJob("a", START[:5]),)), 1)
 
 
+def test_a_call_that_cannot_be_read_in_a_worker_is_reported_here(ledger: Ledger) -> None:
+    class Local(str):
+        """Known to this function only."""
+
+        __module__, __qualname__ = "__main__", "Local"
+
+    engine = engine_on(ledger, workers=2)
+    engine.answer(Train("training", (TrainJob("a", START),)), 1)
+    assert engine.clients.pool is not None
+    main = sys.modules["__main__"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "Local", Local, raising=False)
+        with pytest.raises(WorkerError, match=r"client a failed: it cannot read .* AttributeError: .*Local"):
+            engine.clients.pool.run({"a": ("score", (Local("a"), START[None]))})
+
+
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()

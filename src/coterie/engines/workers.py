@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.engines.parcels import Parcels, nameless_file
+from coterie.engines.parcels import Parcel, Parcels, nameless_file
 from coterie.errors import CoterieError, where
 from coterie.training.learner import Batch
 
@@ -206,24 +206,31 @@ def work(link: connection.Connection, calls_file: int, answers_file: int, memory
             link.send(answered.pack((False, f"{type(error).__name__}: {error}")))
         return
     link.send(answered.pack((True, None)))
-    calls: SimpleQueue[Call] = SimpleQueue()
-    threading.Thread(target=_listen, args=(link, called, calls), daemon=True).start()
+    calls: SimpleQueue[Parcel] = SimpleQueue()
+    threading.Thread(target=_listen, args=(link, calls), daemon=True).start()
     while True:
-        method, arguments = calls.get()
-        try:
-            answer = (True, getattr(answering, method)(*arguments))
-        except CoterieError as error:
-            answer = (False, " ".join(str(error).split()))
-        except Exception as error:
-            answer = (False, where(error))  # its text may tell of the records
-        link.send(answered.pack(answer))
+        link.send(answered.pack(_answer(answering, called, calls.get())))
 
 
-def _listen(link: connection.Connection, called: Parcels, calls: "SimpleQueue[Call]") -> None:
-    """Read calls; when the other end is gone, end this process even in the middle of a long step."""
+def _answer(answering: object, called: Parcels, call: Parcel) -> tuple[bool, Any]:
+    """Whether it went well, and what came of it."""
+    try:
+        method, arguments = called.unpack(call)
+    except Exception as error:  # a class that is known to the engine's own script only; it tells of no record
+        return False, f"it cannot read what it is sent: {type(error).__name__}: {error}"
+    try:
+        return True, getattr(answering, method)(*arguments)
+    except CoterieError as error:
+        return False, " ".join(str(error).split())
+    except Exception as error:
+        return False, where(error)  # its text may tell of the records
+
+
+def _listen(link: connection.Connection, calls: "SimpleQueue[Parcel]") -> None:
+    """Take calls; when the other end is gone, end this process even in the middle of a long step."""
     while True:
         try:
-            calls.put(called.unpack(link.recv()))
+            calls.put(link.recv())
         except (EOFError, OSError):
             os._exit(0)
 
