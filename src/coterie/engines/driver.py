@@ -1,7 +1,7 @@
 """Drive rounds: hand their requests to engines and send the answers back, for one run or for many."""
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -90,10 +90,13 @@ def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
     paused: dict[K, _Paused] = {}
     runs = {key: _pausing(work) for key, work in works.items()}
 
-    def go_on(key: K, found: Found | None = None, computed: float = 0.0) -> None:
+    def go_on(key: K, found: Found | Exception | None = None, computed: float = 0.0) -> None:
         if key in paused:
             before = paused.pop(key)
             before.engine.waited += time.perf_counter() - before.since - computed
+        if isinstance(found, Exception):
+            failures[key] = found
+            return runs[key].close()
         try:
             paused[key] = runs[key].send(found)
         except StopIteration as done:
@@ -150,14 +153,26 @@ def _answered(asked: AddressedRequest) -> Generator[_Paused, Any, Reply]:
         return cast(Reply, done.value)
 
 
-def _trained(waiting: Mapping[K, PendingJobs]) -> Iterator[tuple[K, Found, float]]:
-    """Everyone waits: one program for each trainer. What it found, and the share of its seconds of each."""
+def _trained(waiting: Mapping[K, PendingJobs]) -> Iterator[tuple[K, Found | Exception, float]]:
+    """Everyone waits: one program for each trainer. What it found, and the share of its seconds of each.
+
+    Where a program fails, everyone in it is tried alone: only whoever fails then has failed.
+    """
     for trainer in {id(one.trainer): one.trainer for one in waiting.values()}.values():
         keys = [key for key, one in waiting.items() if one.trainer is trainer]
-        for portion in trainer.portions([waiting[key].jobs for key in keys]):
+        portions = deque(trainer.portions([waiting[key].jobs for key in keys]))
+        while portions:
+            portion = portions.popleft()
             asked = {keys[place]: waiting[keys[place]].jobs for place in portion}
             began = time.perf_counter()
-            found = trainer.train([job for jobs in asked.values() for job in jobs])
+            try:
+                found = trainer.train([job for jobs in asked.values() for job in jobs])
+            except Exception as failure:
+                if len(portion) > 1:
+                    portions.extendleft([place] for place in reversed(portion))
+                else:
+                    yield keys[portion[0]], failure, time.perf_counter() - began
+                continue
             seconds = (time.perf_counter() - began) / len(found)
             places = accumulate(map(len, asked.values()), initial=0)
             for (key, jobs), first in zip(asked.items(), places, strict=False):
