@@ -303,6 +303,7 @@ def test_jobs_learn_together_by_rule_and_as_many_as_fit_the_memory(monkeypatch: 
     assert trainer.portions(asked) == [[0, 2, 3], [1, 4]]
     monkeypatch.setattr("coterie.training.local_sgd._kept_at_once", lambda learner: 8)
     assert trainer.portions(asked) == [[0, 2], [1], [3], [4]]
+    assert trainer.portions([[job(rule, 0)], [job(other, 9)]]) == [[0], [1]]  # nobody, and too many
     found = trainer.train([one for place in (0, 2) for one in asked[place]])
     assert [len(each) for each in found] == [2, 2, 2]
     assert torch.equal(found[0], found[2])

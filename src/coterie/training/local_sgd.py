@@ -110,8 +110,8 @@ class LocalTrainer:
         most = _kept_at_once(self.learner)
         for place, jobs in enumerate(asked):
             rule, clients = jobs[0].rule, sum(job.wave for job in jobs)
-            portion, before = taken.get(rule, ([], most))
-            if before + clients > most:
+            portion, before = taken.get(rule, ([], 0))
+            if not portion or before + clients > most:
                 portion, before = [], 0
                 portions.append(portion)
             portion.append(place)
