@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -169,6 +170,20 @@ def test_whatever_a_member_sends_it_moves_the_count_by_a_half_its_replacement_by
 
     assert abs(total(updates) - total(updates[:-1])) <= 0.5
     assert abs(total(updates) - total([*updates[:-1], other])) <= 1.0
+
+
+def test_nobody_changes_sides_with_anothers_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that rounds sums of rows by how many rows there are, as a GPU may."""
+    norm = torch.linalg.vector_norm
+
+    def rounded(values: torch.Tensor, **options: Any) -> torch.Tensor:
+        rows = len(values) if options else 1
+        return norm(values, **options) * (1.0 + 2.0**-50 * (rows - 1))
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", rounded)
+    rows = torch.tensor([[1.0], [0.1], [0.1]], dtype=torch.float64)
+    for members in (0, 1, 2, 3):
+        assert halves(rows[:members], np.ones(members, dtype=np.bool_), 1.0) == 0.5 * members
 
 
 def test_a_member_that_does_not_answer_is_on_neither_side() -> None:

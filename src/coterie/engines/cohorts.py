@@ -285,7 +285,10 @@ def routed(
 
 def halves(updates: Tensor, answered: NDArray[np.bool_], clip: float) -> float:
     """1/2 for every update within the clip, -1/2 for every other; nothing for who did not answer."""
-    norms = torch.linalg.vector_norm(updates, dim=1).cpu().numpy()
+    # Each by itself: of several rows at a time, a GPU rounds by how many there are, and who is near the clip
+    # would change sides with another's coming.
+    own = [torch.linalg.vector_norm(update) for update in updates]
+    norms = torch.stack(own).cpu().numpy() if own else np.zeros(0)
     return float(np.where(answered, np.where(norms <= clip, 0.5, -0.5), 0.0).sum())
 
 
