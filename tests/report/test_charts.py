@@ -3,6 +3,7 @@
 import pytest
 
 from coterie.report.charts import Scale, Series, bar_figure, line_figure
+from coterie.report.drawing import colour
 from coterie.report.figures import sorted_scores
 from painting import painted
 
@@ -24,6 +25,16 @@ def test_every_point_is_marked_and_says_what_it_is() -> None:
     assert "a: 1, 2" in figure.svg
     assert "a: 3, 4" in figure.svg
     assert "here" in figure.svg
+
+
+def test_what_is_printed_has_the_colour_of_ours_and_is_dashed_and_hollow() -> None:
+    points = [(1.0, 2.0), (3.0, 4.0)]
+    ours, theirs = Series("a", points, colour=1, printed=False), Series("b", points, colour=1, printed=True)
+    lines = painted(line_figure("n", "h", [ours, theirs], Scale(), Scale(), "c", note="per cent"))
+    assert lines["a"].get_color() == lines["b"].get_color() == lines["a"].get_markerfacecolor()
+    assert lines["b"].get_markerfacecolor() == colour("card")
+    assert (lines["a"].get_linestyle(), lines["b"].get_linestyle()) == ("-", "--")
+    assert [text.get_text() for text in lines.axes.texts] == ["per cent"]
 
 
 def test_bars_stand_on_the_axis() -> None:

@@ -1,5 +1,6 @@
 """Figures hold their data, tell series apart, follow the page's colours and let nothing act as markup."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -129,6 +130,15 @@ def test_an_svg_file_brings_its_heading_its_legend_and_its_colours(tmp_path: Pat
     assert style is not None
     assert "--c0:" in (style.text or "")
     assert "prefers-color-scheme: dark" in (style.text or "")
+
+
+def test_an_svg_file_has_its_colours_also_where_no_variables_are_known(tmp_path: Path) -> None:
+    named = 0
+    for element in ElementTree.parse(figure(["a", "b"]).write(tmp_path)).getroot().iter():
+        for attribute, name in re.findall(r"\b(fill|stroke): var\(--(\w+)\)", element.get("style", "")):
+            assert element.get(attribute) == colour(int(name[1:]) if name[1:].isdigit() else name)
+            named += 1
+    assert named > 10
 
 
 def test_nothing_to_draw_makes_no_folder(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Printed tables beside stored results: how a cell is judged, what is counted, what documents show of it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from coterie.errors import InputError
 from coterie.reproduce.curves import read_curves
 from coterie.reproduce.declared import find, names
-from coterie.reproduce.pages import drawings, paper_page, with_places
+from coterie.reproduce.pages import drawings, paper_page, summary_rows, with_places
 from coterie.reproduce.printed import Printed, read_publication
 from coterie.reproduce.runs import QUANTITIES
 from coterie.reproduce.stored import KINDS, RESULTS, StoredNumber, StoredRow, StoredTable, read_results, store
 from coterie.reproduce.summary import PaperTable, Standing, judge, printed_cells, read_papers, summarise
+from painting import painted
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPRINT = read_publication("rc-dpfl-preprint")
@@ -102,16 +105,35 @@ def test_counts_follow_from_the_stored_numbers_by_another_way() -> None:
     assert (table.were_run, table.good) == (run, good)
 
 
-def test_every_largest_shortfall_has_a_reason_and_every_table_that_was_not_run() -> None:
+def test_every_shortfall_has_a_reason_and_every_table_that_was_not_run() -> None:
     for paper in SUMMARY.papers:
         for table in paper.tables:
-            if table.were_run:
-                assert table.largest is None or table.reason(table.largest), (
-                    paper.paper.key,
-                    table.table.label,
-                )
-            else:
-                assert table.table.not_run, (paper.paper.key, table.table.label)
+            for cell in table.cells:
+                assert cell.shortfall is None or table.reason(cell), (table.table.label, cell)
+            assert table.were_run or table.table.not_run, (paper.paper.key, table.table.label)
+
+
+def test_a_page_names_every_worse_cell_with_its_reason() -> None:
+    for paper in SUMMARY.papers:
+        page = paper_page(paper, SUMMARY)
+        for table in paper.tables:
+            for cell in table.cells:
+                if cell.standing is Standing.WORSE:
+                    epsilon = "infinite" if np.isinf(cell.epsilon) else f"{cell.epsilon:g}"
+                    named = rf"Worse: .*{cell.row}, {cell.quantity.heading} \([^)]*\b{epsilon}\b.*Why: "
+                    assert re.search(named + re.escape(table.reason(cell)), page), (table.table.label, cell)
+
+
+def test_the_sums_of_a_paper_stand_before_its_tables() -> None:
+    _, rows = summary_rows(SUMMARY)
+    names = [row[0] for row in rows]
+    for paper in SUMMARY.papers:
+        if paper.tables:
+            sums = rows[names.index(paper.paper.name)]
+            tables = [row for row in rows if row[0] == paper.paper.name][1 : len(paper.tables) + 1]
+            assert sums[1] == "**all tables**"
+            assert int(sums[2]) == sum(int(row[2]) for row in tables)
+            assert int(sums[5]) == sum(int(row[5]) for row in tables if row[5] != "–")
 
 
 def test_shakespeare_as_printed_is_at_the_base_rate_but_for_one_cell() -> None:
@@ -264,3 +286,27 @@ def test_drawings_have_ours_and_the_printed_lines() -> None:
     assert len(found) == sum(len(paper.paper.drawings) for paper in SUMMARY.papers)
     assert "r-dpcfl, printed" in found[0].svg
     assert len({figure.slug for figure in found}) == len(found)
+
+
+def test_a_drawing_tells_ours_from_printed_and_names_unit_seeds_and_base_rate() -> None:
+    mnist = next(iter(drawings(SUMMARY.papers[0], SUMMARY)))
+    lines = painted(mnist)
+    ours, printed = lines["r-dpcfl"], lines["r-dpcfl, printed"]
+    assert ours.get_color() == printed.get_color()
+    assert (ours.get_linestyle(), printed.get_linestyle()) == ("-", "--")
+    assert printed.get_markerfacecolor() != ours.get_markerfacecolor()
+    assert lines.axes.get_xscale() == "log"
+    (note,) = [text.get_text() for text in lines.axes.texts]
+    assert note == "per cent, mean of 1 to 3 seeds, base rate 11.3 to 11.4"
+    assert note in mnist.caption
+
+
+def test_every_drawing_says_at_its_marks_what_is_stored(tmp_path: Path) -> None:
+    for paper in SUMMARY.papers:
+        for figure in drawings(paper, SUMMARY):
+            path = figure.write(tmp_path)
+            kept, drawn = (
+                list(ElementTree.parse(file).getroot().itertext())
+                for file in (ROOT / "docs" / "reproduce" / path.name, path)
+            )
+            assert kept == drawn, f"{path.name}; write it again by: {RENDER}"

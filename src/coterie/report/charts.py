@@ -21,6 +21,8 @@ class Series:
         marks: of which points, by index; of all by default.
         spread: for each point, how far an upright line reaches from it.
         tips: what each mark says when pointed at; by default where it stands.
+        printed: whether it is somebody's printed counterpart of the series of the same colour, and so dashed
+            with hollow marks; False for that series itself, which is solid; by default the dash of its place.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Series:
     marks: Sequence[int] | None = None
     spread: Sequence[float] = ()
     tips: Sequence[str] = ()
+    printed: bool | None = None
 
     @property
     def reach(self) -> list[float]:
@@ -144,14 +147,20 @@ def line_figure(
     caption: str,
     *,
     milestone: tuple[float, str] | None = None,
+    note: str = "",
     outside: bool = False,
 ) -> Figure:
-    """One chart of several series; a milestone is a named vertical line."""
+    """One chart of several series; a milestone is a named vertical line, a note stands above the axes."""
 
     def paint(axes: Axes) -> None:
         x.apply(axes, "x", [point[0] for each in series for point in each.points] + [*(milestone or ())[:1]])
         y.apply(axes, "y", [value for each in series for value in each.reach])
         axes.set(xlabel=x.title)
+        if note:
+            axes.annotate(
+                note, (0, 1), (-30, 11), xycoords="axes fraction", textcoords="offset points",
+                color=colour("soft"),
+            )  # fmt: skip
         if milestone is not None:
             _milestone(axes, *milestone)
         for index, each in enumerate(series):
@@ -170,6 +179,14 @@ def _line(axes: Axes, each: Series, index: int, x: Scale, y: Scale) -> None:
     if isinstance(each.colour, str):
         style |= {"color": colour(each.colour), "linestyle": "-", "linewidth": 2.8, "marker": "o"}
         style["zorder"] = 3
+    if each.printed is not None:
+        style["linestyle"] = (0, (5, 3)) if each.printed else "-"
+    if each.printed:
+        style |= {
+            "markerfacecolor": colour("card"),
+            "markeredgecolor": style["color"],
+            "markeredgewidth": 1.5,
+        }
     if not each.joined:
         style["linestyle"] = "none"
     style |= {"markevery": each.marks} if each.marks != [] else {"marker": None}

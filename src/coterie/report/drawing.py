@@ -161,10 +161,11 @@ class Figure:
         size = f'width="{WIDTH:g}" height="{height:g}" viewBox="0 0 {WIDTH:g} {height:g}"'
         sheet = STYLE_SHEET.partition("* {")[0]
         letters = "svg { font-family: -apple-system, 'Segoe UI', Roboto, Arial, sans-serif; }\n"
-        paper = '<rect width="100%" height="100%" rx="10" fill="var(--card)"/>'
+        paper = '<rect width="100%" height="100%" rx="10" style="fill: var(--card)"/>'
         inside = Markup(f"<style>\n{sheet}{letters}</style>{paper}")
         drawn = self._element(content, f'xmlns="http://www.w3.org/2000/svg" {size}', inside)
-        write_text(path, f'<?xml version="1.0" encoding="utf-8"?>\n{drawn}\n')
+        whole = re.sub(r"<[^>]*>", _with_plain_colours, str(drawn))
+        write_text(path, f'<?xml version="1.0" encoding="utf-8"?>\n{whole}\n')
         return path
 
     def _element(self, content: bytes, attributes: str, inside: str = "") -> Markup:
@@ -252,6 +253,13 @@ def _tag(match: re.Match[str]) -> str:
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
     tag = re.sub(r"#[0-9a-f]{6}\b", lambda it: f"var(--{_NAMES[it[0]]})" if it[0] in _NAMES else it[0], tag)
     return re.sub(r"-?\d+\.\d+", lambda it: f"{float(it[0]):.2f}".rstrip("0").rstrip("."), tag)
+
+
+def _with_plain_colours(tag: re.Match[str]) -> str:
+    """A tag with its colours as attributes, too: all that programs see that know no variables."""
+    named = re.findall(r"\b(fill|stroke): var\(--([\w-]+)\)", tag[0])
+    plain = "".join(f' {attribute}="{_LIGHT[name]}"' for attribute, name in dict(named).items())
+    return re.sub(r"(?=\s*/?>$)", plain, tag[0], count=1)
 
 
 def panels(path: Path, figures: Sequence[Figure], caption: str, columns: int = 3) -> None:

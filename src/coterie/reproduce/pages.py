@@ -129,8 +129,18 @@ def summary_rows(summary: Summary, folder: str | None = None) -> tuple[list[str]
     for paper in summary.papers:
         own = paper.paper
         name = own.name if folder is None else f"[{own.name}]({folder}{own.key}.md)"
-        rows += [[name, *row] for row in (*_table_rows(paper), *_figure_rows(paper))]
+        rows += [[name, *row] for row in (*_all_tables(paper), *_table_rows(paper), *_figure_rows(paper))]
     return [*headings, "largest shortfall, and why; what differs"], rows
+
+
+def _all_tables(paper: PaperSummary) -> Iterator[list[str]]:
+    """The sums of a paper's tables, before each of them."""
+    if paper.tables:
+        counts = paper.counts()
+        seeds = f" ({counts['with_as_many_seeds']})" if any(each.seeds for each in paper.tables) else ""
+        judged = [f"{counts['at_least_as_good']}{seeds}", str(counts["worse"]), str(counts["no_verdict"])]
+        told = f"{counts['not_run']} cells were not run"
+        yield ["**all tables**", str(counts["printed"]), str(counts["run"]), *judged, told]
 
 
 def _table_rows(paper: PaperSummary) -> Iterator[list[str]]:
@@ -195,7 +205,8 @@ def paper_page(paper: PaperSummary, summary: Summary, home: str = "") -> str:
         for cell in table.cells
     }
     for name in own.reproductions:
-        sections = [_section(name, kind, summary, cells) for kind in KINDS]
+        beside = [each for each in paper.tables if each.table.by == name and each.were_run]
+        sections = [_judged(beside), *(_section(name, kind, summary, cells) for kind in KINDS)]
         if any(sections) or any(key[0] == name for key in cells):
             parts += [f"## {find(name).title}", *filter(None, sections)]
     without = [each for each in paper.tables if not each.table.by]
@@ -207,8 +218,38 @@ def paper_page(paper: PaperSummary, summary: Summary, home: str = "") -> str:
         parts += ["## Not run", "\n".join(lines)]
     parts += ["## Figures", _figures(paper.figures)]
     images = [file for each in paper.figures for file in each.figure.files]
-    parts += [f"![{Path(file).stem.replace('-', ' ')}]({file})" for file in dict.fromkeys(images)]
+    told = {f"{each.slug}.svg": f"{each.heading}. {each.caption}" for each in drawings(paper, summary)}
+    words = {file: told.get(file, Path(file).stem.replace("-", " ")) for file in images}
+    parts += [f"![{text}]({file})" for file, text in words.items()]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _judged(tables: Sequence[TableSummary]) -> str:
+    """What of each printed table is at least as good and what is worse, with the reasons."""
+    lines = []
+    for each in tables:
+        own, counts = each.table, each.counts()
+        lines.append(
+            f"- {own.label}: of {counts['printed']} printed cells {counts['run']} were run: "
+            f"{counts['at_least_as_good']} at least as good, {counts['worse']} worse, "
+            f"{counts['no_verdict']} without a verdict."
+        )
+        reasons: dict[str, dict[tuple[str, str], list[float]]] = {}
+        for cell in each.cells:
+            if cell.standing is Standing.WORSE:
+                rows = reasons.setdefault(each.reason(cell) or "no reason is known", {})
+                rows.setdefault((cell.row, cell.quantity.heading), []).append(cell.epsilon)
+        lines += [
+            "  - Worse: "
+            + "; ".join(f"{row}, {heading} (epsilon {_budgets(at)})" for (row, heading), at in rows.items())
+            + f". Why: {reason}."
+            for reason, rows in reasons.items()
+        ]
+    return "\n".join(lines)
+
+
+def _budgets(epsilons: Sequence[float]) -> str:
+    return ", ".join("infinite" if math.isinf(each) else f"{each:g}" for each in sorted(epsilons))
 
 
 def _section(name: str, kind: str, summary: Summary, cells: Cells) -> str:
@@ -325,19 +366,35 @@ def drawings(paper: PaperSummary, summary: Summary) -> Iterator[Figure]:
         stored = summary.results.get((drawing.by, ScaleName.PAPER.value))
         printed = [cell for table in paper.tables if table.table.by == drawing.by for cell in table.cells]
         quantity = next(each for each in QUANTITIES if each.key == drawing.figure)
-        across, upwards = Scale(drawing.against, "{:g}".format, margin=0.03), Scale("", "{:.0f}".format)
+        across = Scale(drawing.against, "{:g}".format, margin=0.03)
         if drawing.against == "round":
             series = list(_curves(drawing, quantity, summary.curves.get(drawing.by, ()), printed))
-            upwards = Scale("", "{:g}".format)
         else:
             series = list(_series(drawing, stored, printed)) if stored else []
-            across = replace(across, places=sorted({x for each in series for x, _ in each.points}))
+            places = sorted({x for each in series for x, _ in each.points})
+            across = replace(across, places=places, logarithmic=drawing.against == "epsilon")
         if series:
-            unit = " in per cent" if quantity.scale == 100.0 else ""
-            also = ", and printed ones" if printed else ""
-            told = f"{quantity.heading.capitalize()}{unit}, mean over seeds{also}."
-            name = f"{drawing.by}-{drawing.figure}"
-            yield line_figure(name, drawing.heading, series, across, upwards, told)
+            note = _note(drawing, quantity, stored, {each.name for each in series})
+            also = " Hollow marks and dashes: as printed." if any(each.printed for each in series) else ""
+            told = f"{quantity.heading.capitalize()}; {note}.{also}"
+            name, upwards = f"{drawing.by}-{drawing.figure}", Scale("", "{:g}".format)
+            yield line_figure(name, drawing.heading, series, across, upwards, told, note=note)
+
+
+def _note(drawing: PaperDrawing, quantity: Quantity, stored: StoredTable | None, drawn: set[str]) -> str:
+    """The unit, of how many seeds our numbers are, and what needs no learning."""
+    rows = [row for row in stored.rows if row.row in drawn or drawing.against == "B"] if stored else []
+    numbers = [row.numbers[quantity.key] for row in rows if quantity.key in row.numbers]
+    seeds = sorted({len(number.seeds) for number in numbers})
+    rates = sorted({f"{number.base_rate:.1f}" for number in numbers if number.base_rate is not None})
+    parts = ["per cent"] if quantity.scale == 100.0 else []
+    parts += [f"mean of {_range(seeds)} seeds" if seeds != [1] else "one seed"] if seeds else []
+    parts += [f"base rate {_range(rates)}"] if rates else []
+    return ", ".join(parts)
+
+
+def _range(values: Sequence[object]) -> str:
+    return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
 def _curves(
@@ -349,13 +406,17 @@ def _curves(
     known = {curve.row: curve for curve in curves if curve.epsilon == drawing.epsilon}
     for place, row in enumerate(panels[drawing.panel] if drawing.panel else drawing.rows):
         points = [(x, quantity.scale * y) for x, y in known[row].points[score]] if row in known else []
+        levels = [
+            cell.printed.mean
+            for cell in printed
+            if (cell.row, cell.epsilon, cell.quantity) == (row, drawing.epsilon, quantity)
+            and cell.printed.mean is not None
+        ]
         if points:
-            yield Series(row, points, colour=2 * place if printed else place)
-        for cell in printed:
-            told = (cell.row, cell.epsilon, cell.quantity) == (row, drawing.epsilon, quantity)
-            if told and points and cell.printed.mean is not None:
-                level = [(x, cell.printed.mean) for x in (points[0][0], points[-1][0])]
-                yield Series(f"{row}, printed", level, colour=2 * place + 1)
+            yield Series(row, points, colour=place, printed=False if levels else None)
+            for level in levels:
+                ends = [(x, level) for x in (points[0][0], points[-1][0])]
+                yield Series(f"{row}, printed", ends, colour=place, printed=True)
 
 
 def _series(drawing: PaperDrawing, stored: StoredTable, printed: Sequence[PaperCell]) -> Iterator[Series]:
@@ -381,4 +442,4 @@ def _series(drawing: PaperDrawing, stored: StoredTable, printed: Sequence[PaperC
         ]
         for label, points in ((name, ours), (f"{name}, printed", theirs)):
             if points:
-                yield Series(label, sorted(points), colour=2 * place + (points is theirs))
+                yield Series(label, sorted(points), colour=place, printed=points is theirs)
