@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
+import itertools
+import math
 import re
 import statistics
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmark_modules import load
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SCORES = ("MSS, M given (* wrong)", "MSS, M unknown (* wrong)")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -32,9 +34,10 @@ def cells(line: str) -> tuple[str, ...]:
 def test_natural_federations_are_those_of_their_file() -> None:
     natural = load("natural_results")
     printed = "\n".join(natural.render(natural.read_rows([RESULTS / "natural.csv"])))
-    wanted = [cells(line) for line in printed.splitlines() if line.startswith("|") and "---" not in line]
-    shown = {cells(line) for line in lines("docs/natural.md") if line.startswith("|")}
-    assert len(wanted) > 60
+    told = [line.replace("- not within: ", "- ") for line in printed.splitlines() if re.search(r"\d", line)]
+    wanted = [cells(line) for line in told if not line.startswith("The recipe / the best of nine")]
+    shown = {cells(line) for line in lines("docs/natural.md")}
+    assert len(wanted) > 100
     assert [line for line in wanted if line not in shown] == []
 
 
@@ -49,6 +52,41 @@ def test_clusters_that_were_found_are_those_of_their_file(which: str) -> None:
         rates = [round(100 * (int(row[name]) / int(row["draws"]))) for name in names]
         marked = [f"**{rate}**" if rate == max(rates) and rate > 0 else str(rate) for rate in rates]
         assert (row["data"], row["shift"], row["release"], row["sizes"], row["z"], *marked) in shown
+
+
+@pytest.mark.parametrize("which", ["M given", "M unknown"])
+def test_means_over_federations_are_those_of_their_file(which: str) -> None:
+    """The two tables of docs/clustering.md by data, shift and release."""
+    names = [name for name in rows("clustering.csv")[0] if name.startswith(f"{which}: ")]
+    groups: dict[tuple[str, str, str], list[list[float]]] = {}
+    for row in rows("clustering.csv"):
+        rates = [int(row[name]) / int(row["draws"]) for name in names]
+        for place in ((row["data"], row["shift"], row["release"]), ("all", "", "")):
+            groups.setdefault(place, []).append(rates)
+    shown = {cells(line) for line in lines("docs/clustering.md") if line.startswith("|")}
+    assert len(groups) == 13
+    for place, found in groups.items():
+        means = [statistics.mean(rates) for rates in zip(*found, strict=True)]
+        marked = [f"**{100 * mean:.0f}**" if mean == max(means) else f"{100 * mean:.0f}" for mean in means]
+        assert (*place, str(len(found)), *marked) in shown
+
+
+def test_how_sure_a_score_is_follows_from_its_file() -> None:
+    """The table of docs/clustering.md by separation score, of scores that are kept with two decimals."""
+    edges = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, math.inf)
+    shown = [
+        told
+        for first, *told in map(cells, lines("docs/clustering.md"))
+        if re.match(r"[\d.]+ (to|and) ", first)
+    ]
+    assert len(shown) == len(edges) - 1
+    for (low, high), told in zip(itertools.pairwise(edges), shown, strict=True):
+        for which, share, count in zip(SCORES, told[1::2], told[2::2], strict=True):
+            scores = [score for row in rows("clustering.csv") for score in row[which].split()]
+            inside = [score for score in scores if low <= float(score.rstrip("*")) < high]
+            right = sum(not score.endswith("*") for score in inside)
+            assert float(share.removesuffix(" %")) == pytest.approx(100 * right / len(inside), abs=2)
+            assert int(count) == pytest.approx(len(inside), abs=10)
 
 
 def test_clusters_found_on_features_are_those_of_their_file() -> None:
@@ -150,21 +188,3 @@ def test_clusters_of_other_federations_are_those_of_their_file() -> None:
             assert told[6] == ""
         shown.add(table)
     assert shown == tables - {"8:4:1:1", "equal", "2:1:1"}
-
-
-def test_speeds_are_those_of_their_file() -> None:
-    """Every sample gradient a second that is printed for the GPU, in one run."""
-    kept = json.loads((RESULTS / "h200.json").read_text(encoding="utf-8"))["rows"]
-    known = {f"{row['samples_per_second']:,}" for row in kept if "samples_per_second" in row}
-    text = "\n".join(lines("benchmarks/README.md"))
-    part = text[text.index("## On a GPU, beside others") : text.index("## On a processor")]
-    earlier = {"24,958", "6,931", "199,858"}  # of a run that is said to be earlier
-    found = set(re.findall(r"\b\d{1,3}(?:,\d{3})+\b", part)) - earlier - {"1,000", "15,552"}
-    assert len(found) > 10
-    assert found <= known
-    told = " ".join(lines("docs/features.md"))
-    speeds = re.findall(
-        r"(\d[\d,]+) (?:sample gradients a second|on torch's|for plain PyTorch|for Opacus)", told
-    )
-    assert len(speeds) == 4
-    assert set(speeds) <= known
