@@ -33,7 +33,8 @@ has the values which the cell names under the file's own columns. A table straig
     {rc-dpfl-preprint; cifar10; rotation; rc-dpfl; 3; mean}   # what a publication prints
     {h200.json; variant=cnn peer: Opacus hooks loop; samples_per_second}    # of one row of a kept file
     {mean of client-clusters.csv; table=equal; accuracy[2] | .1%}    # of several: mean, sum, count
-    {gpu-cnn; samples_per_second / gpu-cnn-plain; samples_per_second | .1f}    # + - * /, from left to right
+    {cpu.json#limits; name=matrix product, 1 threads; value | .0f}    # of another part than its rows
+    {gpu-cnn; samples_per_second / gpu-cnn-plain; samples_per_second | .1f}    # + - * / ( ), in turn
 
 `short` has names for the beginnings of such references, as in the last line.
 
@@ -48,7 +49,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ END = "<!-- end -->"
 FIGURES = {quantity.key: quantity for quantity in QUANTITIES}
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|[.,]\d)")
 OPERATIONS = {"+": float.__add__, "-": float.__sub__, "*": float.__mul__, "/": float.__truediv__}
-MANY = {"mean": statistics.mean, "sum": sum, "count": len}
+MANY: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.mean, "sum": sum, "count": len}
 
 
 class Several(list[float]):
@@ -94,12 +95,15 @@ def content() -> dict[str, Any]:
 
 @cache
 def kept(name: str) -> list[dict[str, Any]]:
-    """The rows of a file of benchmarks or of results."""
-    path = KEPT / name if (KEPT / name).exists() else RESULTS / name
+    """The rows of a file of benchmarks or of results; of another part of a JSON file where one is named."""
+    file, _, part = name.partition("#")
+    path = KEPT / file if (KEPT / file).exists() else RESULTS / file
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        rows: list[dict[str, Any]] = json.loads(text)["rows"]
-        return rows
+        rows = json.loads(text)[part or "rows"]
+        if isinstance(rows, dict):
+            rows = [{"name": key, "value": value} for key, value in rows.items()]
+        return list(rows)
     return [{key: number(value) for key, value in row.items()} for row in csv.DictReader(text.splitlines())]
 
 
@@ -186,15 +190,22 @@ def sentence(text: str) -> str:
 
     def found(match: re.Match[str]) -> str:
         expression, _, form = match[1].partition(" | ")
-        first, *rest = re.split(r" ([-+*/]) ", expression)
-        value, shown = reference(first)
-        for operation, other in zip(rest[::2], rest[1::2], strict=True):
-            value = OPERATIONS[operation](float(value), float(reference(other)[0]))
+        value, shown = calculated(expression)
         if form.endswith("%"):
             return f"{100 * value:{form[:-1]}f}"
         return f"{value:{form}}" if form else shown
 
     return re.sub(r"\{([^}]*)\}", found, text)
+
+
+def calculated(expression: str) -> tuple[float, str]:
+    """What references come to, those in brackets first, and how documents show it if there is only one."""
+    plain = re.sub(r"\(([^()]+ [-+*/] [^()]+)\)", lambda inside: repr(calculated(inside[1])[0]), expression)
+    first, *rest = re.split(r" ([-+*/]) ", plain)
+    value, shown = reference(first)
+    for operation, other in zip(rest[::2], rest[1::2], strict=True):
+        value = OPERATIONS[operation](value, reference(other)[0])
+    return value, shown
 
 
 def reference(text: str) -> tuple[float, str]:

@@ -76,6 +76,7 @@ def test_a_number_without_a_file_is_found(tables: ModuleType) -> None:
         ("{h200.json; variant=cnn peer: Opacus hooks loop; samples_per_second}", "5,777"),
         ("{count of client-clusters.csv; part=run; table=8:4:1:1; row=oracle, epsilon 4}", "5"),
         ("{gpu-cnn; kernels[pool] / 2 | .2f}", "16.25"),
+        ("{12 / (2 + 1) | .1f}", "4.0"),
         (
             "{mean of client-clusters.csv; part=run; table=equal; row=dp-sketch-cluster, epsilon 2; "
             "mean | .1%}",
