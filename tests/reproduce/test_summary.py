@@ -124,6 +124,24 @@ def test_a_page_names_every_worse_cell_with_its_reason() -> None:
                     assert re.search(named + re.escape(table.reason(cell)), page), (table.table.label, cell)
 
 
+def test_every_figure_is_on_the_page_or_has_a_command_or_is_named_as_missing() -> None:
+    _, rows = summary_rows(SUMMARY)
+    for paper in SUMMARY.papers:
+        page = paper_page(paper, SUMMARY)
+        lines = [row for row in rows if row[0] == paper.paper.name and row[1].startswith("Figure")]
+        for each in paper.figures:
+            own = each.figure
+            number = re.compile(rf"\b{re.escape(own.figure)}(, |$)")
+            if each.curves:
+                (row,) = (row for row in lines if row[1].endswith(f": {own.shows}"))
+                assert row[3] == str(each.run)
+            else:
+                (row,) = (row for row in lines if row[2] == "drawings" and number.search(row[1]))
+                assert row[3] == ("on the page" if own.files else "by their commands" if own.by else "–")
+            assert own.missing in row[-1]
+            assert all(f"]({file})" in page for file in own.files)
+
+
 def test_the_sums_of_a_paper_stand_before_its_tables() -> None:
     _, rows = summary_rows(SUMMARY)
     names = [row[0] for row in rows]

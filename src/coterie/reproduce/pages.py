@@ -170,18 +170,25 @@ def _largest_text(each: TableSummary) -> str:
 
 
 def _figure_rows(paper: PaperSummary) -> Iterator[list[str]]:
-    """Figures with curves one by one, all others in one line."""
+    """Figures with curves one by one; the others in a line for each way in which they are drawn, or not."""
     plain = [each for each in paper.figures if not each.curves]
-    drawn = [each.figure.figure for each in plain if each.is_drawn]
-    lacking = [f"{each.figure.figure} ({each.figure.missing})" for each in plain if each.figure.missing]
-    missing = f"missing: {'; '.join(lacking)}" if lacking else ""
-    yield [f"Figures {', '.join(drawn)}", "drawings", "drawn", *[NONE] * 3, missing]
+    shown = [each for each in plain if each.figure.files]
+    drawn = [each for each in plain if each.is_drawn and not each.figure.files]
+    rest = [each for each in plain if not each.is_drawn]
+    for figures, how in ((shown, "on the page"), (drawn, "by their commands"), (rest, NONE)):
+        if figures:
+            names = ", ".join(each.figure.figure for each in figures)
+            lack = [
+                f"{each.figure.figure} ({each.figure.missing})" for each in figures if each.figure.missing
+            ]
+            missing = f"missing: {'; '.join(lack)}" if lack else ""
+            yield [f"Figure{'s' if ', ' in names else ''} {names}", "drawings", how, *[NONE] * 3, missing]
     for each in paper.figures:
         if each.curves:
             own = each.figure
             label, curves = f"Figure {own.figure}: {own.shows}", f"{each.curves} curves"
-            lack = f"missing: {own.missing}" if own.missing else ""
-            yield [label, curves, str(each.run), *[NONE] * 3, lack]
+            lacking = f"missing: {own.missing}" if own.missing else ""
+            yield [label, curves, str(each.run), *[NONE] * 3, lacking]
 
 
 # --- the page of a paper ----------------------------------------------------------------------------
@@ -217,10 +224,12 @@ def paper_page(paper: PaperSummary, summary: Summary, home: str = "") -> str:
         ]
         parts += ["## Not run", "\n".join(lines)]
     parts += ["## Figures", _figures(paper.figures)]
-    images = [file for each in paper.figures for file in each.figure.files]
     told = {f"{each.slug}.svg": f"{each.heading}. {each.caption}" for each in drawings(paper, summary)}
-    words = {file: told.get(file, Path(file).stem.replace("-", " ")) for file in images}
-    parts += [f"![{text}]({file})" for file, text in words.items()]
+    for figure in (each.figure for each in paper.figures if each.figure.files):
+        words = {file: told.get(file, Path(file).stem.replace("-", " ")) for file in figure.files}
+        images = " ".join(f"![{text}]({file})" for file, text in words.items())
+        title = figure.figure if figure.figure.startswith("Table") else f"Figure {figure.figure}"
+        parts += [f"**{title}**: {figure.shows}.", images]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
