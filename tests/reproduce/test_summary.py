@@ -124,6 +124,17 @@ def test_a_page_names_every_worse_cell_with_its_reason() -> None:
                     assert re.search(named + re.escape(table.reason(cell)), page), (table.table.label, cell)
 
 
+def test_a_table_names_what_of_it_was_not_run() -> None:
+    lacking = {each.table.table: each.lacking for each in SUMMARY.papers[0].tables}
+    assert lacking[3] == "epsilon 4"
+    assert lacking[7] == "epsilon 2, 4, 5, 10; km-cdpfl"
+    for paper in SUMMARY.papers:
+        page = paper_page(paper, SUMMARY)
+        for table in paper.tables:
+            assert bool(table.lacking) == any(cell.ours is None for cell in table.cells)
+            assert not table.were_run or not table.lacking or f" Not run: {table.lacking}." in page
+
+
 def test_every_figure_is_on_the_page_or_has_a_command_or_is_named_as_missing() -> None:
     _, rows = summary_rows(SUMMARY)
     for paper in SUMMARY.papers:

@@ -166,7 +166,8 @@ def _largest_text(each: TableSummary) -> str:
         ours, printed = cell.quantity.text(cell.ours.ours), cell.quantity.text(cell.printed.mean)
         where = f"{cell.row}, {cell.quantity.heading}, epsilon {cell.epsilon:g}"
         text = f"{ours} instead of {printed} ({where}): {reason}"
-    return text + (f". Differs: {each.table.differs}" if each.table.differs else "")
+    differs = f". Differs: {each.table.differs}" if each.table.differs else ""
+    return text + differs + (f". Not run: {each.lacking}" if each.lacking else "")
 
 
 def _figure_rows(paper: PaperSummary) -> Iterator[list[str]]:
@@ -242,6 +243,7 @@ def _judged(tables: Sequence[TableSummary]) -> str:
             f"- {own.label}: of {counts['printed']} printed cells {counts['run']} were run: "
             f"{counts['at_least_as_good']} at least as good, {counts['worse']} worse, "
             f"{counts['no_verdict']} without a verdict."
+            + (f" Not run: {each.lacking}." if each.lacking else "")
         )
         reasons: dict[str, dict[tuple[str, str], list[float]]] = {}
         for cell in each.cells:

@@ -219,6 +219,20 @@ class TableSummary:
         found = [cell for cell in self.cells if cell.shortfall is not None]
         return max(found, key=lambda cell: cell.shortfall or 0.0) if found else None
 
+    @property
+    def lacking(self) -> str:
+        """Which printed cells nobody ran, in words: whole budgets, else whole rows, else figures."""
+        ran = [cell for cell in self.cells if cell.ours is not None]
+        left = [cell for cell in self.cells if cell.ours is None]
+        budgets = {cell.epsilon for cell in left} - {cell.epsilon for cell in ran}
+        left = [cell for cell in left if cell.epsilon not in budgets]
+        rows = {cell.row for cell in left} - {cell.row for cell in ran}
+        left = [cell for cell in left if cell.row not in rows]
+        figures = dict.fromkeys(cell.quantity.heading for cell in left)
+        whole = [f"epsilon {', '.join(f'{each:g}' for each in sorted(budgets))}"] if budgets else []
+        named = dict.fromkeys(cell.row for cell in self.cells if cell.row in rows)
+        return "; ".join([*whole, *named, *([f"some of {', '.join(figures)}"] if figures else [])])
+
     def reason(self, cell: PaperCell) -> str:
         """Empty where nobody has written one."""
         fits = (each.because for each in self.table.reasons if each.fits(cell.row, cell.quantity.key))
@@ -246,6 +260,7 @@ class TableSummary:
             "reproduction": self.table.by,
             **self.counts(),
             "largest_shortfall": largest.to_json(self.reason(largest)) if largest else None,
+            "not_run_cells": self.lacking or None,
             "reason_not_run": None if self.were_run else self.table.not_run,
             "differs": self.table.differs or None,
         }
