@@ -35,7 +35,7 @@ from coterie.privacy import Adjacency, PoissonSteps
 from coterie.training import philox
 from coterie.training.clipping import MARGIN, clip_rows, clip_scales
 from coterie.training.learner import Batch, Learner, precision
-from coterie.training.local_sgd import LocalSGD, LocalTrainer, train_one
+from coterie.training.local_sgd import LocalJob, LocalSGD, LocalTrainer, train_one
 from coterie.training.parameters import flatten
 from coterie.training.stacked import StackedJob, StackedTrainer
 
@@ -344,10 +344,10 @@ def check_local(bench: Bench) -> dict[str, Any]:
     learner, data, start = setup(bench, "cnn", 5, 23)
     rule = LocalSGD(epochs=2, batch=10, lr=LR, momentum=0.5)
     batches = [rule.batches(23, seed) for seed in range(5)]
-    starts = start.expand(5, -1)
+    job = LocalJob(lambda: start.expand(5, -1).clone(), data, batches, rule, wave=5)
     # In full precision: a few steps of rounding to ten bits already tell two ways apart by some percent.
     trainer = LocalTrainer(learner, tf32=False)
-    twice = [trainer.train(starts, data, batches, rule, wave=5) for _ in range(2)]
+    twice = [trainer.train([job])[0] for _ in range(2)]
     with precision(tf32=False):
         alone = torch.stack(
             [train_one(learner, start, own, o, rule) for own, o in zip(data, batches, strict=True)]
@@ -357,7 +357,7 @@ def check_local(bench: Bench) -> dict[str, Any]:
     return {
         "relative_error": worst,
         "ok": worst < 1e-2 and torch.equal(*twice),
-        "own_kernels": program.tiles.bounds is not None,
+        "own_kernels": program.own_kernels,
         "captured": program.captured,
     }
 
