@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from coterie.data import DataSettings, Task, load_dataset
 from coterie.errors import InputError
 from coterie.models import ModelSettings, build_model, check_model
-from coterie.models.networks import LstmLayer
+from coterie.models.networks import FusedLstmLayer, LstmLayer, with_fused_lstms
 from coterie.training.learner import Batch, Learner
 from coterie.training.local_sgd import LocalSGD, train_one
 
@@ -122,6 +122,57 @@ def test_lstm_layer_computes_what_torch_computes() -> None:
         theirs.bias_hh_l0.zero_()
     steps = torch.randn(3, 11, 5)
     torch.testing.assert_close(ours(steps), theirs(steps)[0])
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_an_lstm_in_one_call_has_the_outputs_and_gradients_of_its_linear_maps(count: int) -> None:
+    model = build_model(ModelSettings(name="lstm", hidden=16, layers=2), TEXT, seed=3)
+    fused = with_fused_lstms(model)
+    assert [type(part) for part in fused.children()].count(FusedLstmLayer) == 2
+    assert not any(isinstance(part, FusedLstmLayer) for part in model.modules())
+    assert [name for name, _ in fused.named_parameters()] == [name for name, _ in model.named_parameters()]
+    features, targets = records(TEXT, count)
+    found, expected = (
+        (outputs := each(features), torch.autograd.grad(loss_of(outputs, targets, TEXT), each.parameters()))
+        for each in (fused, model)
+    )
+    torch.testing.assert_close(found[0], expected[0])
+    for mine, theirs in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_record_that_is_no_number_stays_alone_in_an_lstm_in_one_call() -> None:
+    layer = FusedLstmLayer(LstmLayer(5, 16))
+    steps = torch.randn(6, 9, 5)
+    spoilt = steps.clone()
+    spoilt[2, 4] = torch.nan
+    clean, dirty = layer(steps), layer(spoilt)
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(clean[others], dirty[others])
+    assert torch.equal(clean[2, :4], dirty[2, :4])
+    assert bool(dirty[2, 4:].isnan().all())
+
+
+def test_a_client_learns_and_judges_on_a_processor_by_lstms_in_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_model(SMALL_LSTM, TEXT, seed=0)
+    learner, batch = Learner(model, TEXT, torch.device("cpu")), Batch(*records(TEXT, 6))
+    start = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    rule = LocalSGD(epochs=2, batch=4, lr=0.5)
+    order = rule.batches(6, seed=1)
+    slow = Learner(model, TEXT, torch.device("cpu"))
+    slow._forward = model
+    expected = train_one(slow, start, batch, order, rule), slow.outputs(start, batch.features)
+    monkeypatch.setattr(LstmLayer, "forward", None)
+    found = train_one(learner, start, batch, order, rule), learner.predict(start, batch.features)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_without_lstms_is_taken_as_it_is() -> None:
+    model = nn.Linear(2, 3)
+    assert with_fused_lstms(model) is model
 
 
 @pytest.mark.parametrize(("settings", "task"), EVERY, ids=lambda value: getattr(value, "name", ""))
