@@ -364,3 +364,31 @@ def test_where_a_record_stands_shows_in_its_outputs_or_not(monkeypatch: pytest.M
 
     monkeypatch.setattr(learner, "predict", by_place)
     assert not same_bits_anywhere(learner, size=64)
+
+
+@pytest.mark.parametrize("name", ["cnn", "mcmahan-cnn", "mlp"])
+def test_where_a_record_stands_shows_in_the_outputs_of_every_network(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind a ReLU, which of unlucky parameters and records would leave nothing."""
+    shape = (1, 28, 28) if name == "mcmahan-cnn" else IMAGES.shape
+    task = Task(kind="classification", shape=shape, classes=10)
+    learner = Learner(build_model(ModelSettings(name=name), task, seed=1), task, CPU)
+    real = learner.predict
+
+    def by_place(model: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        rounded = features.clone()
+        rounded[: len(features) // 2] *= 1.0 + 2.0**-20
+        return real(model, rounded)
+
+    monkeypatch.setattr(learner, "predict", by_place)
+    assert not same_bits_anywhere(learner, size=64)
+
+
+def test_outputs_that_are_all_alike_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    for value in (0.5, math.nan):
+        monkeypatch.setattr(
+            learner, "predict", lambda model, features, value=value: torch.full((len(features), 10), value)
+        )
+        assert not same_bits_anywhere(learner, size=64)
