@@ -22,7 +22,7 @@ from coterie.training.learner import Batch, Learner
 from coterie.training.tiles import Tiles
 
 if cpu_kernels.available():
-    from coterie.training import llvm_rows
+    from coterie.training import llvm_builder, llvm_rows
 
 pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="no LLVM, or a small processor")
 
@@ -37,12 +37,15 @@ LAYERS = {
 }
 
 
-def part_of(layer: nn.Conv2d, records: int, seed: int = 0) -> tuple[FormedOnce, Tensor]:
+def part_of(
+    layer: nn.Conv2d, records: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> tuple[FormedOnce, Tensor]:
     """What records contribute to the layer's weight, and the same by torch's convolution in float64."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(records, layer.in_channels, 5, 4, generator=generator)
     outputs = layer(images).detach()
-    gradient = torch.randn(outputs.shape, generator=generator)
+    gradient = torch.randn(outputs.shape, generator=generator).to(dtype)
+    images = images.to(dtype)
     sides = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
     exact = []
     for image, slope in zip(images.double(), gradient.double(), strict=True):
@@ -53,11 +56,16 @@ def part_of(layer: nn.Conv2d, records: int, seed: int = 0) -> tuple[FormedOnce, 
     return FormedOnce.of(images, gradient, Geometry(*sides)), torch.stack(exact)  # type: ignore[arg-type]
 
 
+DTYPES = [torch.float32, torch.bfloat16]
+"""Where a processor does not multiply bfloat16, the kernel reads it in float32."""
+
+
 @pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_norms_sums_and_rows_are_those_of_torch(name: str) -> None:
+def test_norms_sums_and_rows_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    part, exact = part_of(LAYERS[name](), 5)
+    part, exact = part_of(LAYERS[name](), 5, dtype=dtype)
     scales = torch.tensor([1.0, 0.0, 0.3, 1e-9, 0.7], dtype=torch.float64)
     torch.testing.assert_close(part.rows().double(), exact, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(part.squared_norms(), exact.square().sum(dim=1), rtol=2e-4, atol=0)
@@ -80,10 +88,11 @@ def test_norms_sums_and_rows_are_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_no_gradient_that_is_summed_is_longer_than_its_norm(name: str) -> None:
+def test_no_gradient_that_is_summed_is_longer_than_its_norm(name: str, dtype: torch.dtype) -> None:
     """Although the numbers are float32, places cancel, and some are as large or small as float32 can say."""
-    part, _ = part_of(LAYERS[name](), 7)
+    part, _ = part_of(LAYERS[name](), 7, dtype=dtype)
     part.gradient[1] *= 1e-6
     part.gradient[2, :, :, 1:] = -part.gradient[2, :, :, :1]  # most of it cancels
     part.images[2] = part.images[2, :, :, :1, :1]
@@ -106,11 +115,14 @@ def test_no_gradient_that_is_summed_is_longer_than_its_norm(name: str) -> None:
     name=st.sampled_from(sorted(LAYERS)),
     power=st.integers(-12, 12),
     cancelled=st.floats(0.0, 1.0),
+    dtype=st.sampled_from(DTYPES),
 )
-def test_norms_bound_gradients_that_cancel(seed: int, name: str, power: int, cancelled: float) -> None:
+def test_norms_bound_gradients_that_cancel(
+    seed: int, name: str, power: int, cancelled: float, dtype: torch.dtype
+) -> None:
     """Every second place takes back what the one before it gave, but for a little."""
     torch.manual_seed(seed)
-    part, _ = part_of(LAYERS[name](), 2, seed)
+    part, _ = part_of(LAYERS[name](), 2, seed, dtype)
     part.images.copy_(part.images[:, :, :, :1, :1] + 2.0**-power * part.images)
     flat = part.gradient.flatten(3, 4)
     pairs = flat.shape[3] // 2
@@ -152,6 +164,63 @@ def test_the_kernel_computes_the_loop_that_stands_above_it() -> None:
     np.testing.assert_allclose(found.view(total.shape).numpy(), total, rtol=1e-4, atol=1e-5)
 
 
+def test_factors_that_are_smaller_than_a_processor_multiplies_make_no_gradient_longer() -> None:
+    """Of bfloat16 they count as zero there, so that what they would have taken back stays."""
+    images, gradient = torch.zeros(2, 64, 1, 2), torch.zeros(2, 4, 1, 2)
+    small, large = 2.0**-127, 2.0**120
+    images[0, :, 0, 0], gradient[0, :, 0, 0] = small, large
+    images[1, :, 0, 0], gradient[1, :, 0, 0] = large, small
+    images[:, :, 0, 1], gradient[:, :, 0, 1] = -small * large, 1.0
+    geometry = Geometry((1, 1), (1, 1), (0, 0), (1, 1))
+    part = FormedOnce.of(images.bfloat16(), gradient.bfloat16(), geometry)
+    squares = part.rows().double().square().sum(dim=1)
+    assert (squares > 0).tolist() == 2 * [llvm_builder.multiplies_bfloat16()]
+    assert (part.squared_norms() >= squares).all()
+
+
+@pytest.mark.skipif(not cpu_kernels.multiplies_bfloat16(), reason="no instructions for bfloat16")
+def test_bfloat16_is_multiplied_as_it_is_and_not_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways round sums of the same products; with an odd number of columns there is one way."""
+    taken: list[bool] = []
+    real = llvm_builder.compiled
+
+    def watched(make: object, taps: "llvm_rows.Taps") -> object:
+        taken.append(taps.rounded)
+        return real(make, taps)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(llvm_builder, "compiled", watched)
+    part, _ = part_of(LAYERS["plain"](), 6, dtype=torch.bfloat16)
+    whole = FormedOnce(part.images.float(), part.gradient.float(), part.geometry)
+    found, expected = part.rows(), whole.rows()
+    assert taken == [True] * 6 + [False] * 6
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(found, expected)
+    odd, _ = part_of(LAYERS["strides"](), 1, dtype=torch.bfloat16)
+    assert odd.gradient.shape[4] == 3
+    odd.rows()
+    assert taken[-1] is False
+
+
+def test_a_record_of_many_pixels_keeps_its_row() -> None:
+    """Inner products of all their pairs would take more memory, and time, than the gradient."""
+    task = Task(kind="classification", shape=(64, 24, 24), classes=4)
+    small = nn.Sequential(nn.Conv2d(64, 128, 6, stride=6), nn.Flatten(), nn.Linear(2048, 4))
+    found = {}
+    for most in (conv.MOST_PIXELS, 24 * 24):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(conv, "MOST_PIXELS", most)
+            learner = Learner(small, task, CPU)
+            assert learner.book is not None
+            probe = learner.random_batch(2)
+            given = (learner.initial()[None], probe.features, probe.targets, Tiles(1, 2))
+            found[most] = learner.book.contributions(*given)["0.weight"]
+    rows, once = found.values()
+    assert not isinstance(rows, FormedOnce)
+    assert isinstance(once, FormedOnce)
+    assert once.numbers > 2 * 2 * 24**4
+    torch.testing.assert_close(rows.rows(), once.rows(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_scale_that_float32_would_round_up_leaves_its_record_out() -> None:
     part, _ = part_of(LAYERS["plain"](), 1)
     for scale, counts in ((2.0**-126, True), (2.0**-126 - 2.0**-149, False), (1.2 * 2.0**-149, False)):
@@ -171,6 +240,10 @@ def test_of_many_views_rows_are_formed() -> None:
     found = part.summed(present)
     assert isinstance(found, Rows)
     torch.testing.assert_close(found.rows(), expected.summed(present).rows(), rtol=1e-4, atol=1e-4)
+    # Views of views count as what they are.
+    four = part.averaged(4)
+    assert isinstance(four, FormedOnce)
+    assert isinstance(four.summed(torch.ones(3, 5, dtype=torch.bool)), Rows)
 
 
 def test_what_a_kernel_would_misread_is_refused() -> None:

@@ -211,7 +211,7 @@ def suits_blocks(channels: int, outer: int) -> bool:
 
 
 def image_blocks(images: Tensor, padding: tuple[int, int]) -> Tensor:
-    """Images in float32 and in the order in which the kernels read them, with zeros around.
+    """Images in the order in which the kernels read them, with zeros around.
 
     Args:
         images: (records, channels, lines, columns).
@@ -223,14 +223,14 @@ def image_blocks(images: Tensor, padding: tuple[int, int]) -> Tensor:
     """
     (records, channels, lines, columns), (high, wide) = images.shape, padding
     width = llvm_rows.channels_of_block()
-    padded = torch.zeros(records, channels // width, lines + 2 * high, columns + 2 * wide, width)
+    padded = images.new_zeros(records, channels // width, lines + 2 * high, columns + 2 * wide, width)
     padded[:, :, high : high + lines, wide : wide + columns] = _in_blocks(images, width)
     return padded
 
 
 def slope_blocks(gradient: Tensor) -> Tensor:
     """Gradients, as images, in blocks of outputs: (records, blocks, lines, columns, outputs of a block)."""
-    return _in_blocks(gradient, llvm_rows.OUTPUTS).contiguous().float()
+    return _in_blocks(gradient, llvm_rows.OUTPUTS).contiguous()
 
 
 def _in_blocks(images: Tensor, width: int) -> Tensor:
@@ -242,9 +242,13 @@ def add_row_sums(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geo
     """Add the sum of the records' weight gradients, each times its scale, to float64 numbers.
 
     Args:
-        images, gradient: as `image_blocks` and `slope_blocks` lay them out, by view: (records, views, ...).
+        images, gradient: as `image_blocks` and `slope_blocks` lay them out, by view: (records, views, ...);
+            both float32, or both bfloat16.
         total: the weight's numbers in their own order, flat.
     """
+    in_pairs = gradient.shape[4] % 2 == 0 and llvm_builder.multiplies_bfloat16()
+    if images.dtype == torch.bfloat16 and not in_pairs:
+        images, gradient = images.float(), gradient.float()  # the same numbers
     taps, given, numbers = _blocks(images, gradient, geometry)
     scales = _checked("scales", scales, (len(images),), torch.float64)
     total = _added_to(total, taps.outer * taps.channels * taps.count)
@@ -265,12 +269,27 @@ def _blocks(
     if min(views, channels, outer, lines, columns) < 1:  # loops of kernels run once, whatever there is
         found = f"{views} views of {lines} x {columns} places, {channels} channels and {outer} outputs"
         raise ValueError(f"images: {found}; allowed: some of each")
-    images = _checked("images", images, (records, views, channels // own, height, width, own))
-    gradient = _checked("gradient", gradient, (records, views, outer // outputs, lines, columns, outputs))
+    rounded = images.dtype == torch.bfloat16
+    kind = torch.bfloat16 if rounded else torch.float32
+    images = _checked("images", images, (records, views, channels // own, height, width, own), kind)
+    shape = (records, views, outer // outputs, lines, columns, outputs)
+    gradient = _checked("gradient", gradient, shape, kind)
+    if rounded:  # two places of an output beside each other
+        gradient = gradient.view(*shape[:4], columns // 2, 2, outputs).transpose(5, 6).contiguous()
+    high = geometry.padding[0]
     taps = llvm_rows.Taps(
-        *geometry.kernel, channels, outer, columns, width, geometry.stride, geometry.dilation
+        *geometry.kernel,
+        channels,
+        outer,
+        lines,
+        columns,
+        pitch=width,
+        inside=(high, height - high),
+        stride=geometry.stride,
+        dilation=geometry.dilation,
+        rounded=rounded,
     )
-    return taps, (images, gradient), (records, views, lines, height * width)
+    return taps, (images, gradient), (records, views, height * width)
 
 
 # --- the whole step of a small dense layer ------------------------------------------------------------

@@ -9,10 +9,13 @@ outputs, in float64 (as in `contributions.Products`).
 What is clipped is then not the number that the norm was taken of, so the norm is a bound on what the kernel
 forms, whatever it rounds. Over L places, with u = 2^-24:
 
-* Each number is a sum of L products of float32, by fused operations: it is off by at most
+* Each number is a sum of L products in float32, by fused operations: it is off by at most
   L u / (1 - L u) times the sum of the products' magnitudes, in whatever order. So the whole gradient is off
   by at most that times A, the sum over places of |patch| |slopes|, in Euclidean norms; and by L 2^-149 a
   number where products are smaller than float32 can say.
+* Products of bfloat16 come two at a time, rounded twice at most. Their instruction takes what is smaller than
+  2^-126 for zero: factors, whose products count with the length of the other factor, and sums, at most L of
+  them a number.
 * The squared norm by Gram matrices is off by at most K 2^-53 A^2, where K counts the roundings: numbers of a
   patch and of outputs, and pairs of places.
 * Partial sums stay below A. Where A is too large for that, a number might be infinite: so is the norm then,
@@ -38,9 +41,9 @@ from coterie.training.contributions import Contribution, Rows
 from coterie.training.kernels import Geometry
 from coterie.training.tiles import Tiles
 
-MOST_PIXELS = 2**10
+MOST_PIXELS = 2**8
 """Of all views of a record, padding included, up to which their Gram matrix is small beside the gradient."""
-_HALF_A_STEP, _SMALLEST = 2.0**-24, 2.0**-149
+_HALF_A_STEP, _SMALLEST, _SMALLEST_NORMAL = 2.0**-24, 2.0**-149, 2.0**-126
 _FINITE = 2.0**127
 
 
@@ -51,7 +54,8 @@ class FormedOnce(Contribution):
     Args:
         images: what the convolution saw, with zeros around and its channels in blocks: (records, views,
             blocks, lines, columns, channels of a block). The gradient of a record is the sum over its views.
-        gradient: at what came out of it, (records, views, blocks, lines, columns, outputs of a block).
+        gradient: at what came out of it, (records, views, blocks, lines, columns, outputs of a block); both
+            are float32, or both bfloat16.
     """
 
     images: Tensor
@@ -70,11 +74,16 @@ class FormedOnce(Contribution):
         products, outputs = self._patch_products(), _pixel_products(self.gradient).flatten(4).flatten(1, 3)
         patches, places = products.flatten(4).flatten(1, 3), outputs.shape[1]
         squares = (patches * outputs).sum(dim=(1, 2)).clamp(min=0.0)
-        squared = (matrix.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt() for matrix in (patches, outputs))
-        magnitudes = torch.linalg.vecdot(*squared, dim=1)
+        lengths = [matrix.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt() for matrix in (patches, outputs)]
+        magnitudes = torch.linalg.vecdot(*lengths, dim=1)
         roundings = math.prod(self._shape) // self._outer + self._outer + places**2
         exact = (squares + roundings * 2.0**-52 * magnitudes.square()).sqrt()
         formed = places * _HALF_A_STEP / (1.0 - places * _HALF_A_STEP) * magnitudes
+        if self.images.dtype == torch.bfloat16:
+            numbers = math.prod(self._shape)
+            of_patches, of_outputs = (own.sum(dim=1) for own in lengths)
+            lost = math.sqrt(self._outer) * of_patches + math.sqrt(numbers / self._outer) * of_outputs
+            formed += _SMALLEST_NORMAL * (lost + places * math.sqrt(numbers))
         formed += places * _SMALLEST * math.sqrt(math.prod(self._shape))
         return torch.where(magnitudes < _FINITE, (exact + formed).square(), math.inf)
 
@@ -95,7 +104,7 @@ class FormedOnce(Contribution):
     def rows(self) -> Tensor:
         one, formed = (
             torch.ones(1, dtype=torch.float64),
-            self.images.new_empty(len(self.images), *self._shape),
+            torch.empty(len(self.images), *self._shape),
         )
         for at, row in enumerate(formed):
             sums = torch.zeros(row.numel(), dtype=torch.float64)
@@ -105,7 +114,8 @@ class FormedOnce(Contribution):
         return formed.flatten(1)
 
     def averaged(self, copies: int) -> Contribution:
-        return self._joined(copies, self.gradient / copies)
+        whole = replace(self, images=self.images.float())
+        return whole._joined(copies, self.gradient.float() / copies)
 
     def summed(self, present: Tensor) -> Contribution:
         there = present.reshape(-1, *(1,) * (self.images.dim() - 1))
@@ -114,7 +124,7 @@ class FormedOnce(Contribution):
 
     def _joined(self, views: int, gradient: Tensor) -> Contribution:
         """Each run of so many records as views of one, whose rows are formed where these are too many."""
-        if views * math.prod(self.images.shape[3:5]) > MOST_PIXELS:
+        if views * _places(self.images) > MOST_PIXELS:
             rows = replace(self, gradient=gradient).rows()
             return Rows(rows.view(len(rows) // views, views, -1).sum(dim=1))
         images, gradient = (
@@ -125,7 +135,9 @@ class FormedOnce(Contribution):
 
     @property
     def numbers(self) -> int:
-        return self.images.numel() + self.gradient.numel()
+        """Gram matrices of float64 count twice."""
+        squares = sum(_places(part) ** 2 for part in (self.images, self.gradient))
+        return self.images.numel() + self.gradient.numel() + 2 * len(self.images) * squares
 
     @property
     def _outer(self) -> int:
@@ -154,6 +166,12 @@ class FormedOnce(Contribution):
                 places = slice(left, left + across * (columns - 1) + 1, across)
                 total = total + pixels[:, :, rows, places, :, rows, places]
         return total
+
+
+def _places(images: Tensor) -> int:
+    """Of all views of a record: (records, views, blocks, lines, columns, channels of a block)."""
+    _, views, _, lines, columns, _ = images.shape
+    return views * lines * columns
 
 
 def _pixel_products(images: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What LLVM's code for a processor is built with: loops, vectors anywhere in memory, and a compiler."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -12,6 +12,8 @@ from llvmlite import ir
 
 FLOAT, DOUBLE, INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 FLOATS, DOUBLES, INTS = FLOAT.as_pointer(), DOUBLE.as_pointer(), INT.as_pointer()
+HALVES, PAIRS = ir.IntType(16).as_pointer(), ir.IntType(32).as_pointer()
+"""Of bfloat16 as it lies in memory, one by one and two at a time."""
 _PASSED: dict[ir.Type, Any] = {INT: ctypes.c_int64, DOUBLE: ctypes.c_double}
 Kernel = Callable[..., None]
 """Takes addresses, then numbers, in the order of its declaration."""
@@ -65,6 +67,11 @@ def compiled(make: Callable[..., ir.Function], *sizes: object) -> Kernel:
     kernel = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(function.name))
     kernel.engine = engine  # type: ignore[attr-defined]  # its code lives as long as the engine
     return kernel
+
+
+class _Bfloat16(ir.Type):  # type: ignore[misc]  # llvmlite comes without types, and without this one
+    def _to_string(self) -> str:
+        return "bfloat"
 
 
 @dataclass
@@ -187,6 +194,22 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without typ
         whole = self.insert_element(undefined, value, place(0))
         return self.shuffle_vector(whole, undefined, ir.Constant(ir.VectorType(place, lanes), [0] * lanes))
 
+    def beside(self, left: ir.Value, right: ir.Value) -> list[ir.Value]:
+        """Two vectors as one of twice the length in two halves: the first of both, the second of both, ..."""
+        lanes = left.type.count
+        order = [at + half for at in range(lanes) for half in (0, lanes)]
+        masks = (
+            ir.Constant(ir.VectorType(ir.IntType(32), lanes), part) for part in (order[:lanes], order[lanes:])
+        )
+        return [self.shuffle_vector(left, right, mask) for mask in masks]
+
+    def table(self, name: str, values: Sequence[int]) -> ir.Value:
+        """Whole numbers that are known before the kernel runs."""
+        kind = ir.ArrayType(INT, len(values))
+        found = ir.GlobalVariable(self.module, kind, name)
+        found.initializer, found.global_constant, found.linkage = ir.Constant(kind, values), True, "internal"
+        return self.gep(found, [INT(0), INT(0)])
+
     def total(self, vectors: list[ir.Value]) -> ir.Value:
         """The sum of all numbers of some vectors (a power of two), in one order."""
         while len(vectors) > 1:
@@ -201,3 +224,17 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without typ
     ) -> list[ir.Value]:
         """Products added to totals, vector by vector."""
         return [self.call(self._multiply_add, each) for each in zip(left, right, totals, strict=True)]
+
+    def add_pairs(
+        self, left: list[ir.Value], right: list[ir.Value], totals: list[ir.Value]
+    ) -> list[ir.Value]:
+        """Both products of each two pairs of bfloat16 added to totals of float32, vector by vector."""
+        halves = ir.VectorType(_Bfloat16(), 2 * self.vector.count)
+        takes = ir.FunctionType(self.vector, [self.vector, halves, halves])
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.vector.count}"
+        known = self.module.globals.get(name)
+        add = known if known is not None else ir.Function(self.module, takes, name)
+        return [
+            self.call(add, [total, *(self.bitcast(each, halves) for each in both)])
+            for *both, total in zip(left, right, totals, strict=True)
+        ]

@@ -1,7 +1,7 @@
 """The kernel of `formed_once.py`, as LLVM's code: every record's gradient of a convolution, never kept.
 
 It forms a record's gradient block by block in registers and adds it up. As in `llvm_code.py`, it has above it
-the loop that it computes.
+the loop that it computes. Of bfloat16, a processor that multiplies it takes two places of a line at a time.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from coterie.training import llvm_builder
-from coterie.training.llvm_builder import DOUBLE, DOUBLES, FLOAT, FLOATS, INT, Builder
+from coterie.training.llvm_builder import DOUBLE, DOUBLES, FLOAT, FLOATS, HALVES, INT, PAIRS, Builder
 
 OUTPUTS = 4
 """Output channels of a block."""
 TOGETHER = 4
 """Records whose scaled gradients are summed in float32 before they are added up in float64."""
-_HALF = 8
+_EIGHT = 8
 """Numbers of a vector that become float64 together."""
 _SMALLEST = 2.0**-126
 """Scale below which float32 would round by more than its last bit: such a record is left out."""
@@ -33,24 +33,40 @@ class Taps:
 
     Args:
         height, width: of the kernel.
-        columns: of the outputs.
+        lines, columns: of the outputs.
         pitch: pixels in a line of the padded images.
+        inside: lines of the padded images before those of the images themselves, and where these end.
         stride, dilation: down and across, in pixels.
+        rounded: whether images and gradients are bfloat16, and the gradients' columns go by two.
     """
 
     height: int
     width: int
     channels: int
     outer: int
+    lines: int
     columns: int
     pitch: int
+    inside: tuple[int, int]
     stride: tuple[int, int]
     dilation: tuple[int, int]
+    rounded: bool
 
     @property
     def count(self) -> int:
         """Of the kernel's pixels."""
         return self.height * self.width
+
+    def seen(self, tap: int) -> tuple[int, int]:
+        """The first line of outputs that sees no zeros put around an image, at this pixel of the kernel, and
+        how many lines there are from it to the last; all lines, where there is none."""
+        further = tap // self.width * self.dilation[0]
+        lines = [
+            line
+            for line in range(self.lines)
+            if self.inside[0] <= line * self.stride[0] + further < self.inside[1]
+        ]
+        return (lines[0], len(lines)) if lines else (0, self.lines)
 
     def offset(self, b: Builder, tap: ir.Value) -> ir.Value:
         """Numbers of a block from a patch's first pixel to the one that this pixel of the kernel sees."""
@@ -62,44 +78,64 @@ class Taps:
 class _Former(Builder):
     """Forms blocks of a record's gradient: some outputs by some channels, at one pixel of the kernel.
 
-    Arguments of its kernel: images, gradient, others; then how many records, images of a record, lines of
-    outputs, and pixels of an image.
+    Arguments of its kernel: images, gradient, others; then how many records, images of a record, and pixels
+    of an image.
     """
 
     def __init__(self, name: str, taps: Taps, *others: ir.Type) -> None:
-        super().__init__(name, llvm_builder.machine()[0], FLOATS, FLOATS, *others, *[INT] * 4)
+        given = (HALVES, PAIRS) if taps.rounded else (FLOATS, FLOATS)
+        super().__init__(name, llvm_builder.machine()[0], *given, *others, *[INT] * 3)
         self.taps, self.vectors = taps, channels_of_block() // self.vector.count
-        self.images, self.gradient, *self.others = self.function.args[:-4]
-        self.records, self.views, self.lines, self.pixels = self.function.args[-4:]
+        self.images, self.gradient, *self.others = self.function.args[:-3]
+        self.records, self.views, self.pixels = self.function.args[-3:]
+        first, count = zip(*map(taps.seen, range(taps.count)), strict=True)
+        self.first_line, self.count_of_lines = self.table("first_line", first), self.table("lines", count)
 
     def formed(
         self, record: ir.Value, outputs: ir.Value, channels: ir.Value, tap: ir.Value
     ) -> list[ir.Value]:
         """Channels of one block, output by output, as vectors of float32.
 
-        Each number is the sum over the places in their order, by fused products in float32.
+        Each number is the sum over the places in their order, in float32: by fused products of one place at a
+        time, or of two.
         """
-        taps, lanes, width = self.taps, self.vector.count, channels_of_block()
+        taps, width = self.taps, channels_of_block()
         parts = [(i, j) for i in range(OUTPUTS) for j in range(self.vectors)]
+        apart, at_once = taps.stride[1] * width, 2 if taps.rounded else 1
+        first_line, count = self.read(self.first_line, tap), self.read(self.count_of_lines, tap)
         with self.count(self.views, *[self.zero] * len(parts)) as views:
             view = self.index((record, self.views), views.turn)
             image = self.index((view, taps.channels // width), channels)
             start = self.index((image, self.mul(self.pixels, INT(width))), taps.offset(self, tap))
             slope = self.index((view, taps.outer // OUTPUTS), outputs)
-            with self.count(self.lines, *views.values) as lines:
-                line = self.index(start, (lines.turn, taps.stride[0] * taps.pitch * width))
-                first = self.index((self.index((slope, self.lines), lines.turn), taps.columns * OUTPUTS))
-                with self.count(INT(taps.columns), *lines.values) as loop:
-                    pixel = self.index(line, (loop.turn, taps.stride[1] * width))
+            with self.count(count, *views.values) as lines:
+                at = self.add(first_line, lines.turn)
+                line = self.index(start, (at, taps.stride[0] * taps.pitch * width))
+                first = self.index((self.index((slope, taps.lines), at), taps.columns // at_once * OUTPUTS))
+                with self.count(INT(taps.columns // at_once), *lines.values) as loop:
+                    pixel = self.index(line, (loop.turn, at_once * apart))
                     where = self.index(first, (loop.turn, OUTPUTS))
-                    seen = [self.read_vector(self.images, pixel, INT(j * lanes)) for j in range(self.vectors)]
                     slopes = [self.spread(self.read(self.gradient, where, INT(i))) for i in range(OUTPUTS)]
-                    loop.values = self.multiply_add(
-                        [slopes[i] for i, _ in parts], [seen[j] for _, j in parts], loop.values
-                    )
+                    left, right = [slopes[i] for i, _ in parts], self._pixels(pixel, apart)
+                    add = self.add_pairs if taps.rounded else self.multiply_add
+                    loop.values = add(left, [right[j] for _, j in parts], loop.values)
                 lines.values = loop.values
             views.values = lines.values
         return views.values
+
+    def _pixels(self, pixel: ir.Value, apart: int) -> list[ir.Value]:
+        """Channels of a pixel, or of this one and the next, number by number beside each other."""
+        lanes = self.vector.count
+        if not self.taps.rounded:
+            return [self.read_vector(self.images, pixel, INT(j * lanes)) for j in range(self.vectors)]
+        found = []
+        for j in range(0, self.vectors * lanes, 2 * lanes):
+            both = [
+                self.read_vector(self.images, pixel, INT(j + next_one), lanes=2 * lanes)
+                for next_one in (0, apart)
+            ]
+            found += self.beside(*both)
+        return found
 
 
 def row_sums(taps: Taps) -> ir.Function:
@@ -121,10 +157,10 @@ def row_sums(taps: Taps) -> ir.Function:
     """
     b = _Former("row_sums", taps, DOUBLES, FLOATS, DOUBLES, DOUBLES)
     (scales, some, all_of_them, total), width, lanes = b.others, channels_of_block(), b.vector.count
-    numbers, nothing = OUTPUTS * width, ir.Constant(ir.VectorType(DOUBLE, _HALF), [0.0] * _HALF)
+    numbers, nothing = OUTPUTS * width, ir.Constant(ir.VectorType(DOUBLE, _EIGHT), [0.0] * _EIGHT)
     with b.count(INT(taps.channels // width)) as channels, b.count(INT(taps.outer // OUTPUTS)) as outputs:
-        with b.count(INT(taps.count * numbers // _HALF)) as loop:
-            b.write_vector(nothing, all_of_them, b.mul(loop.turn, INT(_HALF)))
+        with b.count(INT(taps.count * numbers // _EIGHT)) as loop:
+            b.write_vector(nothing, all_of_them, b.mul(loop.turn, INT(_EIGHT)))
         with b.count(b.udiv(b.add(b.records, INT(TOGETHER - 1)), INT(TOGETHER))) as groups:
             with b.count(INT(taps.count * numbers // lanes)) as loop:
                 b.write_vector(b.zero, some, b.mul(loop.turn, INT(lanes)))
@@ -144,11 +180,11 @@ def row_sums(taps: Taps) -> ir.Function:
                         after = b.multiply_add([spread] * len(block), block, before)
                         for place, value in zip(places, after, strict=True):
                             b.write_vector(value, some, first, place)
-            with b.count(INT(taps.count * numbers // _HALF)) as loop:
-                place = b.mul(loop.turn, INT(_HALF))
-                added = b.fpext(b.read_vector(some, place, lanes=_HALF), nothing.type)
+            with b.count(INT(taps.count * numbers // _EIGHT)) as loop:
+                place = b.mul(loop.turn, INT(_EIGHT))
+                added = b.fpext(b.read_vector(some, place, lanes=_EIGHT), nothing.type)
                 b.write_vector(
-                    b.fadd(b.read_vector(all_of_them, place, lanes=_HALF), added), all_of_them, place
+                    b.fadd(b.read_vector(all_of_them, place, lanes=_EIGHT), added), all_of_them, place
                 )
         for own in range(OUTPUTS):
             output = b.index((outputs.turn, OUTPUTS), own)

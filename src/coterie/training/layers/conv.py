@@ -15,7 +15,7 @@ from coterie.training.contributions import (
     product_contributions,
     rows_of_both,
 )
-from coterie.training.formed_once import FormedOnce
+from coterie.training.formed_once import MOST_PIXELS, FormedOnce
 from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, in_full, rule_for
 from coterie.training.tiles import Tiles
 
@@ -173,7 +173,7 @@ class ConvRule(LayerRule):
         self, inputs: Tensor, gradient: Tensor, tiles: Tiles, compiled: bool
     ) -> Mapping[str, Contribution] | None:
         images, gradient = self.images(inputs), self.images(gradient)
-        if compiled and tiles.single and self._suits_blocks(gradient):
+        if compiled and tiles.single and self._suits_blocks(images, gradient):
             weight = FormedOnce.of(images, gradient, self.geometry)
             return {"weight": weight, "bias": Rows(in_full(gradient).sum(dim=(2, 3)))}
         if self.groups > 1 or not tiles.single or not self._forms_rows(images):
@@ -195,13 +195,15 @@ class ConvRule(LayerRule):
             "bias": Rows(right.sum(dim=2)),
         }
 
-    def _suits_blocks(self, gradient: Tensor) -> bool:
+    def _suits_blocks(self, images: Tensor, gradient: Tensor) -> bool:
         """Whether a kernel forms every record's gradient for the sum, and keeps none."""
         single = gradient.dtype in (torch.float32, torch.bfloat16)
         plain = gradient.device.type == "cpu" and single and self.groups == 1
         positions = math.prod(gradient.shape[2:])
         large = positions <= FEW_POSITIONS and positions * self.inner * self.outer >= LARGE_PRODUCT
-        return plain and large and cpu_kernels.suits_blocks(self.channels, self.outer)
+        high, wide = (size + 2 * side for size, side in zip(images.shape[2:], self.padding, strict=True))
+        few = high * wide <= MOST_PIXELS
+        return plain and large and few and cpu_kernels.suits_blocks(self.channels, self.outer)
 
     def totals(self, inputs: Tensor, gradient: Tensor, tiles: Tiles) -> Mapping[str, Tensor]:
         images, gradient = self.images(inputs), self.images(gradient)
