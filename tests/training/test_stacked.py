@@ -11,7 +11,7 @@ from scipy import stats
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSteps, PoissonSteps
-from coterie.training import philox, stacked
+from coterie.training import kernel_trial, kernels, philox, stacked
 from coterie.training.clipping import clipped_sum
 from coterie.training.layers import simple
 from coterie.training.learner import Batch, Learner
@@ -182,3 +182,18 @@ def test_noise_on_the_device_is_normal_and_never_repeats() -> None:
     assert stats.kstest(values.ravel(), "norm").pvalue > ALPHA
     assert len(np.unique(values)) == values.size
     assert np.isfinite(values).all()
+
+
+def test_memory_that_others_have_taken_is_no_reason_to_compute_in_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that was resumed would repeat its noise on sums that are rounded otherwise."""
+
+    def full(*given: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("all of it is somebody else's")
+
+    learner, _ = learner_of("softmax")
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(kernel_trial, "stacked_clipped_sum", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel_trial.kernels_agree(learner, 4)

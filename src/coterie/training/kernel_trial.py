@@ -59,6 +59,8 @@ def kernels_agree(
             fast, slow, one_each = sums(present, present), sums(present, None), sums(alone, alone)
         error, worst = off_by(fast, slow, book.layout.sizes)
         longest = float(one_each.norm(dim=1).max())
+    except torch.OutOfMemoryError:  # of others' making, perhaps: a resumed run would compute in another way
+        raise
     except Exception as reason:  # whatever a compiler or a driver may raise
         log.warning("%s do not run here, others do: %s", ours, " ".join(str(reason).split()))
         return False
