@@ -16,6 +16,8 @@ from coterie.training.sketch import Projection
 from coterie.training.views import DrawnViews
 
 _COINS_AT_ONCE = 2**14
+_NOISE_AT_ONCE = 2**16
+"""Numbers that get their noise while it is in the nearest caches."""
 
 
 def noisy_mean(
@@ -34,8 +36,10 @@ def noisy_mean(
     """
     total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views)
     planned = {"multiplier": mechanism.multiplier, "clip": mechanism.clip}
-    drawn = gaussian(noise, tuple(total.shape), mechanism.noise_std, **planned)
-    return total.add_(torch.from_numpy(drawn).to(total.device)).div_(mechanism.denominator)
+    for piece in torch.split(total, _NOISE_AT_ONCE):
+        drawn = gaussian(noise, len(piece), mechanism.noise_std, **planned)
+        piece.add_(torch.from_numpy(drawn).to(total.device)).div_(mechanism.denominator)
+    return total
 
 
 def _samples(coins: RandomStream, mechanism: RecordSums, records: int) -> Iterator[NDArray[np.intp]]:
@@ -63,7 +67,7 @@ def train_privately(
 
     The pull towards an anchor involves no record: it joins each step after clipping and noise.
     """
-    parameters = start.double()
+    parameters = start.to(torch.float64, copy=True)
     everyone = torch.arange(len(records), device=records.targets.device)
     samples = _samples(coins, mechanism, len(records)) if mechanism.sampled else None
     for step in range(mechanism.steps):
@@ -77,8 +81,8 @@ def train_privately(
             learner.listener(gradient)
         if anchor is not None:
             gradient += anchor_weight * (parameters - anchor.double())
-        parameters = parameters.sub(gradient, alpha=lr)
-    return parameters - start.double()
+        parameters.sub_(gradient, alpha=lr)
+    return parameters.sub_(start)
 
 
 def sketch_privately(
