@@ -164,10 +164,52 @@ def test_a_client_learns_and_judges_on_a_processor_by_lstms_in_one_call(
     slow = Learner(model, TEXT, torch.device("cpu"))
     slow._forward = model
     expected = train_one(slow, start, batch, order, rule), slow.outputs(start, batch.features)
+    assert any(isinstance(part, FusedLstmLayer) for part in learner._forward.modules())
     monkeypatch.setattr(LstmLayer, "forward", None)
     found = train_one(learner, start, batch, order, rule), learner.predict(start, batch.features)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+class ReversedLstm(LstmLayer):
+    """Of somebody's own, who took a layer of ours and computes something else."""
+
+    def forward(self, steps: Tensor) -> Tensor:
+        return super().forward(steps.flip(1))
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Embedding(TEXT.classes, 8), layer, nn.Flatten(), nn.Linear(192, TEXT.classes))
+
+
+def hooked(layer: LstmLayer) -> LstmLayer:
+    layer.register_forward_hook(lambda layer, inputs, states: 2.0 * states)
+    return layer
+
+
+def without_bias(layer: LstmLayer) -> LstmLayer:
+    layer.input_map = nn.Linear(8, 64, bias=False)
+    return layer
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "layer",
+    [ReversedLstm(8, 16), hooked(LstmLayer(8, 16)), without_bias(LstmLayer(8, 16))],
+    ids=["a subclass", "a hook", "no bias"],
+)
+def test_an_lstm_of_somebodys_own_is_computed_as_it_is_written(layer: nn.Module, known: bool) -> None:
+    model = with_layer(layer)
+    learner = Learner(model, TEXT, torch.device("cpu"), fast=known)
+    features, _ = records(TEXT, 4)
+    with torch.no_grad():
+        expected = model(features)
+    torch.testing.assert_close(learner.outputs(learner.initial(), features), expected)
+
+
+def test_a_model_that_is_one_lstm_is_computed_as_it_is_written() -> None:
+    for layer in (LstmLayer(8, 16), ReversedLstm(8, 16)):
+        assert with_fused_lstms(layer) is layer
 
 
 def test_a_model_without_lstms_is_taken_as_it_is() -> None:

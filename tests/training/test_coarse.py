@@ -221,3 +221,24 @@ def test_facts_of_training_name_no_precision() -> None:
     key = SecretKey.from_seed(0)
     facts = TrainingFacts(("a",), (1,), 0.1, key, key, 0)
     assert not any("precision" in name for name in vars(facts))
+
+
+def test_a_model_that_learns_nothing_at_first_is_taken_as_it_is() -> None:
+    """Gradients that are zero have no length to which another could be compared."""
+    head = nn.Linear(4096, 4)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter).requires_grad_(False)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh(), nn.Flatten(), head)
+    assert not Learner(model, Task(kind="classification", shape=(64, 8, 8), classes=4), CPU).coarse
+
+
+def test_layers_that_cannot_read_bfloat16_keep_the_model_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Bookkeeping.rows
+
+    def refusing(book: Bookkeeping, *given: Tensor, coarse: bool = False) -> Tensor:
+        if coarse:
+            raise TypeError("not of bfloat16")
+        return real(book, *given)
+
+    monkeypatch.setattr(Bookkeeping, "rows", refusing)
+    assert not Learner(Residual(), TASK, CPU).coarse

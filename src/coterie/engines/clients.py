@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from timeit import repeat
@@ -149,7 +150,7 @@ class Clients:
         start = on_device(job.start, device)
         noise = self.facts.stream("noise", charge)
         views = (self.facts.augmentation, self.facts.view_key(charge))
-        with one_thread():
+        with self._computing():
             if mechanism.projected is not None:
                 shape = (learner.layout.size, mechanism.projected)
                 projection = _projection(*shape, self.facts.public_seed, device)
@@ -170,7 +171,7 @@ class Clients:
         """The raw update of a client that learns without noise: for whoever is trusted with it."""
         keep_freed_memory()
         records = self.records[client]
-        with one_thread():
+        with self._computing():
             order = rule.batches(len(records), seed)
             update = train_one(self.learner, on_device(start, self.learner.device), records, order, rule)
         return np.asarray(update.cpu())
@@ -178,7 +179,7 @@ class Clients:
     def sketch(self, client: str, start: NDArray[np.float32], dimensions: int) -> NDArray[np.float64]:
         """A public projection of the client's gradient, at length 1; it stays with the client."""
         learner = self.learner
-        with one_thread():
+        with self._computing():
             gradient = balanced_gradient(learner, on_device(start, learner.device), self.records[client])
             projection = _projection(learner.layout.size, dimensions, self.facts.public_seed, learner.device)
             point = projection(gradient[None])[0].double().cpu().numpy()
@@ -189,9 +190,15 @@ class Clients:
         """Sum of scores and sum of losses of each model on the client's records: (models, 2)."""
         records = self.records[client]
         stacked = torch.from_numpy(models).to(self.learner.device)
-        with one_thread():
+        with self._computing():
             sums = [score_sums(self.learner, model, records, [len(records)]) for model in stacked]
         return np.array([(scores[0], losses[0]) for scores, losses in sums])
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """As every client's records are computed on: one thread, and as precisely as was asked for."""
+        with one_thread(), self.learner.precisely():
+            yield
 
     def _useful_workers(self, gradients: float) -> int:
         """As many as there are cores for them, if there is enough to do to repay their start."""

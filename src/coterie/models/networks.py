@@ -182,13 +182,16 @@ class FusedLstmLayer(nn.Module):
 
 
 def with_fused_lstms(model: nn.Module) -> nn.Module:
-    """The model, or a copy of it with the same parameters in which every LSTM layer is one call."""
-    if not any(isinstance(layer, LstmLayer) for layer in model.modules()):
+    """The model, or a copy of it with the same parameters in which every LSTM layer inside is one call.
+
+    Subclasses of the layer stay: they may compute something else.
+    """
+    layers = [name for name, layer in model.named_modules() if name and type(layer) is LstmLayer]
+    if not layers:
         return model
     model = copy.deepcopy(model)
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, LstmLayer):
-            model.set_submodule(name, FusedLstmLayer(layer))
+    for name in layers:
+        model.set_submodule(name, FusedLstmLayer(model.get_submodule(name)))  # type: ignore[arg-type]
     return model
 
 

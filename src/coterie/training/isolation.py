@@ -8,6 +8,7 @@ functions without a rule), records go through one after the other.
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec
@@ -188,11 +189,15 @@ def same_gradients(found: Tensor, expected: Tensor) -> bool:
 def off_by(found: Tensor, expected: Tensor, sizes: Sequence[int]) -> tuple[float, float]:
     """How far gradients are from those expected: relative to all of them, and the worst parameter to its own.
 
+    Without end where nothing is expected, or what is no number.
+
     Args:
         found, expected: (any, parameters).
         sizes: numbers of each parameter.
     """
     whole = float(expected.norm())
+    if not 0.0 < whole < math.inf:
+        return math.inf, math.inf
     pairs = zip(*(torch.split(values, list(sizes), dim=1) for values in (found, expected)), strict=True)
     worst = max(float((one - other).norm()) / max(float(other.norm()), whole / 100) for one, other in pairs)
     return float((found - expected).norm()) / whole, worst

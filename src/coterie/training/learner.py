@@ -4,8 +4,9 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from coterie.training.isolation import (
     Isolation,
     off_by,
     same_gradients,
+    same_outputs,
 )
 from coterie.training.layers.base import UnsupportedLayer
 from coterie.training.narrow_head import NarrowHead
@@ -179,8 +181,6 @@ class Learner:
         self.layout, self.task, self.device = Layout.of(model), task, device
         # Evaluation mode throughout: a layer that draws at random (dropout) would not repeat on resume.
         self.model = model.to(device).eval()
-        # A GPU's kernels for the layer rules are faster still.
-        self._forward = with_fused_lstms(self.model) if device.type == "cpu" else self.model
         self._alone = Isolation(self.model, self.layout, self.output_losses, task.outputs)
         self.book = self._bookkeeping() if fast else None
         if mapped is not None:
@@ -203,6 +203,26 @@ class Learner:
         self.narrow_head = self._narrow_head()
         self.coarse = self._may_be_coarse()
         """Whether clipped sums on a processor round what layers of many channels read (`Tiles.coarse`)."""
+
+    @cached_property
+    def _forward(self) -> nn.Module:
+        """The model as a whole batch goes through it; on a processor, LSTMs of ours in one call each."""
+        # A GPU's kernels for the layer rules are faster still.
+        if not self.known or self.device.type != "cpu":
+            return self.model
+        probe = self.random_batch(3).features
+        try:
+            fused = with_fused_lstms(self.model)
+            with torch.no_grad():
+                same = fused is self.model or same_outputs(fused(probe), self.model(probe))
+        except Exception as reason:  # a user's model may raise anything when its layers are replaced
+            log.info("LSTMs step by step: %s", " ".join(str(reason).split()))
+            return self.model
+        return fused if same else self.model
+
+    def precisely(self) -> AbstractContextManager[None]:
+        """Within, a GPU rounds no factors of products where an experiment asks for that."""
+        return precision(tf32=False) if self.full_precision else nullcontext()
 
     @property
     def shape(self) -> LearnerShape:
@@ -245,10 +265,11 @@ class Learner:
 
     def outputs(self, parameters: Tensor, features: Tensor) -> Tensor:
         """Outputs of each record, which no other record can reach."""
-        if not self.known:
-            return self._alone.outputs(parameters, features)
-        outputs: Tensor = functional_call(self._forward, self.layout.split(parameters), (features,))
-        return outputs
+        with self.precisely():
+            if not self.known:
+                return self._alone.outputs(parameters, features)
+            outputs: Tensor = functional_call(self._forward, self.layout.split(parameters), (features,))
+            return outputs
 
     def client_losses(self, parameters: Tensor, batch: Batch) -> Tensor:
         """Loss of each record of one client; inside the batch, a user's model may mix them.
@@ -260,9 +281,10 @@ class Learner:
 
     def gradients(self, parameters: Tensor, batch: Batch) -> Tensor:
         """Gradient of each record's loss, one flat row per record."""
-        if self.book is not None:
-            return self.book.rows(parameters, batch.features, batch.targets)
-        return self._alone.gradients(parameters, batch.features, batch.targets)
+        with self.precisely():
+            if self.book is not None:
+                return self.book.rows(parameters, batch.features, batch.targets)
+            return self._alone.gradients(parameters, batch.features, batch.targets)
 
     @torch.no_grad()
     def predict(self, parameters: Tensor, features: Tensor) -> Tensor:
@@ -270,7 +292,8 @@ class Learner:
         # Torch's recurrent layers are fused; the rules go step by step.
         fused = any(isinstance(layer, nn.RNNBase | FusedLstmLayer) for layer in self._forward.modules())
         if self.book is not None and not fused:
-            return self.book.outputs(parameters, features)
+            with self.precisely():
+                return self.book.outputs(parameters, features)
         return self.outputs(parameters, features)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -354,10 +377,10 @@ class Learner:
         try:
             exact, rounded = (book.rows(*given, coarse=coarse) for coarse in (False, True))
             weighed = book.weighs_what_it_adds(*given, coarse=True)
-        except RuntimeError as reason:  # torch has no such kernel
+            error, worst = off_by(rounded, exact, self.layout.sizes)
+        except Exception as reason:  # torch has no such kernel, or layers of a user meet bfloat16
             log.warning("bfloat16 does not run here: %s", " ".join(str(reason).split()))
             return False
-        error, worst = off_by(rounded, exact, self.layout.sizes)
         if not (error < MOST_ROUNDED and worst < MOST_ROUNDED_OF_ONE):
             log.warning("bfloat16 is off by %.1e here, a parameter by %.1e, and not used", error, worst)
             return False
