@@ -42,6 +42,13 @@ def test_a_message_that_was_unpacked_outlives_those_after_it(two_ends: tuple[Par
         assert (array == number).all()
 
 
+def test_a_message_that_tells_of_more_than_there_is_cannot_be_read(two_ends: tuple[Parcels, Parcels]) -> None:
+    here, there = two_ends
+    first, (size,), head = here.pack(np.zeros(LARGE, np.uint8))
+    with pytest.raises(EOFError, match="more bytes than the shared memory holds"):
+        there.unpack((first, [size + 1], head))
+
+
 @settings(deadline=None, max_examples=50)
 @given(sizes=st.lists(st.sampled_from([0, 1, 2, 3, 7]), min_size=3, max_size=12))
 def test_a_message_is_packed_before_the_last_one_is_unpacked(sizes: list[int]) -> None:

@@ -88,5 +88,6 @@ def _write(handle: int, array: memoryview, place: int) -> None:
 def _read(handle: int, array: memoryview, place: int) -> None:
     while array:
         read = os.preadv(handle, [array], place)
-        assert read > 0, "nobody has written so much"
+        if read == 0:
+            raise EOFError("a message tells of more bytes than the shared memory holds")
         array, place = array[read:], place + read
