@@ -1,6 +1,7 @@
 """Worker processes compute what one process computes, and never outlive it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from coterie.data import Client, Federation, Records, Task
 from coterie.engines import clients
 from coterie.engines.clients import processes_for
 from coterie.engines.local import LocalEngine, coin_key
-from coterie.engines.workers import WorkerError
+from coterie.engines.workers import WorkerError, WorkerPool
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import (
     POPULATION,
@@ -52,7 +53,7 @@ from coterie.privacy import (
     Unit,
     UnitPlan,
 )
-from coterie.training.learner import Learner
+from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
 
 TASK = Task(kind="classification", shape=(1, 8, 8), classes=3)
@@ -226,6 +227,49 @@ def test_a_call_that_cannot_be_read_in_a_worker_is_reported_here(ledger: Ledger)
         patch.setattr(main, "Local", Local, raising=False)
         with pytest.raises(WorkerError, match=r"client a failed: it cannot read .* AttributeError: .*Local"):
             engine.clients.pool.run({"a": ("score", (Local("a"), START[None]))})
+
+
+def test_a_call_that_cannot_be_sent_is_reported_with_its_client(ledger: Ledger) -> None:
+    engine = engine_on(ledger, workers=2)
+    engine.answer(Train("training", (TrainJob("a", START),)), 1)
+    assert engine.clients.pool is not None
+    with pytest.raises(WorkerError, match=r"client b cannot be handed to a worker process: .*lambda"):
+        engine.clients.pool.run({"b": ("score", (lambda: 1,))})
+
+
+class Unsendable:
+    """Its answers cannot travel."""
+
+    def __init__(self, table: Batch) -> None: ...
+
+    def local(self) -> object:
+        return lambda: "a record"
+
+    def large(self) -> np.ndarray:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, 2**10))
+        return np.zeros(2**17)
+
+
+@pytest.mark.parametrize("method", ["local", "large"])
+def test_an_answer_that_cannot_be_sent_is_reported_here_without_its_text(
+    method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = WorkerPool(1, Unsendable, Batch(torch.zeros(3, 2), torch.zeros(3)))
+    with pytest.raises(WorkerError, match=r"client a failed: \w+ at \S*parcels.py:\d+$"):
+        pool.run({"a": (method, ())})
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_that_cannot_receive_ends_instead_of_waiting(ledger: Ledger) -> None:
+    """As where it has no memory for a message."""
+    engine = engine_on(ledger, workers=2)
+    train = Train("training", tuple(TrainJob(name, START) for name in NAMES))
+    engine.answer(train, 1)
+    assert engine.clients.pool is not None
+    engine.clients.pool._links[0].send_bytes(b"no pickle")
+    assert engine.clients.pool._processes[0].wait(timeout=20) == 1
+    with pytest.raises(WorkerError, match=r"client . ended \(exit code 1\); --resume continues"):
+        engine.answer(train, 2)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.engines.parcels import Parcel, Parcels, nameless_file
-from coterie.errors import CoterieError, where
+from coterie.errors import CoterieError, one_line, where
 from coterie.training.learner import Batch
 
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
@@ -108,12 +108,20 @@ class WorkerPool:
         The last calls go to whoever is free, or one worker would have two left while another is done.
         """
         for ahead in (0, 1):
-            for link, calls, names in zip(self._links, self._calls, under_way, strict=True):
+            for position, names in enumerate(under_way):
                 if len(names) == ahead and len(waiting) > ahead * len(self._links):
                     name, call = waiting.popleft()
                     names.append(name)
                     # Two at most are under way: of the one before these, the answer has come.
-                    link.send(calls.pack(call))
+                    try:
+                        parcel = self._calls[position].pack(call)
+                    except Exception as error:  # no room for its arrays, or something that cannot travel
+                        said = f"client {name} cannot be handed to a worker process: {one_line(error)}"
+                        raise WorkerError(said) from error
+                    try:
+                        self._links[position].send(parcel)
+                    except OSError:
+                        raise self._ended(position, f"client {name}") from None
 
     def _start(self, *files: int) -> None:
         ours, theirs = socketpair()
@@ -137,16 +145,20 @@ class WorkerPool:
         try:
             sent = self._links[position].recv()
         except (EOFError, OSError):
-            process = self._processes[position]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=5)
-            code = process.poll()
-            how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-            raise WorkerError(f"the worker process for {doing} ended ({how}); --resume continues") from None
+            raise self._ended(position, doing) from None
         fine, answer = self._answers[position].unpack(sent)
         if not fine:
             raise WorkerError(f"the worker process for {doing} failed: {answer}")
         return answer
+
+    def _ended(self, position: int, doing: str) -> WorkerError:
+        """What to raise where a worker's socket is closed."""
+        process = self._processes[position]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
+        code = process.poll()
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        return WorkerError(f"the worker process for {doing} ended ({how}); --resume continues")
 
 
 def _close(
@@ -209,7 +221,14 @@ def work(link: connection.Connection, calls_file: int, answers_file: int, memory
     calls: SimpleQueue[Parcel] = SimpleQueue()
     threading.Thread(target=_listen, args=(link, calls), daemon=True).start()
     while True:
-        link.send(answered.pack(_answer(answering, called, calls.get())))
+        link.send(_packed(answered, _answer(answering, called, calls.get())))
+
+
+def _packed(answered: Parcels, answer: tuple[bool, Any]) -> Parcel:
+    try:
+        return answered.pack(answer)
+    except Exception as error:  # no room for its arrays, or something that cannot travel
+        return answered.pack((False, where(error)))  # its text may tell of the records
 
 
 def _answer(answering: object, called: Parcels, call: Parcel) -> tuple[bool, Any]:
@@ -227,12 +246,18 @@ def _answer(answering: object, called: Parcels, call: Parcel) -> tuple[bool, Any
 
 
 def _listen(link: connection.Connection, calls: "SimpleQueue[Parcel]") -> None:
-    """Take calls; when the other end is gone, end this process even in the middle of a long step."""
-    while True:
-        try:
+    """Take calls; when the other end is gone, end this process even in the middle of a long step.
+
+    Also where a call cannot be received, for want of memory: the engine waits for an answer, and sees that.
+    """
+    code = 1
+    try:
+        while True:
             calls.put(link.recv())
-        except (EOFError, OSError):
-            os._exit(0)
+    except (EOFError, OSError):
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def _map_table(
