@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -314,6 +315,30 @@ def test_jobs_learn_together_by_rule_and_as_many_as_fit_the_memory(monkeypatch: 
     assert trainer._slots(rule, [9, 3]) == 9
     monkeypatch.setattr("coterie.training.local_sgd._room", lambda learner, rule: 5)
     assert trainer._slots(rule, [9, 3]) == 5
+
+
+def test_a_program_that_raises_leaves_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what does not fit; whoever learns alone afterwards needs the room."""
+    learner = Learner(build_model(ModelSettings(name="softmax"), IMAGES, seed=1), IMAGES, CPU)
+    rule = LocalSGD(epochs=1, batch=5, lr=0.1)
+    starts, records, batches = people(learner, rule)
+    job = LocalJob(lambda: starts[:2], records[:2], batches[:2], rule, 2)
+    held: list[weakref.ref[torch.Tensor]] = []
+    step = StackedLocalSGD._take_step
+
+    def limited(program: StackedLocalSGD) -> None:
+        if program.slots > 2:
+            held.append(weakref.ref(program.parameters))
+            raise torch.OutOfMemoryError("out of memory")
+        step(program)
+
+    monkeypatch.setattr(StackedLocalSGD, "_take_step", limited)
+    trainer = LocalTrainer(learner)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        trainer.train([job, job])
+    assert [tensor() for tensor in held] == [None], raised  # also while somebody keeps the mistake
+    assert len(trainer.train([job])) == 1
+    assert [slots for _, slots in trainer._programs] == [2]
 
 
 Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -1,5 +1,6 @@
 """Many clients as one program compute what each client computes alone."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -134,6 +135,27 @@ def test_waves_do_not_change_the_updates(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(StackedTrainer, "_clients_at_once", lambda self, jobs: 2)
     apart = trainer_of(learner, records).train(jobs)
     torch.testing.assert_close(apart, together, rtol=1e-6, atol=1e-9)
+
+
+def test_a_program_that_raises_leaves_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, start = learner_of("softmax")
+    trainer = trainer_of(learner, records_of(20, 31))
+    jobs = [StackedJob(which, start, full(20), LR, 5 + which, 9 + which) for which in range(2)]
+    held: list[weakref.ref[torch.Tensor]] = []
+    finish = stacked._Program._finish_step
+
+    def limited(program: stacked._Program) -> None:
+        if program.clients > 1:
+            held.append(weakref.ref(program.parameters))
+            raise torch.OutOfMemoryError("out of memory")
+        finish(program)
+
+    monkeypatch.setattr(stacked._Program, "_finish_step", limited)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        trainer.train(jobs)
+    assert [tensor() for tensor in held] == [None], raised  # also while somebody keeps the mistake
+    assert len(trainer.train(jobs[:1])) == 1
+    assert [clients for clients, _ in trainer._programs] == [1]
 
 
 def test_philox_gives_the_published_words() -> None:

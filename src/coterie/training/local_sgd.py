@@ -21,7 +21,7 @@ from coterie.training.contributions import add_client_sums
 from coterie.training.kernel_trial import kernels_agree
 from coterie.training.learner import Batch, Learner, precision
 from coterie.training.scoring import join
-from coterie.training.stacked import BUFFERS, Program
+from coterie.training.stacked import BUFFERS, Program, kept_unless_it_raises
 from coterie.training.tiles import Tiles, tiles_of
 
 MOST_CLIENTS = 1024
@@ -129,7 +129,7 @@ class LocalTrainer:
         batches = [order for job in jobs for order in job.batches]
         program = self._program(rule, self._slots(rule, [job.wave for job in jobs]))
         # The whole update is clipped afterwards, whatever rounding went into it.
-        with precision(tf32=self._tf32):
+        with precision(tf32=self._tf32), kept_unless_it_raises(self._programs, program):
             updates = program.train(starts, records, batches)
         return list(torch.split(updates, [len(job.records) for job in jobs]))
 

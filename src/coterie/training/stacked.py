@@ -9,10 +9,12 @@ same distribution.
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +34,8 @@ TILE = 4
 """Records per tile: small enough to pad little, large enough for weights to be gathered rarely."""
 COINS_AT_ONCE = 2**25
 ROWS_AT_ONCE = 1024
+P = TypeVar("P", bound="Program")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,18 @@ class Program(SimpleNamespace):
         replays = [_captured(piece) for piece in pieces]
         self.load(**before)
         return replays
+
+
+@contextmanager
+def kept_unless_it_raises(programs: MutableMapping[K, P], program: P) -> Iterator[P]:
+    """A program that raises leaves the memory at once: it may be what does not fit, and is half done."""
+    try:
+        yield program
+    except BaseException:
+        for shape in [shape for shape, kept in programs.items() if kept is program]:
+            del programs[shape]
+        vars(program).clear()  # what was raised still refers to it, and it may refer to itself
+        raise
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
@@ -175,11 +191,15 @@ class StackedTrainer:
         # same factors, and what float32 rounds in norms and sums is within the margin of the clip.
         with precision(tf32=self.tf32):
             waves = [jobs[first : first + wave] for first in range(0, len(jobs), wave)]
-            return torch.cat([self._program(part).run(part) for part in waves])
+            return torch.cat([self._run(part) for part in waves])
 
     def records(self, job: StackedJob) -> tuple[int, int]:
         """Where a job's records begin in the table, and how many they are."""
         return self._bases[job.records], self._sizes[job.records]
+
+    def _run(self, jobs: Sequence[StackedJob]) -> Tensor:
+        with kept_unless_it_raises(self._programs, self._program(jobs)) as program:
+            return program.run(jobs)
 
     def _program(self, jobs: Sequence[StackedJob]) -> "_Program":
         """The step for this many clients and tiles; prepared once, used for every round."""
