@@ -1,5 +1,6 @@
 """Works side by side: each ends with its own result, or with its own failure."""
 
+import weakref
 from collections.abc import Generator
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 
 from coterie.algorithms.protocol import Choices, Select
-from coterie.engines.computing import Computing, PendingJobs
-from coterie.engines.driver import addressed, answer_together
+from coterie.engines.computing import Computing, PendingJobs, at_once
+from coterie.engines.driver import addressed, answer_together, drive
 from coterie.engines.local import LocalEngine
+from coterie.errors import where
 
 
 class Breaking:
@@ -26,8 +28,8 @@ class Breaking:
         return Choices({})
 
 
-def asking() -> Generator[Any, Any, str]:
-    for _ in range(2):
+def asking(times: int = 2) -> Generator[Any, Any, str]:
+    for _ in range(times):
         yield Select("selection", (), np.zeros((1, 1), dtype=np.float32))
     return "done"
 
@@ -82,3 +84,95 @@ def test_jobs_that_break_a_program_of_many_are_a_failure_of_their_own_work(mista
     assert engines["first"].found == [1, 2, 1, 2]
     assert engines["last"].found == [3, 3]
     assert trainer.sizes == [4, 2, 1, 1, 3]  # together, each alone, and together again
+
+
+def test_a_mistake_of_an_engine_or_a_trainer_is_never_a_result() -> None:
+    """A StopIteration looks as if the work were done."""
+    mistake = StopIteration("as if all were done")
+    with pytest.raises(StopIteration, match="as if"):
+        drive(asking(), Breaking(mistake), 1)
+    with pytest.raises(StopIteration, match="as if"):
+        at_once(Waiting(Programs(), mistake).begin(None, 1))
+
+
+class Limited(Programs):
+    """A trainer whose programs fit the memory with so many jobs."""
+
+    most = 2
+
+    def train(self, jobs: Any) -> Any:
+        found = super().train(jobs)
+        if len(jobs) > self.most:
+            raise MemoryError("too many")
+        return found
+
+
+class Shrinking(Waiting):
+    """An engine that has a job less in every round."""
+
+    def begin(self, request: Any, round: int) -> Computing[Choices]:
+        found = yield from super().begin(request, round)
+        self.jobs = (self.jobs[0], self.jobs[1][1:])
+        return found
+
+
+def test_what_fails_together_for_its_size_is_not_tried_together_again() -> None:
+    trainer = Limited()
+    rounds = {"a": 4, "b": 2, "c": 4}
+    works = {name: addressed(asking(times), Waiting(trainer, 1), 1) for name, times in rounds.items()}
+    assert not answer_together(works).failures
+    first, second, two_fit = [3, 1, 1, 1], [1, 1, 1], [2, 2]
+    assert trainer.sizes == [*first, *second, *two_fit]
+    trainer = Limited()
+    works = {
+        "same": addressed(asking(3), Waiting(trainer, 1), 1),
+        "less": addressed(asking(2), Shrinking(trainer, 1, 2), 1),
+    }
+    assert not answer_together(works).failures
+    first, fewer_fit, last = [3, 1, 2], [2], [1]
+    assert trainer.sizes == [*first, *fewer_fit, *last]
+
+
+def test_a_failure_keeps_its_place_and_no_tensor_of_its_program() -> None:
+    """The others need the memory."""
+    tensors: list[weakref.ref[Any]] = []
+
+    class Heavy(Programs):
+        def train(self, jobs: Any) -> Any:
+            held = np.zeros(3)
+            if any(isinstance(job, Exception) for job in jobs):
+                tensors.append(weakref.ref(held))
+                try:
+                    super().train(jobs)
+                except ValueError as reason:
+                    raise RuntimeError("cannot go on") from reason
+            assert not any(tensor() is not None for tensor in tensors)
+            return list(jobs)
+
+    trainer = Heavy()
+    jobs = {"breaks": ValueError("odd"), "first": 1, "last": 2}
+    engines = {name: Waiting(trainer, job) for name, job in jobs.items()}
+    found = answer_together({name: addressed(asking(), engine, 1) for name, engine in engines.items()})
+    assert set(found.results) == {"first", "last"}
+    assert len(tensors) == 2  # together and alone
+    assert f"RuntimeError at {__file__}:" in where(found.failures["breaks"])
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_mistake_at_the_end_of_a_run_that_failed_is_its_own(stubborn: bool) -> None:
+    def rude(engine: Waiting) -> Generator[Any, Any, str]:
+        try:
+            return (yield from addressed(asking(), engine, 1))
+        finally:
+            if stubborn:
+                yield
+            raise OSError("no space left")
+
+    trainer = Programs()
+    works: dict[str, Any] = {name: addressed(asking(), Waiting(trainer, 1), 1) for name in ("first", "last")}
+    works["breaks"] = rude(Waiting(trainer, ValueError("odd")))
+    found = answer_together(works)
+    assert found.results == {"first": "done", "last": "done"}
+    assert str(found.failures["breaks"]) == "odd"
+    kind = "RuntimeError: generator ignored" if stubborn else "OSError: no space left"
+    assert found.failures["breaks"].__notes__[0].startswith(f"and where it ended, {kind}")

@@ -11,7 +11,7 @@ from coterie.errors import InputError
 from coterie.experiment import local
 from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
-from coterie.experiment.local import fit_together, run, run_together
+from coterie.experiment.local import fit_together, reason_of, run, run_together
 from coterie.experiment.result import RunResult
 from coterie.experiment.schema import Experiment
 from coterie.files import beside, read_lines
@@ -120,6 +120,13 @@ def test_the_process_writes_what_stopped_a_run_beside_its_folder(tmp_path: Path)
     assert RunFolder(good).finished
     assert "is no folder" in beside(bad, ".log").read_text()
     assert beside(bad, ".log").read_text().count("\n") == 1
+
+
+def test_what_stopped_a_run_is_one_line_with_what_went_wrong_after_it() -> None:
+    failure = ValueError("odd\nand more")
+    failure.add_note("and where it ended, OSError: no space left")
+    assert reason_of(failure) == "ValueError: odd and more; and where it ended, OSError: no space left"
+    assert reason_of(KeyError()) == "KeyError: KeyError"
 
 
 def test_only_cells_with_one_network_and_device_fit_together() -> None:

@@ -35,12 +35,13 @@ Computing: TypeAlias = Generator[PendingJobs, Found, T]
 
 def at_once(computing: Computing[T]) -> T:
     """What it finds, where nobody else waits: its jobs are trained as soon as they are wanted."""
-    try:
-        wanted = next(computing)
-        while True:
-            wanted = computing.send(wanted.trainer.train(wanted.jobs))
-    except StopIteration as done:
-        return cast(T, done.value)
+    found: Any = None
+    while True:
+        try:
+            wanted = computing.send(found)
+        except StopIteration as done:
+            return cast(T, done.value)
+        found = wanted.trainer.train(wanted.jobs)  # out there, where a StopIteration of its own ends nothing
 
 
 def at_hand(value: T) -> Computing[T]:

@@ -6,11 +6,13 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import accumulate
+from traceback import clear_frames
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
 from coterie.engines.computing import Found, PendingJobs
 from coterie.engines.local import LocalEngine, share_trainer
+from coterie.errors import one_line
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -59,12 +61,13 @@ def addressed(requests: Rounds[T], engine: Engine, round: int) -> Work[T]:
 def answer_all(work: Work[T]) -> T:
     """Have everything answered as it is requested; where that fails, the work is ended at once."""
     with closing(work):
-        try:
-            asked = next(work)
-            while True:
-                asked = work.send(asked.engine.answer(asked.request, asked.round))
-        except StopIteration as done:
-            return cast(T, done.value)
+        reply: Any = None
+        while True:
+            try:
+                asked = work.send(reply)
+            except StopIteration as done:
+                return cast(T, done.value)
+            reply = asked.engine.answer(asked.request, asked.round)  # a StopIteration of its own ends nothing
 
 
 def drive(requests: Rounds[T], engine: Engine, round: int) -> T:
@@ -88,7 +91,17 @@ def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
     results: dict[K, T] = {}
     failures: dict[K, Exception] = {}
     paused: dict[K, _Paused] = {}
+    too_much: list[Mapping[K, int]] = []
     runs = {key: _pausing(work) for key, work in works.items()}
+
+    def end(key: K) -> None:
+        """What goes wrong where a run ends is that run's own."""
+        try:
+            runs[key].close()
+        except Exception as failure:
+            first = failures.setdefault(key, _at_rest(failure))
+            if first is not failure:
+                first.add_note(f"and where it ended, {one_line(failure)}")
 
     def go_on(key: K, found: Found | Exception | None = None, computed: float = 0.0) -> None:
         if key in paused:
@@ -96,24 +109,24 @@ def answer_together(works: Mapping[K, Work[T]]) -> Outcomes[K, T]:
             before.engine.waited += time.perf_counter() - before.since - computed
         if isinstance(found, Exception):
             failures[key] = found
-            return runs[key].close()
+            return end(key)
         try:
             paused[key] = runs[key].send(found)
         except StopIteration as done:
             results[key] = done.value
         except Exception as failure:
-            failures[key] = failure
+            failures[key] = _at_rest(failure)
 
     with ExitStack() as open_runs:
-        for key, run in runs.items():
-            open_runs.enter_context(closing(run))
+        for key in runs:
+            open_runs.callback(end, key)
             go_on(key)
         _share([first.engine for first in paused.values()])
         for key in list(paused):
             go_on(key)
         while paused:
             waiting = {key: one.wanted for key, one in paused.items() if one.wanted is not None}
-            for key, found, seconds in _trained(waiting):
+            for key, found, seconds in _trained(waiting, too_much):
                 go_on(key, found, seconds)
     return Outcomes(results, failures)
 
@@ -153,10 +166,32 @@ def _answered(asked: AddressedRequest) -> Generator[_Paused, Any, Reply]:
         return cast(Reply, done.value)
 
 
-def _trained(waiting: Mapping[K, PendingJobs]) -> Iterator[tuple[K, Found | Exception, float]]:
+def _at_rest(failure: Exception) -> Exception:
+    """The same failure, which keeps nothing in the memory while the others go on.
+
+    Through its frames it would keep the tensors of a whole program. Their places stay, for who tells of them.
+    Whoever caught it calls this: to clear the frame of a generator that waits would end that generator.
+    """
+    if failure.__traceback__ is not None:
+        failure.__traceback__ = failure.__traceback__.tb_next  # without whoever caught it, and goes on
+    chain: list[BaseException] = [failure]
+    for one in chain:
+        clear_frames(one.__traceback__)
+        before = (one.__cause__, one.__context__)
+        chain += [other for other in before if other is not None and all(other is not had for had in chain)]
+    return failure
+
+
+def _trained(
+    waiting: Mapping[K, PendingJobs], too_much: list[Mapping[K, int]]
+) -> Iterator[tuple[K, Found | Exception, float]]:
     """Everyone waits: one program for each trainer. What it found, and the share of its seconds of each.
 
     Where a program fails, everyone in it is tried alone: only whoever fails then has failed.
+
+    Args:
+        too_much: what failed as one program before, by how many jobs each had, and is added to. As much, or
+            more, is not tried as one again: it would fail in every round.
     """
     for trainer in {id(one.trainer): one.trainer for one in waiting.values()}.values():
         keys = [key for key, one in waiting.items() if one.trainer is trainer]
@@ -164,14 +199,18 @@ def _trained(waiting: Mapping[K, PendingJobs]) -> Iterator[tuple[K, Found | Exce
         while portions:
             portion = portions.popleft()
             asked = {keys[place]: waiting[keys[place]].jobs for place in portion}
+            if any(all(len(asked.get(key, ())) >= most for key, most in each.items()) for each in too_much):
+                portions.extendleft([place] for place in reversed(portion))
+                continue
             began = time.perf_counter()
             try:
                 found = trainer.train([job for jobs in asked.values() for job in jobs])
             except Exception as failure:
                 if len(portion) > 1:
-                    portions.extendleft([place] for place in reversed(portion))
+                    too_much.append({key: len(jobs) for key, jobs in asked.items()})
+                    portions.appendleft(portion)
                 else:
-                    yield keys[portion[0]], failure, time.perf_counter() - began
+                    yield keys[portion[0]], _at_rest(failure), time.perf_counter() - began
                 continue
             seconds = (time.perf_counter() - began) / len(found)
             places = accumulate(map(len, asked.values()), initial=0)

@@ -325,7 +325,8 @@ def fit_together(experiment: Experiment) -> str:
 
 def reason_of(failure: Exception) -> str:
     """What stopped a run, in one line."""
-    text = " ".join(str(failure).split()) or type(failure).__name__
+    parts = [str(failure) or type(failure).__name__, *getattr(failure, "__notes__", ())]
+    text = " ".join("; ".join(parts).split())
     return text if isinstance(failure, CoterieError) else f"{type(failure).__name__}: {text}"
 
 
