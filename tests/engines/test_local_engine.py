@@ -74,12 +74,13 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield opened
 
 
-def engine_on(ledger: Ledger, *, seed: int = 1, scale: float = 1.0, equal: bool = False) -> LocalEngine:
+def engine_on(
+    ledger: Ledger, *, seed: int = 1, scale: float = 1.0, equal: bool = False, max_memory: int | None = None
+) -> LocalEngine:
     learner = Learner(build_model(ModelSettings(name="softmax"), TASK, seed=0), TASK, torch.device("cpu"))
     key = SecretKey.from_seed(seed)
-    return LocalEngine(
-        federation(scale, equal=equal), learner, 0.1, plan(), ledger, key, coin_key(key, 0), public_seed=0
-    )
+    given = federation(scale, equal=equal), learner, 0.1, plan(), ledger, key, coin_key(key, 0)
+    return LocalEngine(*given, public_seed=0, max_memory=max_memory)
 
 
 def training(start: np.ndarray = START, release: str = "training") -> Train:
@@ -322,3 +323,9 @@ def test_one_wave_or_many_release_the_same(ledger: Ledger, monkeypatch: pytest.M
     apart = updates(engine_on(ledger), training(), 1)
     for client in CLIENTS:
         np.testing.assert_allclose(apart[client], together[client], rtol=1e-5, atol=1e-7)
+
+
+def test_runs_that_may_take_other_memory_are_no_one_program(ledger: Ledger) -> None:
+    small, alike, large = (engine_on(ledger, max_memory=most) for most in (2**28, 2**28, 2**30))
+    assert small.network == alike.network
+    assert small.network != large.network

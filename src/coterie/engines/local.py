@@ -189,11 +189,11 @@ class LocalEngine:
 
     @property
     def network(self) -> str:
-        """What two engines have in common when one program can train for both."""
+        """What two engines have in common when one program can train for both, in the memory of either."""
         records = f"{self.learner.task!r} {self.facts.augmentation!r} {self.clients.table.places}"
         precise = self.learner.full_precision
         trained = f"{self.plan.unit.within_client} {self.learner.layout.shapes!r} {precise}"
-        return f"{self.learner.fingerprint()} {records} {trained}"
+        return f"{self.learner.fingerprint()} {records} {trained} {self._max_memory}"
 
     @property
     def trainer(self) -> StackedTrainer:
