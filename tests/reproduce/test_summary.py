@@ -12,7 +12,8 @@ import pytest
 from coterie.errors import InputError
 from coterie.reproduce.curves import read_curves
 from coterie.reproduce.declared import find, names
-from coterie.reproduce.pages import drawings, paper_page, summary_rows, with_places
+from coterie.reproduce.overview import summary_rows
+from coterie.reproduce.pages import drawings, paper_page, with_places
 from coterie.reproduce.printed import Printed, read_publication
 from coterie.reproduce.runs import QUANTITIES
 from coterie.reproduce.stored import KINDS, RESULTS, StoredNumber, StoredRow, StoredTable, read_results, store

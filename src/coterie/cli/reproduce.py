@@ -170,7 +170,7 @@ def _store(result: Reproduction, folder: Path) -> None:
 
 def _run_all(scale: str, out: Path | None, resume: bool, workers: int | None, json: bool) -> None:
     from coterie.reproduce.declared import EVERYTHING, names
-    from coterie.reproduce.pages import counts_text
+    from coterie.reproduce.overview import counts_text
     from coterie.reproduce.summary import summarise
 
     under, results = out or Path("runs"), []
@@ -217,7 +217,7 @@ def _render_all(out: Path | None, docs: list[Path], json: bool) -> None:
 
 
 def _shown_summary(summary: Summary, pages: list[Path]) -> None:
-    from coterie.reproduce.pages import counts_text, summary_rows
+    from coterie.reproduce.overview import counts_text, summary_rows
     from coterie.reproduce.summary import RULE
 
     headings, rows = summary_rows(summary)
