@@ -38,6 +38,8 @@ def what_ran(run: RunRecord) -> Iterator[tuple[str, str]]:
         noise = "each site's own"
     yield "Seeds", f"simulation {seeds.simulation}; noise {noise}"
     engine = f"{experiment.engine.name}, device {experiment.engine.device}"
+    if experiment.engine.precision == "float32":
+        engine += ", float32 throughout"
     yield "Engine", f"{'Flower, between sites' if run.served else engine}; coterie {run.version}"
 
 

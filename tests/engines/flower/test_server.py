@@ -393,7 +393,7 @@ def test_exact_scores_are_refused_between_sites(tmp_path: Path) -> None:
 SIMULATED: dict[str, Any] = {
     "data": {"name": "glyphs", "size": 40},
     "federation": {"kind": "clusters", "sizes": [7], "shift": "none", "records_per_client": 9},
-    "engine": {"device": "cpu", "workers": 3, "max_memory": 2.0},
+    "engine": {"device": "cpu", "workers": 3, "max_memory": 2.0, "precision": "float32"},
     "evaluation": {"references": False},
 }
 GROUPS = {"kind": "groups", "structure": "clustered", "groups": 2, "workers": 9, "alpha": 0.7}
@@ -407,7 +407,7 @@ IN_GROUPS: dict[str, Any] = {
 def test_what_the_file_says_for_a_simulation_alone_is_named_in_one_line() -> None:
     assert left_to_sites(Experiment.model_validate({"federation": {"kind": "natural"}})) == []
     named = "data.name, data.size, federation.sizes, federation.shift, federation.records_per_client, "
-    named += "engine.device, engine.workers, engine.max_memory, evaluation.references"
+    named += "engine.device, engine.workers, engine.max_memory, engine.precision, evaluation.references"
     [line] = left_to_sites(Experiment.model_validate(SIMULATED))
     assert line.startswith(f"note: {named} act in a simulation; ")
     [line] = left_to_sites(Experiment.model_validate({**IN_GROUPS, "federation": GROUPS}))
