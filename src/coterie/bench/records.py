@@ -78,7 +78,7 @@ def run_bench(
         "softmax": Work(model="softmax", clients=21, records=240, batch=24, shape=(1, 8, 8)),
         # On scattering features of colour images of 32 x 32 pixels.
         "head": Work(model="softmax", clients=4, records=1024, batch=256, shape=(243, 8, 8)),
-        "resnet18": Work(model="resnet18", clients=2, records=32, shape=(3, 32, 32)),
+        "resnet18": Work(model="resnet18", clients=2, records=96, shape=(3, 32, 32)),
     }
     rows: list[Timing] = []
     for part, work in works.items():
