@@ -74,7 +74,7 @@ def test_cells_are_made_and_checked_once_however_often_they_are_asked_for(
     sweep = Sweep.read(written(tmp_path, text))
     assert sweep.checked() == sweep.cells() == sweep.checked()
     assert sweep.contains(sweep)
-    assert sweep.notes == []
+    assert sweep.notes == ["algorithm.clusters has no effect in 1 of 2 cells and is left out there"]
     sweep.cells().clear()
     assert len(sweep.cells()) == 2
     assert calls == ["_cells_of", "check_all_acts", "check_all_acts"]
@@ -301,3 +301,25 @@ def test_a_label_is_one_line_and_no_longer_than_a_folders_name(tmp_path: Path) -
 def test_every_key_that_varies_has_a_heading() -> None:
     headings = [key_name(key) for key in ("label", "privacy.epsilon", "model.name", "algorithm.name")]
     assert headings == ["Label", "Epsilon", "Model name", "Algorithm"]
+
+
+@pytest.mark.parametrize(
+    "base",
+    [{"server_step": 3}, {"name": "dp-fesem", "server_step": 3}],
+    ids=["beside no name", "beside another name"],
+)
+def test_what_the_base_sets_for_an_algorithm_that_no_cell_has_is_refused(base: dict[str, object]) -> None:
+    """It would be lost with that algorithm, without a word."""
+    whole = {
+        "base": {"privacy": {"unit": "client"}, "algorithm": base},
+        "grid": {"algorithm.name": ["dp-ifca"]},
+    }
+    with pytest.raises(
+        InputError, match=r"^base: algorithm\.server_step stands beside algorithm\.name .*lost"
+    ):
+        Sweep.read(whole).checked()
+    part = {"grid": whole["grid"], "set": {"algorithm.server_step": 2}}
+    again = {"base": whole["base"], "parts": [part]}
+    (cell,) = Sweep.read(again).checked()
+    assert cell.experiment.algorithm.model_dump()["server_step"] == 2
+    assert not cell.dropped

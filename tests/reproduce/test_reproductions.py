@@ -133,6 +133,39 @@ def test_the_package_is_also_the_function_of_the_python_interface(tmp_path: Path
             ct.reproduce("nix", tmp_path / "out")
 
 
+def test_an_override_is_stronger_than_what_a_row_sets_and_than_what_varies() -> None:
+    """In the base it would be lost, with the base's algorithm or under what the cells say."""
+    published, rows = find("rr-fmnist-balanced"), ("dp-ifca with route", "dp-fedper with the network")
+    overrides = ["algorithm.server_step=2", "privacy.clip=0.3", "schedule.rounds=7", "seeds.simulation=5"]
+    sweep = sweep_of(published, ScaleName.PAPER, Subset(algorithms=rows, epsilons=(4.0,)), overrides)
+    assert sweep is not None
+    cells = [cell.experiment for cell in sweep.checked()]
+    assert len(cells) == 2
+    for cell in cells:
+        assert cell.algorithm.model_dump()["server_step"] == 2
+        assert (cell.privacy.clip, cell.schedule.rounds, cell.seeds.simulation) == (0.3, 7, 5)
+    assert {cell.model.name for cell in cells} == {"softmax", "cnn"}
+    assert any("memory" in str(cell.algorithm.model_dump().get("rebalance")) for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("selection", "override", "said"),
+    [
+        (
+            Subset(),
+            "algorithm.name=global",
+            "--set algorithm.name: --algorithms says which; allowed: dp-fedavg, ",
+        ),
+        (Subset(epsilons=(3.0,)), "privacy.epsilon=4", "--set privacy.epsilon: --epsilon says which"),
+        (Subset(seeds=(1,)), "seeds.simulation=2", "--set seeds.simulation: --seeds says which"),
+    ],
+)
+def test_what_an_option_decides_is_not_set_twice(selection: Subset, override: str, said: str) -> None:
+    with pytest.raises(InputError) as mistake:
+        sweep_of(find("rr-cifar10"), ScaleName.PAPER, selection, [override])
+    assert str(mistake.value).startswith(said)
+
+
 def test_labels_separate_two_settings_of_one_algorithm() -> None:
     text = TINY.replace("{name: local, seeds: [1]}", "{name: r-dpcfl, seeds: [2], label: M unknown}")
     sweep = sweep_of(parse("tiny", text), ScaleName.QUICK, EVERYTHING)

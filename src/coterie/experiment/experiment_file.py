@@ -113,13 +113,27 @@ def override(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """
     changed = _copied(tree)
     for key in sorted(changes, key=lambda key: key not in SELECTORS):
-        section, _, name = key.partition(".")
-        if key in SELECTORS:
-            default = getattr(getattr(Experiment(), section), name, None)
-            if _section(changed, section, "").get(name, default) != changes[key]:
-                changed[section] = {}
+        if key in SELECTORS and _chosen(changed, key) != changes[key]:
+            changed[key.partition(".")[0]] = {}
         _put(changed, key, changes[key])
     return changed
+
+
+def dropped_by(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, str]:
+    """Which keys of the tree `override` drops with an old choice and nothing gives anew, and why."""
+    found = {}
+    for selector in SELECTORS:
+        section, _, name = selector.partition(".")
+        if selector in changes and (old := _chosen(tree, selector)) != changes[selector]:
+            for key in (f"{section}.{other}" for other in _section(tree, section, "") if other != name):
+                if not any(within(key, given) for given in changes):
+                    found[key] = f"{key} stands beside {selector} {old}, and is lost with it"
+    return found
+
+
+def _chosen(tree: Mapping[str, Any], selector: str) -> Any:
+    section, _, name = selector.partition(".")
+    return _section(tree, section, "").get(name, getattr(getattr(Experiment(), section), name, None))
 
 
 def without(tree: Mapping[str, Any], path: str) -> Tree:
@@ -144,7 +158,7 @@ def _put(tree: Tree, path: str, value: Any, inside: str = "") -> None:
         tree[first] = value
 
 
-def _section(tree: Tree, name: str, inside: str) -> Tree:
+def _section(tree: Mapping[str, Any], name: str, inside: str) -> Tree:
     """The keys under a name, where there may be none; of a section inside another, null is none."""
     found = tree.get(name, {})
     if found is None and inside:

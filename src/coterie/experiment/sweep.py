@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import at_home, override, read_yaml, within, without
+from coterie.experiment.experiment_file import at_home, dropped_by, override, read_yaml, within, without
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.schema import Experiment, refuse
 from coterie.files import yaml_text
@@ -182,7 +182,7 @@ class Sweep:
             same = f"grid: {name} is the same run as {other}"
             refuse({f"grid: {name} stands twice": name in seen, same: other != name})
             seen.add(name)
-            yield Cell(name, ordered, experiment, dropped)
+            yield Cell(name, ordered, experiment, {**dropped_by(self.base, own), **dropped})
 
     def checked(self) -> list[Cell]:
         """The cells of a sweep that is about to run, in which nothing is set in vain."""

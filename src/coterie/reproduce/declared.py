@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from coterie.errors import InputError
-from coterie.experiment.experiment_file import override, parse_overrides
+from coterie.experiment.experiment_file import override, parse_overrides, within
 from coterie.experiment.sweep import Part, Sweep
 from coterie.files import parse_yaml
 from coterie.models.settings import NONE
@@ -162,6 +162,27 @@ def parse(name: str, text: str) -> PublishedExperiment:
         raise InputError(f"reproduction {name}: {explain(mistakes, PublishedExperiment)}") from None
 
 
+def _refuse_in_vain(changes: Mapping[str, Any], selection: Subset, rows: Sequence[str]) -> None:
+    """What an option of its own decides is not set twice."""
+    for key, option, given in (
+        (ALGORITHM, "--algorithms", True),
+        (EPSILON, "--epsilon", bool(selection.epsilons)),
+        (SEED, "--seeds", bool(selection.seeds)),
+    ):
+        if given and key in changes:
+            allowed = f"; allowed: {', '.join(rows)}" if key == ALGORITHM else ""
+            raise InputError(f"--set {key}: {option} says which{allowed}")
+
+
+def _stronger(changes: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides that in the base would be lost: an algorithm's own, and what a row sets otherwise."""
+    return {
+        key: value
+        for key, value in changes.items()
+        if key.startswith("algorithm.") or any(within(key, own) or within(own, key) for own in settings)
+    }
+
+
 def sweep_of(
     published: PublishedExperiment,
     scale: ScaleName,
@@ -180,15 +201,20 @@ def sweep_of(
             raise InputError(
                 f"--algorithms: '{wanted}' is not part of {published.name}; allowed: {', '.join(rows)}"
             )
-    vary = {key: list(values) for key, values in chosen.vary.items()}
+    changes = parse_overrides(overrides)
+    _refuse_in_vain(changes, selection, rows)
+    vary = {
+        key: [changes.pop(key)] if key in changes else list(values) for key, values in chosen.vary.items()
+    }
+    seeds = [changes.pop(SEED)] if SEED in changes else list(selection.seeds)
     if selection.epsilons:
         # 3.0 as 3, so that a budget is written alike wherever it comes from.
         vary[EPSILON] = [int(each) if float(each).is_integer() else each for each in selection.epsilons]
     labelled = any(contender.label for contender in chosen.algorithms)
     parts = [
         Part(
-            {ALGORITHM: [each.name], **vary, SEED: list(selection.seeds or each.seeds)},
-            each.settings,
+            {ALGORITHM: [each.name], **vary, SEED: seeds or list(each.seeds)},
+            {**each.settings, **_stronger(changes, each.settings)},
             each.row if labelled else None,
         )
         for each in chosen.algorithms
@@ -196,4 +222,4 @@ def sweep_of(
     ]
     sections = dict.fromkeys([*published.base, *chosen.base])
     base = {name: {**published.base.get(name, {}), **chosen.base.get(name, {})} for name in sections}
-    return Sweep.of_parts(override(base, parse_overrides(overrides)), parts)
+    return Sweep.of_parts(override(base, changes), parts)
