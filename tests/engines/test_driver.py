@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coterie.algorithms.protocol import Choices, Select
+from coterie.engines import driver
 from coterie.engines.computing import Computing, PendingJobs, at_once
 from coterie.engines.driver import addressed, answer_together, drive
 from coterie.engines.local import LocalEngine
@@ -176,3 +177,39 @@ def test_a_mistake_at_the_end_of_a_run_that_failed_is_its_own(stubborn: bool) ->
     assert str(found.failures["breaks"]) == "odd"
     kind = "RuntimeError: generator ignored" if stubborn else "OSError: no space left"
     assert found.failures["breaks"].__notes__[0].startswith(f"and where it ended, {kind}")
+
+
+def test_runs_go_on_where_several_cannot_share_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their trainer's memory may lack for all of them together, and not for each."""
+
+    class Large(Waiting):
+        network = "large"
+
+        def __init__(self, trainer: Programs, *jobs: Any) -> None:
+            super().__init__(trainer, *jobs)
+            self.stacks = True
+
+    def full(engines: object) -> None:
+        raise MemoryError("not for two")
+
+    monkeypatch.setattr(driver, "share_trainer", full)
+    trainer = Programs()
+    works = {key: addressed(asking(), Large(trainer, key), 1) for key in (1, 2)}
+    outcomes = answer_together({**works, 3: addressed(asking(), Breaking(ValueError("its own")), 1)})
+    assert set(outcomes.results) == {1, 2}
+    assert set(outcomes.failures) == {3}
+
+
+def test_a_run_that_waits_outlives_a_failure_that_it_had_seen_before() -> None:
+    """Clearing the frames of an error that is raised again would end it, without a result."""
+    failure = ValueError("raised for two")
+
+    def careful() -> Generator[Any, Any, str]:
+        with pytest.raises(ValueError, match="raised for two"):
+            Breaking(failure).answer(None, 1)
+        yield from addressed(asking(1), Waiting(Programs(), 1), 1)
+        return "fine"
+
+    outcomes = answer_together({"careful": careful(), "broken": addressed(asking(), Breaking(failure), 1)})
+    assert outcomes.results == {"careful": "fine"}
+    assert set(outcomes.failures) == {"broken"}

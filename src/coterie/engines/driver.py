@@ -1,12 +1,14 @@
 """Drive rounds: hand their requests to engines and send the answers back, for one run or for many."""
 
+import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from inspect import CO_GENERATOR
 from itertools import accumulate
-from traceback import clear_frames
+from traceback import walk_tb
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
@@ -14,6 +16,7 @@ from coterie.engines.computing import Found, PendingJobs
 from coterie.engines.local import LocalEngine, share_trainer
 from coterie.errors import one_line
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -170,13 +173,14 @@ def _at_rest(failure: Exception) -> Exception:
     """The same failure, which keeps nothing in the memory while the others go on.
 
     Through its frames it would keep the tensors of a whole program. Their places stay, for who tells of them.
-    Whoever caught it calls this: to clear the frame of a generator that waits would end that generator.
+    Frames of generators stay, too: some may belong to runs that wait, which it would end to clear them.
     """
-    if failure.__traceback__ is not None:
-        failure.__traceback__ = failure.__traceback__.tb_next  # without whoever caught it, and goes on
     chain: list[BaseException] = [failure]
     for one in chain:
-        clear_frames(one.__traceback__)
+        for frame, _ in walk_tb(one.__traceback__):
+            if not frame.f_code.co_flags & CO_GENERATOR:
+                with suppress(RuntimeError):  # whoever caught it goes on
+                    frame.clear()
         before = (one.__cause__, one.__context__)
         chain += [other for other in before if other is not None and all(other is not had for had in chain)]
     return failure
@@ -219,9 +223,20 @@ def _trained(
 
 
 def _share(engines: Sequence[Engine]) -> None:
+    """Give those whose networks are alike one trainer; where that fails, each makes, or lacks, its own."""
     networks: defaultdict[str, list[LocalEngine]] = defaultdict(list)
     for engine in engines:
         if isinstance(engine, LocalEngine) and engine.stacks:
-            networks[engine.network].append(engine)
+            with _apart("what its network is"):
+                networks[engine.network].append(engine)
     for alike in networks.values():
-        share_trainer(alike)
+        with _apart("a trainer for several"):
+            share_trainer(alike)
+
+
+@contextmanager
+def _apart(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as failure:
+        log.warning("runs train apart: %s could not be made out: %s", what, one_line(failure))
