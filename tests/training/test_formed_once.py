@@ -178,6 +178,34 @@ def test_factors_that_are_smaller_than_a_processor_multiplies_make_no_gradient_l
     assert (part.squared_norms() >= squares).all()
 
 
+PLACES = 16
+
+
+def factors(case: str) -> tuple[Tensor, Tensor]:
+    """Images and slopes of a convolution of one pixel, (1, 64, 1, places) and (1, 4, 1, places)."""
+    images, slopes = torch.ones(1, 64, 1, PLACES), torch.zeros(1, 4, 1, PLACES)
+    if case == "rounded up place by place":
+        slopes[:] = 2.0**-24 * (1.0 + 2.0**-7)
+        slopes[..., 1] = 1.0
+    elif case == "sums that are flushed":
+        images[:] = 2.0**-63
+        slopes[..., 0], slopes[..., 1] = 2.0**-63, -0.75 * 2.0**-63
+    else:
+        small, large = 2.0**-126 * (1.0 - 2.0**-7), 2.0**120
+        images[:] = 0.0
+        images[..., 0], slopes[..., 0] = large, small
+        images[..., 1], slopes[..., 1] = -small * large, 1.0
+    return images, slopes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["rounded up place by place", "sums that are flushed", "factors that are"])
+def test_the_bound_holds_where_little_would_be_too_little(case: str, dtype: torch.dtype) -> None:
+    images, slopes = factors(case)
+    part = FormedOnce.of(images.to(dtype), slopes.to(dtype), Geometry((1, 1), (1, 1), (0, 0), (1, 1)))
+    assert float(part.squared_norms()) >= float(part.rows().double().square().sum())
+
+
 @pytest.mark.skipif(not cpu_kernels.multiplies_bfloat16(), reason="no instructions for bfloat16")
 def test_bfloat16_is_multiplied_as_it_is_and_not_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways round sums of the same products; with an odd number of columns there is one way."""

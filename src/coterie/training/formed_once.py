@@ -11,11 +11,10 @@ forms, whatever it rounds. Over L places, with u = 2^-24:
 
 * Each number is a sum of L products in float32, by fused operations: it is off by at most
   L u / (1 - L u) times the sum of the products' magnitudes, in whatever order. So the whole gradient is off
-  by at most that times A, the sum over places of |patch| |slopes|, in Euclidean norms; and by L 2^-149 a
-  number where products are smaller than float32 can say.
-* Products of bfloat16 come two at a time, rounded twice at most. Their instruction takes what is smaller than
-  2^-126 for zero: factors, whose products count with the length of the other factor, and sums, at most L of
-  them a number.
+  by at most that times A, the sum over places of |patch| |slopes|, in Euclidean norms. Products of bfloat16
+  come two at a time, rounded twice at most.
+* What is smaller than 2^-126 may be taken for zero, as the instruction for bfloat16 does: factors, whose
+  products count with the length of the other factor, and sums, at most L of them a number.
 * The squared norm by Gram matrices is off by at most K 2^-53 A^2, where K counts the roundings: numbers of a
   patch and of outputs, and pairs of places.
 * Partial sums stay below A. Where A is too large for that, a number might be infinite: so is the norm then,
@@ -43,7 +42,7 @@ from coterie.training.tiles import Tiles
 
 MOST_PIXELS = 2**8
 """Of all views of a record, padding included, up to which their Gram matrix is small beside the gradient."""
-_HALF_A_STEP, _SMALLEST, _SMALLEST_NORMAL = 2.0**-24, 2.0**-149, 2.0**-126
+_HALF_A_STEP, _SMALLEST = 2.0**-24, 2.0**-126
 _FINITE = 2.0**127
 
 
@@ -79,12 +78,10 @@ class FormedOnce(Contribution):
         roundings = math.prod(self._shape) // self._outer + self._outer + places**2
         exact = (squares + roundings * 2.0**-52 * magnitudes.square()).sqrt()
         formed = places * _HALF_A_STEP / (1.0 - places * _HALF_A_STEP) * magnitudes
-        if self.images.dtype == torch.bfloat16:
-            numbers = math.prod(self._shape)
-            of_patches, of_outputs = (own.sum(dim=1) for own in lengths)
-            lost = math.sqrt(self._outer) * of_patches + math.sqrt(numbers / self._outer) * of_outputs
-            formed += _SMALLEST_NORMAL * (lost + places * math.sqrt(numbers))
-        formed += places * _SMALLEST * math.sqrt(math.prod(self._shape))
+        numbers = math.prod(self._shape)
+        of_patches, of_outputs = (own.sum(dim=1) for own in lengths)
+        lost = math.sqrt(self._outer) * of_patches + math.sqrt(numbers / self._outer) * of_outputs
+        formed += _SMALLEST * (lost + places * math.sqrt(numbers))
         return torch.where(magnitudes < _FINITE, (exact + formed).square(), math.inf)
 
     def scaled_sum(self, scales: Tensor, usable: Tensor | None, tiles: Tiles) -> Tensor:
