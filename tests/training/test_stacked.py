@@ -206,16 +206,26 @@ def test_noise_on_the_device_is_normal_and_never_repeats() -> None:
     assert np.isfinite(values).all()
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        torch.OutOfMemoryError("all of it is somebody else's"),
+        MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=lambda reason: type(reason).__name__,
+)
 def test_memory_that_others_have_taken_is_no_reason_to_compute_in_another_way(
-    monkeypatch: pytest.MonkeyPatch,
+    reason: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was resumed would repeat its noise on sums that are rounded otherwise."""
 
     def full(*given: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("all of it is somebody else's")
+        raise reason
 
     learner, _ = learner_of("softmax")
     monkeypatch.setattr(kernels, "available", lambda device: True)
     monkeypatch.setattr(kernel_trial, "stacked_clipped_sum", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(reason)):
         kernel_trial.kernels_agree(learner, 4)

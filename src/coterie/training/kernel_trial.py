@@ -59,9 +59,9 @@ def kernels_agree(
             fast, slow, one_each = sums(present, present), sums(present, None), sums(alone, alone)
         error, worst = off_by(fast, slow, book.layout.sizes)
         longest = float(one_each.norm(dim=1).max())
-    except torch.OutOfMemoryError:  # of others' making, perhaps: a resumed run would compute in another way
-        raise
     except Exception as reason:  # whatever a compiler or a driver may raise
+        if lacks_memory(reason):  # of others' making, perhaps: a resumed run would compute in another way
+            raise
         log.warning("%s do not run here, others do: %s", ours, " ".join(str(reason).split()))
         return False
     if not (error < MOST_ROUNDED and worst < MOST_ROUNDED_OF_ONE):
@@ -71,6 +71,14 @@ def kernels_agree(
         log.warning("%s clip to %.9f instead of %s here and are not used", ours, longest, _PROBE_CLIP)
         return False
     return True
+
+
+def lacks_memory(reason: Exception) -> bool:
+    """Whether a GPU, or the machine, has no memory left, as torch, a library or a compiler says it."""
+    said = str(reason).lower()
+    return isinstance(reason, torch.OutOfMemoryError | MemoryError) or any(
+        words in said for words in ("out of memory", "alloc_failed")
+    )
 
 
 def kernel_bytes(learner: Learner, tile: int, *, tf32: bool = True, coarse: bool = False) -> int:
