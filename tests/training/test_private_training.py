@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
@@ -177,3 +178,40 @@ def test_regression_scores_are_bounded_whatever_the_prediction() -> None:
         outputs = learner.predict(torch.full((learner.layout.size,), size), batch.features)
         scores = learner.scores(outputs, batch.targets)
         assert ((scores >= 0) & (scores <= 1)).all()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 17, 18, 2**16])
+def test_every_number_gets_the_noise_of_its_place(
+    piece: int, learner: Learner, start: torch.Tensor, records: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever pieces it is added: 18 parameters, of which a last piece may be short."""
+    monkeypatch.setattr(dpsgd, "_NOISE_AT_ONCE", piece)
+    mechanism, nobody = poisson(noise=2.0), records.take(torch.tensor([], dtype=torch.int64))
+    found = dpsgd.noisy_mean(learner, start, nobody, mechanism, streams()["noise"])  # type: ignore[arg-type]
+    drawn = streams()["noise"].normal(18, std=mechanism.noise_std)  # type: ignore[attr-defined]
+    assert np.array_equal(found.numpy(), drawn / mechanism.denominator)
+
+
+def test_a_large_model_gets_noise_everywhere(learner: Learner) -> None:
+    """More numbers than are in a piece."""
+    task = Task(kind="classification", shape=(40_000,), classes=2)
+    large = Learner(nn.Linear(40_000, 2), task, CPU)
+    nobody = Batch(torch.zeros(0, 40_000), torch.zeros(0, dtype=torch.int64))
+    mechanism = poisson(noise=1.0)
+    found = dpsgd.noisy_mean(large, large.initial(), nobody, mechanism, streams()["noise"])  # type: ignore[arg-type]
+    assert len(found) == 80_002 > dpsgd._NOISE_AT_ONCE
+    assert bool((found != 0).all())
+    spread = mechanism.noise_std / mechanism.denominator
+    for part in torch.split(found, 8192)[:-1]:
+        # A variance of 8,192 normals is off by a tenth once in 10^9 times.
+        assert abs(float(part.var()) / spread**2 - 1.0) < 0.1
+
+
+def test_training_leaves_the_model_that_was_sent_as_it_is(
+    learner: Learner, start: torch.Tensor, records: Batch
+) -> None:
+    for sent in (start, start.double()):
+        before = sent.clone()
+        update = train_privately(learner, sent, records, poisson(noise=1.0), 0.1, **streams())  # type: ignore[arg-type]
+        assert torch.equal(sent, before)
+        assert bool((update != 0).all())
