@@ -18,6 +18,7 @@ from coterie.training import cpu_kernels
 from coterie.training.bookkeeping import Bookkeeping
 from coterie.training.clipping import MARGIN, clipped_sum
 from coterie.training.formed_once import FormedOnce
+from coterie.training.isolation import off_by
 from coterie.training.layers import conv
 from coterie.training.layers.conv import ConvRule
 from coterie.training.learner import Batch, Learner
@@ -230,6 +231,16 @@ def test_a_model_that_learns_nothing_at_first_is_taken_as_it_is() -> None:
         nn.init.zeros_(parameter).requires_grad_(False)
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh(), nn.Flatten(), head)
     assert not Learner(model, Task(kind="classification", shape=(64, 8, 8), classes=4), CPU).coarse
+
+
+def test_gradients_have_no_distance_from_none_or_from_what_is_no_number() -> None:
+    some = torch.ones(2, 3)
+    assert off_by(some, torch.zeros(2, 3), [1, 2]) == (math.inf, math.inf)
+    assert off_by(some, torch.full((2, 3), math.nan), [1, 2]) == (math.inf, math.inf)
+    assert off_by(some, some, [1, 2]) == (0.0, 0.0)
+    error, worst = off_by(torch.full((2, 3), math.nan), some, [1, 2])
+    assert not error < 1.0
+    assert not worst < 1.0
 
 
 def test_layers_that_cannot_read_bfloat16_keep_the_model_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,3 +417,20 @@ def test_outputs_that_are_all_alike_show_nothing(monkeypatch: pytest.MonkeyPatch
             learner, "predict", lambda model, features, value=value: torch.full((len(features), 10), value)
         )
         assert not same_bits_anywhere(learner, size=64)
+
+    def infinite(model: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        outputs = features.flatten(1).clone()
+        outputs[:, 0] = math.inf
+        return outputs
+
+    monkeypatch.setattr(learner, "predict", infinite)
+    assert not same_bits_anywhere(learner, size=64)
+
+
+def test_a_network_that_begins_with_zeros_shows_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(ModelSettings(name="softmax"), IMAGES, seed=1)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    learner = Learner(model, IMAGES, CPU)
+    monkeypatch.setattr(learner, "predict", lambda model, features: features.flatten(1) * model[0])
+    assert same_bits_anywhere(learner, size=64)

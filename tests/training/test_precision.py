@@ -20,12 +20,19 @@ WORK = Work(model="softmax", clients=2, records=6, batch=3, shape=(5,))
 SEEN: list[tuple[bool, bool]] = []
 
 
+def note(gradient: object = None) -> None:
+    SEEN.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+
+
 class Watched(nn.Linear):
     """Notes whether a GPU might round factors now; of a kind that layer rules do not know."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        SEEN.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
-        return super().forward(inputs)
+        note()
+        outputs = super().forward(inputs)
+        if outputs.requires_grad:  # the way back, too
+            outputs.register_hook(note)
+        return outputs
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +87,7 @@ def test_float32_holds_where_layer_rules_compute(
     assert learner.book is not None
 
     def noted(*given: Tensor) -> Tensor:
-        SEEN.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        note()
         return torch.zeros(2, 10)
 
     monkeypatch.setattr(learner.book, "outputs", noted)

@@ -184,15 +184,23 @@ class FusedLstmLayer(nn.Module):
 def with_fused_lstms(model: nn.Module) -> nn.Module:
     """The model, or a copy of it with the same parameters in which every LSTM layer inside is one call.
 
-    Subclasses of the layer stay: they may compute something else.
+    Subclasses of the layer stay, and layers with hooks or with maps of another kind: they may compute
+    something else.
     """
-    layers = [name for name, layer in model.named_modules() if name and type(layer) is LstmLayer]
+    layers = [name for name, layer in model.named_modules() if name and _is_plain(layer)]
     if not layers:
         return model
     model = copy.deepcopy(model)
     for name in layers:
         model.set_submodule(name, FusedLstmLayer(model.get_submodule(name)))  # type: ignore[arg-type]
     return model
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    parts = list(layer.modules())
+    kinds = [type(part) for part in parts]
+    hooks = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    return kinds == [LstmLayer, nn.Linear, nn.Linear] and not hooks
 
 
 class LastStep(nn.Module):

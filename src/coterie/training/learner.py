@@ -384,8 +384,11 @@ class Learner:
         if not (error < MOST_ROUNDED and worst < MOST_ROUNDED_OF_ONE):
             log.warning("bfloat16 is off by %.1e here, a parameter by %.1e, and not used", error, worst)
             return False
+        if not weighed:
+            log.warning("bfloat16 is not used: a kernel finds shorter gradients than it adds")
+            return False
         log.info("convolutions of many channels read and write bfloat16; gradients are off by %.1e", error)
-        return weighed
+        return True
 
     def _new_book(self, *, compiled: bool) -> Bookkeeping:
         return Bookkeeping(
