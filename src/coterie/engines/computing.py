@@ -1,12 +1,13 @@
 """Answers that wait for a trainer: what several runs wait for at one time is trained as one program."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 Found: TypeAlias = Tensor | Sequence[Tensor]
 """What came of each job, in their order."""
 
@@ -33,15 +34,20 @@ Computing: TypeAlias = Generator[PendingJobs, Found, T]
 """Something that goes on whenever its jobs were trained, and returns what it found in the end."""
 
 
-def at_once(computing: Computing[T]) -> T:
-    """What it finds, where nobody else waits: its jobs are trained as soon as they are wanted."""
+def answered(asking: Generator[Q, Any, T], answer: Callable[[Q], Any]) -> T:
+    """What it returns in the end, when all that it asks is answered."""
     found: Any = None
     while True:
         try:
-            wanted = computing.send(found)
+            asked = asking.send(found)
         except StopIteration as done:
             return cast(T, done.value)
-        found = wanted.trainer.train(wanted.jobs)  # out there, where a StopIteration of its own ends nothing
+        found = answer(asked)  # out here, where a StopIteration of its own ends nothing
+
+
+def at_once(computing: Computing[T]) -> T:
+    """What it finds, where nobody else waits: its jobs are trained as soon as they are wanted."""
+    return answered(computing, lambda wanted: wanted.trainer.train(wanted.jobs))
 
 
 def at_hand(value: T) -> Computing[T]:

@@ -12,7 +12,7 @@ from traceback import walk_tb
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from coterie.algorithms.protocol import Reply, Request, Rounds, Vector
-from coterie.engines.computing import Found, PendingJobs
+from coterie.engines.computing import Found, PendingJobs, answered
 from coterie.engines.local import LocalEngine, share_trainer
 from coterie.errors import one_line
 
@@ -64,13 +64,7 @@ def addressed(requests: Rounds[T], engine: Engine, round: int) -> Work[T]:
 def answer_all(work: Work[T]) -> T:
     """Have everything answered as it is requested; where that fails, the work is ended at once."""
     with closing(work):
-        reply: Any = None
-        while True:
-            try:
-                asked = work.send(reply)
-            except StopIteration as done:
-                return cast(T, done.value)
-            reply = asked.engine.answer(asked.request, asked.round)  # a StopIteration of its own ends nothing
+        return answered(work, lambda asked: asked.engine.answer(asked.request, asked.round))
 
 
 def drive(requests: Rounds[T], engine: Engine, round: int) -> T:
