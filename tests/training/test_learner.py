@@ -187,3 +187,27 @@ def test_gradients_that_are_off_for_every_record_or_by_much_are_not_the_same() -
     assert not same_gradients(right + wrong, right)
     assert not same_gradients(1.01 * right, right)
     assert not same_gradients(right * torch.nan, right)
+
+
+class Brighter(nn.Module):
+    """The same layers, in code that treats what they are given otherwise."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, features: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(1.01 * features)
+        return outputs
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn", "mcmahan-cnn"])
+def test_code_is_told_apart_by_what_it_computes_whatever_the_network(name: str) -> None:
+    task = Task(kind="classification", shape=(1, 28, 28), classes=10)
+
+    def built(seed: int) -> nn.Module:
+        return build_model(ModelSettings(name=name), task, seed)
+
+    found = Learner(built(0), task, torch.device("cpu")).fingerprint()
+    assert found == Learner(built(1), task, torch.device("cpu")).fingerprint()
+    assert found != Learner(Brighter(built(0)), task, torch.device("cpu")).fingerprint()

@@ -247,7 +247,8 @@ class Learner:
     def fingerprint(self) -> str:
         """Digest of how the model behaves beside its trained parameters: frozen ones, buffers, and its code.
 
-        Code is told apart by what it computes on a public probe at fixed parameters.
+        Code is told apart by what it computes on a public probe at fixed parameters: of both signs, or behind
+        the first ReLU nothing might be left to tell it by.
         """
         digest = hashlib.sha256()
         for name, value in sorted(self.model.state_dict().items()):
@@ -258,7 +259,8 @@ class Learner:
             features = (torch.arange(count) % self.task.vocabulary).view(3, *self.task.shape)
         else:
             features = torch.linspace(-1.0, 1.0, count).view(3, *self.task.shape)
-        parameters = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device)
+        fixed = torch.randn(self.layout.size, generator=torch.Generator().manual_seed(self.layout.size))
+        parameters = 0.1 * fixed.to(self.device)
         with torch.no_grad():
             digest.update(self.outputs(parameters, features.to(self.device)).cpu().numpy().tobytes())
         return digest.hexdigest()
