@@ -1,5 +1,6 @@
 """Works side by side: each ends with its own result, or with its own failure."""
 
+import math
 import weakref
 from collections.abc import Generator
 from typing import Any
@@ -84,7 +85,7 @@ def test_jobs_that_break_a_program_of_many_are_a_failure_of_their_own_work(mista
     assert found.failures == {"breaks": mistake}
     assert engines["first"].found == [1, 2, 1, 2]
     assert engines["last"].found == [3, 3]
-    assert trainer.sizes == [4, 2, 1, 1, 3]  # together, each alone, and together again
+    assert trainer.sizes == [4, 2, 2, 1, 1, 3]  # together, each half, whose second fails, and together again
 
 
 def test_a_mistake_of_an_engine_or_a_trainer_is_never_a_result() -> None:
@@ -122,7 +123,7 @@ def test_what_fails_together_for_its_size_is_not_tried_together_again() -> None:
     rounds = {"a": 4, "b": 2, "c": 4}
     works = {name: addressed(asking(times), Waiting(trainer, 1), 1) for name, times in rounds.items()}
     assert not answer_together(works).failures
-    first, second, two_fit = [3, 1, 1, 1], [1, 1, 1], [2, 2]
+    first, second, two_fit = [3, 1, 2], [1, 2], [2, 2]
     assert trainer.sizes == [*first, *second, *two_fit]
     trainer = Limited()
     works = {
@@ -132,6 +133,32 @@ def test_what_fails_together_for_its_size_is_not_tried_together_again() -> None:
     assert not answer_together(works).failures
     first, fewer_fit, last = [3, 1, 2], [2], [1]
     assert trainer.sizes == [*first, *fewer_fit, *last]
+
+
+@pytest.mark.parametrize("runs", [2, 7, 32])
+def test_one_failure_among_many_leaves_the_others_in_large_programs(runs: int) -> None:
+    for place in range(runs):
+        trainer = Programs()
+        jobs = [ValueError("odd") if place == at else at for at in range(runs)]
+        works = {at: addressed(asking(), Waiting(trainer, job), 1) for at, job in enumerate(jobs)}
+        outcomes = answer_together(works)
+        assert set(outcomes.failures) == {place}
+        assert set(outcomes.results) == set(range(runs)) - {place}
+        *tried, after = trainer.sizes
+        assert len(tried) <= 1 + 2 * math.ceil(math.log2(runs))
+        assert after == runs - 1
+
+
+def test_runs_train_alone_where_nobody_can_say_who_fits_together(caplog: pytest.LogCaptureFixture) -> None:
+    class Unsure(Programs):
+        def portions(self, asked: Any) -> list[list[int]]:
+            raise MemoryError("cannot count")
+
+    trainer = Unsure()
+    works = {key: addressed(asking(1), Waiting(trainer, key), 1) for key in range(3)}
+    assert set(answer_together(works).results) == {0, 1, 2}
+    assert trainer.sizes == [1, 1, 1]
+    assert "who fits the memory together could not be made out: MemoryError: cannot count" in caplog.text
 
 
 def test_a_failure_keeps_its_place_and_no_tensor_of_its_program() -> None:

@@ -185,7 +185,7 @@ def _trained(
 ) -> Iterator[tuple[K, Found | Exception, float]]:
     """Everyone waits: one program for each trainer. What it found, and the share of its seconds of each.
 
-    Where a program fails, everyone in it is tried alone: only whoever fails then has failed.
+    Where a program fails, its halves are tried, and theirs: only whoever fails alone has failed.
 
     Args:
         too_much: what failed as one program before, by how many jobs each had, and is added to. As much, or
@@ -193,12 +193,16 @@ def _trained(
     """
     for trainer in {id(one.trainer): one.trainer for one in waiting.values()}.values():
         keys = [key for key, one in waiting.items() if one.trainer is trainer]
-        portions = deque(trainer.portions([waiting[key].jobs for key in keys]))
+        portions = deque([place] for place in range(len(keys)))
+        with _apart("who fits the memory together"):
+            portions = deque(trainer.portions([waiting[key].jobs for key in keys]))
         while portions:
             portion = portions.popleft()
             asked = {keys[place]: waiting[keys[place]].jobs for place in portion}
-            if any(all(len(asked.get(key, ())) >= most for key, most in each.items()) for each in too_much):
-                portions.extendleft([place] for place in reversed(portion))
+            known = (all(len(asked.get(key, ())) >= most for key, most in each.items()) for each in too_much)
+            if len(portion) > 1 and any(known):
+                half = len(portion) // 2
+                portions.extendleft((portion[half:], portion[:half]))
                 continue
             began = time.perf_counter()
             try:
