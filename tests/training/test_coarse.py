@@ -91,7 +91,7 @@ def test_a_convolution_is_that_of_rounded_factors(biased: bool) -> None:
     layer = nn.Conv2d(64, 64, 3, padding=1, bias=biased)
     rule, images, slopes = ConvRule(layer), torch.randn(3, 64, 6, 5), torch.randn(3, 64, 6, 5)
     weights = {name: value.detach()[None] for name, value in layer.named_parameters()}
-    whole = rule.whole(images, weights, Tiles(1, 3, coarse=True))
+    whole = rule.whole(images, weights, Tiles(1, 3, coarse=True), True)
     assert whole is not None
     outputs, back = whole
     at_inputs, found = back(slopes, True)
@@ -116,8 +116,8 @@ def test_few_channels_and_wide_numbers_are_not_rounded() -> None:
     for layer in (nn.Conv2d(3, 64, 3), nn.Conv2d(64, 32, 3), nn.Conv2d(128, 128, 3, groups=2)):
         weights = {name: value.detach()[None] for name, value in layer.named_parameters()}
         images = torch.randn(2, layer.in_channels, 5, 5)
-        assert ConvRule(layer).whole(images, weights, Tiles(1, 2, coarse=True)) is None
-        assert ConvRule(nn.Conv2d(64, 64, 3)).whole(images, weights, Tiles(1, 2)) is None
+        assert ConvRule(layer).whole(images, weights, Tiles(1, 2, coarse=True), True) is None
+        assert ConvRule(nn.Conv2d(64, 64, 3)).whole(images, weights, Tiles(1, 2), True) is None
     assert not Learner(Residual().double(), TASK, CPU).coarse
     assert not Learner(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), TASK, CPU).coarse
 

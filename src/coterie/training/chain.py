@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from coterie.training.contributions import Rows
 from coterie.training.cpu_kernels import PooledConvolution
-from coterie.training.layers.base import LayerRule
+from coterie.training.layers.base import LayerRule, in_full
 from coterie.training.layers.conv import LARGEST_ROW, MANY_CHANNELS, ConvRule, channels_last
 from coterie.training.layers.pooling import PoolingLayer
 from coterie.training.recording import Backward, RecordingLayer, hooked, masked
@@ -51,7 +51,7 @@ class Chain:
         for step in self._steps:
             values, back = step.forward(values)
             ways_back.append(back)
-        gradient = self._gradients(values, targets)
+        gradient = self._gradients(in_full(values), targets).to(values.dtype)
         while len(ways_back) > self._first:  # each is dropped, with what it holds, once it was gone
             gradient = ways_back.pop()(gradient, len(ways_back) > self._first)
 
@@ -72,7 +72,7 @@ def recorded(layer: RecordingLayer) -> Step:
     def forward(values: Tensor) -> tuple[Tensor, Backward]:
         layer.check(values)
         rule, weights, tiles = layer.rule, layer.weights(), layer.notes.tiles
-        whole = rule.whole(values, weights, tiles)
+        whole = rule.whole(values, weights, tiles, layer.notes.compiled)
         if whole is not None:
             outputs, way_back = whole
 
@@ -83,11 +83,13 @@ def recorded(layer: RecordingLayer) -> Step:
 
             return outputs, back
 
-        def backward(gradient: Tensor, needed: bool) -> Tensor:
-            layer.note(values, gradient)
-            return rule.backward(values, gradient, weights, tiles) if needed else gradient
+        inputs = in_full(values)
 
-        return rule.forward(values, weights, tiles), backward
+        def backward(gradient: Tensor, needed: bool) -> Tensor:
+            layer.note(inputs, gradient)
+            return rule.backward(inputs, gradient, weights, tiles).to(values.dtype) if needed else gradient
+
+        return rule.forward(inputs, weights, tiles), backward
 
     return Step(forward, trained=True)
 
@@ -138,9 +140,9 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
     """A convolution and the max pool after it, whose way back skips what the pool left zero."""
     kernel = PooledConvolution(rule.kernel, rule.channels, rule.outer, rule.padding, pool.window)
 
-    def forward(values: Tensor) -> tuple[Tensor, Backward]:
-        layer.check(values)
-        weights, notes = layer.weights(), layer.notes
+    def forward(given: Tensor) -> tuple[Tensor, Backward]:
+        layer.check(given)
+        values, weights, notes = in_full(given), layer.weights(), layer.notes
         images, weight = rule.images(values), weights["weight"][0]
         if rule.channels < MANY_CHANNELS and kernel.runs_forward and weight.dtype == torch.float32:
             bias = weights["bias"][0] if rule.biased else None
@@ -150,6 +152,9 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
             pooled, places = pool.pool_with_places(rule.forward(values, weights, notes.tiles))
         notes.numbers += 3 * pooled.numel() * math.prod(pool.window)
 
+        def at_inputs(whole: Tensor) -> Tensor:
+            return rule.backward(values, whole, weights, notes.tiles).to(given.dtype)
+
         def backward(gradient: Tensor, needed: bool) -> Tensor:
             gradient = gradient.contiguous(memory_format=torch.channels_last)
             if pool.relu:
@@ -157,7 +162,7 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
             if gradient.dtype != torch.float32 or not rule.forms_rows(values):  # kernels know nothing else
                 whole = _put_back(rule, images, gradient, places)
                 layer.note(values, whole)
-                return rule.backward(values, whole, weights, notes.tiles) if needed else gradient
+                return at_inputs(whole) if needed else gradient
             sparse = _by_pixel(images), _by_pixel(gradient), _by_pixel(places)
             notes.numbers += 3 * values.numel()
             notes.formed[layer.where] = {
@@ -167,8 +172,8 @@ def pooled_convolution(layer: RecordingLayer, rule: ConvRule, pool: PoolingLayer
             if not needed:
                 return gradient
             if not kernel.runs_back:
-                return rule.backward(values, _put_back(rule, images, gradient, places), weights, notes.tiles)
-            return kernel.input_gradient(*sparse, _by_pixel(weight)).permute(0, 3, 1, 2)
+                return at_inputs(_put_back(rule, images, gradient, places))
+            return kernel.input_gradient(*sparse, _by_pixel(weight)).permute(0, 3, 1, 2).to(given.dtype)
 
         return pooled, backward
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie.training.kernels import Geometry
 
 try:
-    from coterie.training import llvm_builder, llvm_code, llvm_head, llvm_rows
+    from coterie.training import llvm_builder, llvm_code, llvm_head, llvm_norms, llvm_rows
 
     llvm_builder.machine()
     _FOUND = True
@@ -326,6 +326,78 @@ def add_head_sum(
     if records > 0:
         run = llvm_builder.compiled(llvm_head.head_sum, outer, inner, bias is not None, classes)
         run(*_addresses(inputs, targets, *values, scratch, *sums), records, most)
+
+
+# --- group norms ----------------------------------------------------------------------------------------
+
+
+def suits_norm(images: Tensor) -> bool:
+    """Whether these are images that the kernels of group norms take: vectors hold their channels exactly."""
+    some = images.dim() == 4 and images.numel() > 0 and images.shape[1] % 8 == 0
+    return _FOUND and some and images.device.type == "cpu" and images.dtype in (torch.float32, torch.bfloat16)
+
+
+def normalise(
+    images: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise groups of channels of each record, then scale and shift every channel.
+
+    Args:
+        images: (records, channels, lines, columns) in float32 or bfloat16.
+        weight, bias: (channels,).
+
+    Returns:
+        what came out, in float32 and channels-last order; and by record and group, in float64, the mean and
+        the inverse of the deviation.
+    """
+    normed, (records, pixels, channels), images = _normed(images, groups)
+    weight = _checked("weight", weight, (channels,))
+    bias = weight.new_zeros(channels) if bias is None else _checked("bias", bias, (channels,))
+    outputs = torch.empty(images.shape)
+    means, rates = (torch.empty(records, groups, dtype=torch.float64) for _ in range(2))
+    scratch, run = _scratch(channels), llvm_builder.compiled(llvm_norms.normalise, normed)
+    given = _addresses(images, weight, bias, outputs, means, rates)
+    run(*given, eps, *_addresses(*scratch), records, pixels)
+    return outputs.permute(0, 3, 1, 2), means, rates
+
+
+def normalise_back(
+    images: Tensor, gradient: Tensor, weight: Tensor, means: Tensor, rates: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The way back: gradients at the images, in their type, and by record at weight and bias.
+
+    Args:
+        images, weight: of `normalise`.
+        means, rates: as it returned them.
+    """
+    records, groups = means.shape
+    normed, (records, pixels, channels), images = _normed(images, groups)
+    shape = images.shape
+    gradient = _checked("gradient", gradient.permute(0, 2, 3, 1), shape)
+    weight = _checked("weight", weight, (channels,))
+    means, rates = (_checked("means", part, (records, groups), torch.float64) for part in (means, rates))
+    outputs = torch.empty_like(images)
+    weight_rows, bias_rows = (torch.empty(records, channels) for _ in range(2))
+    scratch, run = _scratch(channels), llvm_builder.compiled(llvm_norms.normalise_back, normed)
+    given = _addresses(images, gradient, weight, means, rates, outputs, weight_rows, bias_rows)
+    run(*given, *_addresses(*scratch), records, pixels)
+    return outputs.permute(0, 3, 1, 2), weight_rows, bias_rows
+
+
+def _normed(images: Tensor, groups: int) -> "tuple[llvm_norms.Normed, tuple[int, int, int], Tensor]":
+    """What the kernels are made for, the numbers of records, pixels and channels, and images as they lie."""
+    if not suits_norm(images) or images.shape[1] % groups:
+        found = f"{images.dtype} {tuple(images.shape)} in {groups} groups"
+        raise ValueError(f"images: {found}; allowed: some, of whole vectors and groups of channels, on cpu")
+    records, channels, lines, columns = images.shape
+    shape = (records, lines, columns, channels)
+    images = _checked("images", images.permute(0, 2, 3, 1), shape, images.dtype)
+    rounded = images.dtype == torch.bfloat16
+    return llvm_norms.Normed(channels, groups, rounded), (records, lines * columns, channels), images
+
+
+def _scratch(channels: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(2, channels, dtype=torch.float64), torch.empty(3, channels)
 
 
 # --- what a kernel reads by address -------------------------------------------------------------------

@@ -187,6 +187,27 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite comes without typ
     def write_vector(self, values: ir.Value, base: ir.Value, *offsets: ir.Value) -> None:
         self.store(values, self.bitcast(self.at(base, *offsets), values.type.as_pointer()), align=4)
 
+    def read_numbers(self, base: ir.Value, *offsets: ir.Value) -> ir.Value:
+        """A vector of float32, which may lie in memory as bfloat16."""
+        found = self.read_vector(base, *offsets)
+        if base.type != HALVES:
+            return found
+        bits = self.zext(found, ir.VectorType(ir.IntType(32), found.type.count))
+        return self.bitcast(self.shl(bits, ir.Constant(bits.type, [16] * found.type.count)), self.vector)
+
+    def write_numbers(self, values: ir.Value, base: ir.Value, *offsets: ir.Value) -> None:
+        """A vector of float32, to memory that may hold bfloat16: rounded as torch does, ties to even."""
+        if base.type == HALVES:
+            lanes = values.type.count
+            whole = ir.VectorType(ir.IntType(32), lanes)
+            bits, high = self.bitcast(values, whole), ir.Constant(whole, [16] * lanes)
+            odd = self.and_(self.lshr(bits, high), ir.Constant(whole, [1] * lanes))
+            nearest = self.add(bits, self.add(odd, ir.Constant(whole, [0x7FFF] * lanes)))
+            unknown = self.fcmp_unordered("uno", values, values)
+            kept = self.select(unknown, ir.Constant(whole, [0x7FC0] * lanes), self.lshr(nearest, high))
+            values = self.trunc(kept, ir.VectorType(HALVES.pointee, lanes))
+        self.write_vector(values, base, *offsets)
+
     def spread(self, value: ir.Value, lanes: int | None = None) -> ir.Value:
         """A vector of one number."""
         lanes, place = lanes or self.vector.count, ir.IntType(32)

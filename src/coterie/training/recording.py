@@ -71,8 +71,8 @@ class RecordingLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.check(inputs)
-        anchor = self.notes.anchor
-        whole = self.rule.whole(inputs.detach(), self.weights(), self.notes.tiles)
+        notes, anchor = self.notes, self.notes.anchor
+        whole = self.rule.whole(inputs.detach(), self.weights(), notes.tiles, notes.compiled)
         if whole is not None:
             outputs: Tensor = _Whole.apply(anchor, inputs, self, *whole)  # type: ignore[no-untyped-call]
         else:

@@ -28,8 +28,15 @@ class LayerRule(ABC):
         """What happens to the inputs ahead of the parameters; differentiated by torch."""
         return inputs
 
-    def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
-        """Outputs and the way back of the layer in one piece (`before` included), where kernels do that."""
+    def whole(
+        self, inputs: Tensor, weights: Weights, tiles: Tiles, compiled: bool
+    ) -> tuple[Tensor, WayBack] | None:
+        """Outputs and the way back of the layer in one piece (`before` included), where kernels do that.
+
+        Args:
+            inputs: may be bfloat16, and the gradient at them then is, too.
+            compiled: whether kernels may be those of `cpu_kernels.py`.
+        """
         return None
 
     @abstractmethod

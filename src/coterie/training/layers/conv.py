@@ -64,7 +64,9 @@ class ConvRule(LayerRule):
             return (total[0] // 2, total[1] // 2)
         return self._pair(layer.padding, 0)  # type: ignore[arg-type]
 
-    def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
+    def whole(
+        self, inputs: Tensor, weights: Weights, tiles: Tiles, compiled: bool
+    ) -> tuple[Tensor, WayBack] | None:
         if self.groups > 1 or (tiles.bounds is None and not tiles.single):
             return None
         if tiles.single:
@@ -98,14 +100,15 @@ class ConvRule(LayerRule):
     def _rounded(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack]:
         """Of one client, on a processor that multiplies bfloat16: torch's kernels read that, and write it."""
         images, own = self.images(inputs).bfloat16(), self._laid_out(weights, torch.bfloat16)
-        outputs = self._convolve(images, own, None).float()  # torch's group norms are slow on bfloat16
-        if self.biased:
+        outputs = self._convolve(images, own, None)
+        if self.biased:  # no constant is rounded
+            outputs = outputs.float()
             outputs += weights["bias"][0][:, None, None]
 
         def back(gradient: Tensor, needed: bool) -> tuple[Tensor | None, Mapping[str, Contribution]]:
             slopes, at_inputs = self.images(gradient).bfloat16(), None
             if needed:
-                at_inputs = self.plain(self._convolve_back(images, slopes, own).float())
+                at_inputs = self.plain(self._convolve_back(images, slopes, own).to(inputs.dtype))
             seen, slopes = self.plain(images), self.plain(slopes)
             found = self.contributions_at_once(seen, slopes, tiles, compiled=True)
             if found is None:

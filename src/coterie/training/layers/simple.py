@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.training import kernels, norm_kernels
+from coterie.training import cpu_kernels, kernels, norm_kernels
 from coterie.training.contributions import (
     Contribution,
     Lookups,
@@ -17,7 +17,7 @@ from coterie.training.contributions import (
     products_are_cheaper,
     rows_of_both,
 )
-from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, rule_for
+from coterie.training.layers.base import LayerRule, UnsupportedLayer, WayBack, Weights, in_full, rule_for
 from coterie.training.tiles import Tiles
 
 
@@ -130,10 +130,14 @@ class NormRule(LayerRule):
             return functional.group_norm(inputs, self.groups, eps=self.eps)
         return functional.layer_norm(inputs, self.shape, eps=self.eps)
 
-    def whole(self, inputs: Tensor, weights: Weights, tiles: Tiles) -> tuple[Tensor, WayBack] | None:
+    def whole(
+        self, inputs: Tensor, weights: Weights, tiles: Tiles, compiled: bool
+    ) -> tuple[Tensor, WayBack] | None:
         if self.groups is None:
             return None
         if tiles.single and inputs.device.type == "cpu" and inputs.dim() == 4:
+            if compiled and cpu_kernels.suits_norm(inputs):
+                return self._by_a_kernel(inputs, weights, self.groups)
             return self._record_by_record(inputs, weights, self.groups)
         if tiles.bounds is None or not norm_kernels.suits_norm(inputs):
             return None
@@ -151,9 +155,21 @@ class NormRule(LayerRule):
 
         return outputs, back
 
+    def _by_a_kernel(self, inputs: Tensor, weights: Weights, groups: int) -> tuple[Tensor, WayBack]:
+        """Of one client's images on a processor, in whatever precision they are."""
+        weight, bias = weights["weight"][0], weights["bias"][0] if self.biased else None
+        outputs, means, rates = cpu_kernels.normalise(inputs, weight, bias, groups, self.eps)
+
+        def back(gradient: Tensor, needed: bool) -> tuple[Tensor, Mapping[str, Contribution]]:
+            found = cpu_kernels.normalise_back(inputs, gradient, weight, means, rates)
+            return found[0], {"weight": Rows(found[1]), "bias": Rows(found[2])}
+
+        return outputs, back
+
     def _record_by_record(self, inputs: Tensor, weights: Weights, groups: int) -> tuple[Tensor, WayBack]:
-        """A group norm of one client's images, by torch's own: back from one image, it gives its row, too."""
-        images, weight = inputs.contiguous(memory_format=torch.channels_last), weights["weight"][0]
+        """The same by torch's own: back from one image, it gives its row, too."""
+        images = in_full(inputs).contiguous(memory_format=torch.channels_last)
+        weight = weights["weight"][0]
         bias, (records, channels, height, width) = weights["bias"][0] if self.biased else None, inputs.shape
         numbers = (channels, height * width, groups)
         outputs, means, rates = torch.native_group_norm(images, weight, bias, records, *numbers, self.eps)
@@ -169,7 +185,7 @@ class NormRule(LayerRule):
                 for place, part in zip(places, found, strict=True):
                     if part is not None:
                         place[at] = part[0] if place is at_images else part
-            return at_images, {"weight": Rows(weight_rows), "bias": Rows(bias_rows)}
+            return at_images.to(inputs.dtype), {"weight": Rows(weight_rows), "bias": Rows(bias_rows)}
 
         return outputs, back
 
