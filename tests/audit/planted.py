@@ -216,12 +216,15 @@ def _realised_size(
     mechanism: Any,
     noise: RandomStream,
     *_: Any,
+    done: Callable[[slice, Tensor], None],
     **__: Any,
 ) -> Tensor:
     """The mean over the batch that was drawn, with the noise of the batch that was expected."""
     mean = clipping.clipped_sum(learner, parameters, batch, mechanism.clip) / max(1, len(batch))
     spread = mechanism.noise_std / mechanism.denominator
-    return mean + torch.from_numpy(noise.normal(tuple(mean.shape), spread))
+    mean += torch.from_numpy(noise.normal(tuple(mean.shape), spread))
+    done(slice(0, len(mean)), mean)
+    return mean
 
 
 class _Shuffled:

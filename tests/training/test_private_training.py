@@ -19,6 +19,7 @@ from coterie.privacy import (
     SecretKey,
 )
 from coterie.training import dpsgd
+from coterie.training.clipping import clipped_sum
 from coterie.training.dpsgd import train_privately
 from coterie.training.learner import Batch, Learner
 from coterie.training.parameters import flatten
@@ -190,6 +191,33 @@ def test_every_number_gets_the_noise_of_its_place(
     found = dpsgd.noisy_mean(learner, start, nobody, mechanism, streams()["noise"])  # type: ignore[arg-type]
     drawn = streams()["noise"].normal(18, std=mechanism.noise_std)  # type: ignore[attr-defined]
     assert np.array_equal(found.numpy(), drawn / mechanism.denominator)
+
+
+@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("piece", [1, 7, 17, 2**16])
+def test_steps_are_taken_with_every_piece_and_told_whole(
+    piece: int, pulled: bool, learner: Learner, start: torch.Tensor, records: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The same bits as by the loop below, which a listener hears step by step."""
+    monkeypatch.setattr(dpsgd, "_NOISE_AT_ONCE", piece)
+    mechanism, lr, weight, told = poisson(noise=1.0, epochs=2), 0.3, 0.7, []
+    anchor = start + 0.5 if pulled else None
+    coins, noise = streams()["coins"], streams()["noise"]
+    parameters = start.double()
+    wanted = []
+    for coin in coins.bernoulli(mechanism.rate, (mechanism.steps, 50)):  # type: ignore[attr-defined]
+        batch = records.take(torch.from_numpy(np.flatnonzero(coin)))
+        total = clipped_sum(learner, parameters.float(), batch, mechanism.clip)
+        drawn = noise.normal(len(total), std=mechanism.noise_std)  # type: ignore[attr-defined]
+        wanted.append((total + torch.from_numpy(drawn)) / mechanism.denominator)
+        pull = 0.0 if anchor is None else weight * (parameters - anchor.double())
+        parameters = parameters - lr * (wanted[-1] + pull)
+    monkeypatch.setattr(learner, "listener", lambda gradient: told.append(gradient.clone()))
+    given = (learner, start, records, mechanism, lr)
+    found = train_privately(*given, **streams(), anchor=anchor, anchor_weight=weight)  # type: ignore[arg-type]
+    assert torch.equal(torch.stack(told), torch.stack(wanted))
+    torch.testing.assert_close(found, parameters - start, rtol=1e-12, atol=1e-14)
 
 
 def test_a_large_model_gets_noise_everywhere(learner: Learner) -> None:

@@ -17,7 +17,7 @@ from coterie.training.views import DrawnViews
 
 _COINS_AT_ONCE = 2**14
 _NOISE_AT_ONCE = 2**16
-"""Numbers that get their noise while it is in the nearest caches."""
+"""Numbers that get their noise, and take a step with it, while it is in the nearest caches."""
 
 
 def noisy_mean(
@@ -28,17 +28,25 @@ def noisy_mean(
     noise: RandomStream,
     project: Callable[[Tensor], Tensor] | None = None,
     views: DrawnViews | None = None,
+    done: Callable[[slice, Tensor], None] | None = None,
 ) -> Tensor:
     """Clipped sum over the batch, plus noise, divided by the mechanism's public denominator.
 
     The size of the batch that was drawn is never used: it depends on the coins and, under other
     adjacencies, on the data. An empty batch releases noise like any other.
+
+    Args:
+        done: is given each piece of the mean, and its place, as soon as it has its noise.
     """
     total = clipped_sum(learner, parameters, batch, mechanism.clip, project, views)
     planned = {"multiplier": mechanism.multiplier, "clip": mechanism.clip}
-    for piece in torch.split(total, _NOISE_AT_ONCE):
+    for first in range(0, len(total), _NOISE_AT_ONCE):
+        place = slice(first, first + _NOISE_AT_ONCE)
+        piece = total[place]
         drawn = gaussian(noise, len(piece), mechanism.noise_std, **planned)
         piece.add_(torch.from_numpy(drawn).to(total.device)).div_(mechanism.denominator)
+        if done is not None:
+            done(place, piece)
     return total
 
 
@@ -68,6 +76,13 @@ def train_privately(
     The pull towards an anchor involves no record: it joins each step after clipping and noise.
     """
     parameters = start.to(torch.float64, copy=True)
+    rounded = parameters.float()
+
+    def step_by(own: slice, gradient: Tensor) -> None:
+        if anchor is not None:
+            gradient = gradient + anchor_weight * (parameters[own] - anchor[own].double())
+        rounded[own] = parameters[own].sub_(gradient, alpha=lr)
+
     everyone = torch.arange(len(records), device=records.targets.device)
     samples = _samples(coins, mechanism, len(records)) if mechanism.sampled else None
     for step in range(mechanism.steps):
@@ -76,12 +91,9 @@ def train_privately(
             places = torch.from_numpy(next(samples)).to(records.targets.device)
             batch = records.take(places)
         views = DrawnViews(augmentation, places, step, view_key) if augmentation else None
-        gradient = noisy_mean(learner, parameters.float(), batch, mechanism, noise, views=views)
+        gradient = noisy_mean(learner, rounded, batch, mechanism, noise, views=views, done=step_by)
         if learner.listener is not None:
             learner.listener(gradient)
-        if anchor is not None:
-            gradient += anchor_weight * (parameters - anchor.double())
-        parameters.sub_(gradient, alpha=lr)
     return parameters.sub_(start)
 
 

@@ -155,7 +155,7 @@ class Learner:
     """What the engine needs of a model: everything takes the parameters as a flat vector."""
 
     listener: Callable[[Tensor], None] | None = None
-    """Is told every noisy step before it is taken: the accounting lets an attacker see all of them, and so do
+    """Is told every noisy step as it is taken: the accounting lets an attacker see all of them, and so do
     audits."""
 
     def __init__(
