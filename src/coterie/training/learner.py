@@ -38,9 +38,10 @@ log = logging.getLogger(__name__)
 
 WORKING_BYTES = {"cpu": 48 * 2**20, "cuda": 4 * 2**30}
 """Memory that one micro-batch should take beside the model; on a CPU, what caches and allocator like."""
-MOST_BYTES = {"cpu": 2**30, "cuda": 4 * 2**30}
+MOST_BYTES = {"cpu": 3 * 2**29, "cuda": 4 * 2**30}
 """Memory that it may take for `FEW_RECORDS` of a large model, which is slow in smaller pieces."""
-FEW_RECORDS = 32
+FEW_RECORDS = 48
+"""As many as coins nearly always draw for batches of 32: one that is only just too large takes two pieces."""
 LARGEST_MICRO_BATCH = 512
 
 
