@@ -1,6 +1,7 @@
 """Cells of a comparison: checked before any is started, ended with it, watched at little cost."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.engines import features
 from coterie.errors import BudgetError, InputError
-from coterie.experiment.cells import LocalProcesses, Progress, compare, run_cells
+from coterie.experiment.cells import LocalProcesses, Progress, compare, compute_features, run_cells
 from coterie.experiment.forecast import Forecast, TimeLeft, look_ahead
 from coterie.experiment.schema import Experiment
 from coterie.experiment.sweep import Sweep
@@ -23,6 +25,16 @@ SMALL = {
     "schedule": {"rounds": 3, "batch": 20},
     "evaluation": {"references": False},
 }
+
+
+HALVES = """
+from torch import nn
+class Halves(nn.Module):
+    def forward(self, records):
+        return records.flatten(1) / 2.0
+def made(task):
+    return Halves()
+"""
 
 
 # --- before any is started ------------------------------------------------------------------------------
@@ -88,6 +100,43 @@ def test_where_nothing_was_measured_the_first_rounds_tell(monkeypatch: pytest.Mo
     assert clock.after({"one": 0.0}) is None
     now = 10.0
     assert clock.after({"one": 0.25}) == pytest.approx(30.0)
+
+
+def test_features_are_computed_before_cells_run_and_by_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the same records, whatever else the cells differ in."""
+    (tmp_path / "halves.py").write_text(HALVES)
+    monkeypatch.chdir(tmp_path)  # where cells look for it, too
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+    computed: list[int] = []
+    real = features._computed
+    monkeypatch.setattr(
+        features, "_computed", lambda parts, *rest: (computed.append(len(parts)), real(parts, *rest))[1]
+    )
+    base = {**SMALL, "model": {"name": "softmax", "features": "halves:made"}, "engine": {"device": "cpu"}}
+    grid = {"seeds.simulation": [0, 1], "algorithm.name": ["global", "local"]}
+    looked = look_ahead(Sweep(base, grid).cells(), tmp_path / "out")  # which computes those of a few records
+    computed.clear()
+    compared = compare(Sweep(base, grid), tmp_path / "out", forecast=looked)
+    assert not compared.failed
+    assert len(computed) == 2  # a federation for each seed
+    assert len(list((tmp_path / "cache").rglob("*.f32"))) == 2  # and the cells added none
+
+
+@pytest.mark.parametrize("reason", [ValueError("no such thing"), SystemExit(3)])
+def test_features_that_cannot_be_computed_stop_their_cells_alone(
+    reason: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refusing(*_: object) -> None:
+        raise reason
+
+    monkeypatch.setattr("coterie.experiment.cells.featured", refusing)
+    base = {**SMALL, "model": {"name": "softmax", "features": "scattering"}}
+    with caplog.at_level(logging.INFO, "coterie"):
+        compute_features(Sweep(base, {"seeds.simulation": [0, 1]}).cells())
+    assert caplog.text.count("features are left to the runs") == 2
 
 
 # --- while they run -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ cells in one program: there they share a process. Processes run on this machine,
 """
 
 import fcntl
+import logging
 import math
 import os
 import subprocess
@@ -14,12 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
 
+from coterie.engines.feature_cache import FeatureCache
+from coterie.engines.features import featured
 from coterie.engines.workers import cores
-from coterie.errors import InputError
+from coterie.errors import InputError, one_line
 from coterie.experiment import folder
 from coterie.experiment.cluster import RayCluster
 from coterie.experiment.comparison import CSV, MARKDOWN, SweepResult, table_csv, table_markdown
@@ -27,11 +31,14 @@ from coterie.experiment.experiment_file import to_yaml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.forecast import Forecast, TimeLeft, by_rounds, look_ahead
 from coterie.experiment.keeper import settle
-from coterie.experiment.local import check_finished, fit_together
+from coterie.experiment.local import check_finished, fit_together, load_federation
 from coterie.experiment.schema import Experiment, refuse
 from coterie.experiment.seal import Seal
 from coterie.experiment.sweep import Cell, Sweep
 from coterie.files import beside, write_text
+from coterie.models.settings import NONE
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 1.0
@@ -159,6 +166,8 @@ def compare(
 
         try:
             seal.remember(paths, running=True)  # what a comparison that was killed had begun
+            if ray is None and not executor.gpu:
+                compute_features([cell for cell in cells if not cell.files(out).finished])
             run_cells(cells, out, executor, forecast, remember)
         finally:
             executor.close()
@@ -201,6 +210,26 @@ def _opened(sweep: Sweep, out: Path, *, new: bool) -> Iterator[Seal]:
         seal.settle()
         seal.write_text(stored, sweep.to_yaml())
         yield seal
+
+
+def compute_features(cells: Sequence[Cell]) -> None:
+    """Compute what cells would compute for themselves: here with all threads, while none of them waits.
+
+    What stops a cell is told where it runs.
+    """
+
+    def of_records(cell: Cell) -> str:
+        chosen = cell.experiment
+        dealt = (chosen.data, chosen.federation, chosen.privacy.persons, chosen.seeds.simulation)
+        return repr((chosen.model.features, *dealt))
+
+    with_features = [cell for cell in cells if cell.experiment.model.features != NONE]
+    for _, alike in groupby(sorted(with_features, key=of_records), key=of_records):
+        chosen = next(alike).experiment
+        try:
+            featured(load_federation(chosen), chosen.model.features, torch.device("cpu"), FeatureCache())
+        except (Exception, SystemExit) as reason:  # the user's own code may raise anything
+            log.info("features are left to the runs: %s", one_line(reason))
 
 
 def run_cells(
