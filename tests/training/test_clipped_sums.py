@@ -8,7 +8,7 @@ from torch import nn
 from coterie.data.records import Task
 from coterie.models import ModelSettings, build_model
 from coterie.privacy import Adjacency, FullBatchSketch, FullBatchSteps, PoissonSteps, SecretKey
-from coterie.training import cpu_kernels, kernels
+from coterie.training import clipping, cpu_kernels, kernels
 from coterie.training.clipping import MARGIN, clip_rows, clip_scales, clipped_sum
 from coterie.training.contributions import WIDE
 from coterie.training.dpsgd import noisy_mean
@@ -233,3 +233,21 @@ def test_signed_sums_replace_a_matrix_that_would_not_fit(monkeypatch: pytest.Mon
     torch.testing.assert_close(sketch(vectors), whole, rtol=1e-4, atol=1e-4)
     ratio = torch.pdist(whole) / torch.pdist(vectors)
     assert float((ratio - 1).abs().max()) < 0.2
+
+
+@pytest.mark.parametrize("width", [1, 5, 40])
+def test_rows_are_clipped_a_few_at_a_time(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also rows that are longer than that: each still alone, and all of them."""
+    rng = torch.Generator().manual_seed(width)
+    rows = torch.randn(13, width, generator=rng)
+    rows[3], rows[7] = torch.inf, torch.nan
+    taken: list[int] = []
+    monkeypatch.setattr(clipping, "_NUMBERS_AT_ONCE", 20)
+    monkeypatch.setattr(
+        clipping, "clip_rows", lambda part, clip: (taken.append(part.numel()), clip_rows(part, clip))[1]
+    )
+    found = clipping.clipped_row_sum(rows, CLIP)
+    torch.testing.assert_close(found, clip_rows(rows, CLIP).sum(dim=0), rtol=1e-14, atol=1e-15)
+    assert sum(taken) == rows.numel()
+    assert max(taken) <= max(20, width)
+    assert torch.equal(clipping.clipped_row_sum(rows[:0], CLIP), torch.zeros(width, dtype=torch.float64))

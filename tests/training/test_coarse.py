@@ -66,7 +66,35 @@ def sequence() -> nn.Module:
     )
 
 
-MODELS = {"residual": Residual, "sequence": sequence}
+class PartlyFrozen(nn.Module):
+    """Layers that are not replaced, whose float32 no bfloat16 may meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        self.wide = nn.Conv2d(64, 64, 3, bias=False)
+        self.frozen = nn.Conv2d(64, 64, 3).requires_grad_(False)
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.head(torch.tanh(self.frozen(self.wide(self.same(images)))).mean(dim=(2, 3)))
+        return outputs
+
+
+def without_constants() -> nn.Module:
+    """A chain through which bfloat16 goes, to layers of every kind."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, bias=False), nn.GroupNorm(8, 64), nn.ReLU(), nn.Conv2d(64, 64, 3, bias=False),
+        nn.Tanh(), nn.Conv2d(64, 8, 3, bias=False), nn.Flatten(), nn.Linear(8 * 4, 4),
+    )  # fmt: skip
+
+
+MODELS = {
+    "residual": Residual,
+    "sequence": sequence,
+    "partly frozen": PartlyFrozen,
+    "without constants": without_constants,
+}
 
 
 @pytest.fixture(params=sorted(MODELS), scope="module")
@@ -129,6 +157,22 @@ def test_gradients_are_those_of_the_model_but_for_rounding(learner: Learner) -> 
     error = float((sums - exact).norm() / exact.norm())
     assert 1e-5 < error < 0.05
     assert torch.equal(sums, clipped_sum(learner, learner.initial(), batch, 1e3))
+
+
+def test_layers_that_are_not_ours_find_float32_and_the_rest_goes_on_in_bfloat16() -> None:
+    assert [Learner(make(), TASK, CPU).shape.hands_on for make in MODELS.values()] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_worker_computes_what_the_engine_does(learner: Learner) -> None:
+    twin = Learner.from_shape(learner.model, TASK, learner.shape)
+    given = (learner.initial(), batch_of(6, 3), 1.0)
+    assert torch.equal(clipped_sum(learner, *given), clipped_sum(twin, *given))
+    assert twin.shape == learner.shape
 
 
 def test_few_places_are_formed_for_the_sum_alone() -> None:

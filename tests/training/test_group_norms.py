@@ -150,6 +150,19 @@ def test_bfloat16_is_rounded_as_torch_rounds_it(values: list[float]) -> None:
     torch.testing.assert_close(rounded, exact.bfloat16(), rtol=0.0, atol=0.0, equal_nan=True)
 
 
+@pytest.mark.parametrize("chosen", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_torch_takes_where_nobody_says_changes_nothing(kind: torch.dtype, chosen: torch.dtype) -> None:
+    """A model's file may set it: kernels write so many bytes to an address, whatever is there."""
+    given = drawn("its last", kind)
+    usual, before = both_ways(*given), torch.get_default_dtype()
+    torch.set_default_dtype(chosen)
+    try:
+        assert all(map(torch.equal, usual, both_ways(*given)))
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_what_the_kernels_cannot_take_is_refused_before_memory_is_touched() -> None:
     images, gradient, weight, bias, groups = drawn("vectors of eight", torch.float32)
     for wrong in (images[:0], images[:, :23], images.double(), images[0], images[:, :, :0]):

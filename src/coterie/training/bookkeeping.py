@@ -61,6 +61,15 @@ class Bookkeeping:
             parameter.requires_grad_(False)
 
     @property
+    def hands_on(self) -> bool:
+        """Whether layers hand on what they round as it is; else the next find float32, whatever they are."""
+        return self._notes.hands_on
+
+    @hands_on.setter
+    def hands_on(self, value: bool) -> None:
+        self._notes.hands_on = value
+
+    @property
     def head(self) -> RecordingLayer | None:
         """The only layer of a model that is one dense layer on its flattened records."""
         if not self.chained:

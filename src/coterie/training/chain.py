@@ -81,7 +81,7 @@ def recorded(layer: RecordingLayer) -> Step:
                 layer.keep(formed)
                 return gradient if at_inputs is None else at_inputs
 
-            return outputs, back
+            return outputs if layer.notes.hands_on else in_full(outputs), back
 
         inputs = in_full(values)
 

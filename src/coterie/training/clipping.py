@@ -26,6 +26,7 @@ from coterie.training.views import DrawnViews
 
 MARGIN = 1.0 - 2.0**-16
 _SMALL = 1024
+_NUMBERS_AT_ONCE = 2**20
 _AGAIN = 2.0**-32
 """By how much a clipped row may seem longer than it was made, for rounding; far inside the margin."""
 
@@ -56,6 +57,14 @@ def clip_rows(rows: Tensor, clip: float) -> Tensor:
     norms = torch.linalg.vector_norm(exact, dim=1)
     scales = torch.where(norms <= clip * MARGIN * (1.0 + _AGAIN), 1.0, clip_scales(norms, clip))
     return torch.where(torch.isfinite(norms)[:, None], exact * scales[:, None], 0.0)
+
+
+def clipped_row_sum(rows: Tensor, clip: float) -> Tensor:
+    """The sum of `clip_rows`, of a few at a time: all of them would take six times the memory of the rows."""
+    total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
+    for part in torch.split(rows, max(1, _NUMBERS_AT_ONCE // max(1, rows.shape[1]))):
+        total += clip_rows(part, clip).sum(dim=0)
+    return total
 
 
 @torch.no_grad()
@@ -197,7 +206,7 @@ def clipped_sum(
             total = stacked_clipped_sum(book, *whole, copies=copies, persons=records.present, into=into)[0]
         else:
             rows = _unit_rows(learner, parameters, records, part, copies)
-            partial = clip_rows(rows if project is None else project(rows), clip).sum(dim=0)
+            partial = clipped_row_sum(rows if project is None else project(rows), clip)
             total = partial if total is None else total + partial
     if total is None:
         width = parameters[None] if project is None else project(parameters[None])

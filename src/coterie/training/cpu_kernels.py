@@ -1,7 +1,8 @@
 """Kernels for a processor, where torch's operations do more than is needed, or write down what nobody reads.
 
 Norms and sums of rows in float64; sums of gradients of large convolutions, which nobody keeps
-(`formed_once.py`); the whole step of a narrow head (`narrow_head.py`); and convolutions before a max pool.
+(`formed_once.py`); the whole step of a narrow head (`narrow_head.py`); group norms with every record's
+gradients; and convolutions before a max pool.
 Behind a max pool, a convolution's gradient is zero but at one place of every window: of the work on the way
 back of a two by two pool, three quarters multiply by zero. LLVM, which comes as a wheel with the extra
 `fast`, compiles these kernels for the processor at hand when they are first needed, in a tenth of a second.
@@ -88,7 +89,7 @@ class PooledConvolution:
         taps = _checked("weights", weights.permute(2, 3, 1, 0), (*self.kernel, self.channels, self.outer))
         bias = _checked("bias", bias, (self.outer,))
         outputs = images.new_empty(len(images), *pooled, self.outer)
-        places = torch.empty(outputs.shape, dtype=torch.int64)
+        places = _empty(*outputs.shape, dtype=torch.int64)
         if outputs.numel() > 0:
             run = llvm_builder.compiled(
                 llvm_code.pooled_convolution, lines, self.outer, self.window, pooled, relu
@@ -181,7 +182,7 @@ def suits_rows(rows: Tensor) -> bool:
 def squared_norms(rows: Tensor) -> Tensor:
     """Squared norm of each row, in float64."""
     rows, blocks = _whole_blocks(rows)
-    found = torch.empty(len(rows), dtype=torch.float64)
+    found = _empty(len(rows), dtype=torch.float64)
     llvm_builder.compiled(llvm_code.squared_norms, _BLOCK)(*_addresses(rows, found), len(rows), blocks)
     return found
 
@@ -190,7 +191,7 @@ def scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
     """Sum of the rows, each times its scale, in float64."""
     rows, blocks = _whole_blocks(rows)
     scales = _checked("scales", scales, (len(rows),), torch.float64)
-    total = torch.empty(rows.shape[1], dtype=torch.float64)
+    total = _empty(rows.shape[1], dtype=torch.float64)
     llvm_builder.compiled(llvm_code.scaled_sum, _BLOCK)(*_addresses(rows, scales, total), len(rows), blocks)
     return total
 
@@ -253,7 +254,7 @@ def add_row_sums(images: Tensor, gradient: Tensor, scales: Tensor, geometry: Geo
     scales = _checked("scales", scales, (len(images),), torch.float64)
     total = _added_to(total, taps.outer * taps.channels * taps.count)
     room = taps.count * llvm_rows.OUTPUTS * llvm_rows.channels_of_block()
-    few, every = torch.empty(room), torch.empty(room, dtype=torch.float64)
+    few, every = _empty(room), _empty(room, dtype=torch.float64)
     if len(images) > 0:
         run = llvm_builder.compiled(llvm_rows.row_sums, taps)
         run(*_addresses(*given, scales, few, every, total), *numbers)
@@ -322,7 +323,7 @@ def add_head_sum(
             sums.append(_added_to(part[1], size))
     if bias is None:  # whose addresses are not looked at
         values, sums = 2 * values, 2 * sums
-    scratch = torch.empty(inner + outer, dtype=torch.float64)
+    scratch = _empty(inner + outer, dtype=torch.float64)
     if records > 0:
         run = llvm_builder.compiled(llvm_head.head_sum, outer, inner, bias is not None, classes)
         run(*_addresses(inputs, targets, *values, scratch, *sums), records, most)
@@ -353,8 +354,8 @@ def normalise(
     normed, (records, pixels, channels), images = _normed(images, groups)
     weight = _checked("weight", weight, (channels,))
     bias = weight.new_zeros(channels) if bias is None else _checked("bias", bias, (channels,))
-    outputs = torch.empty(images.shape)
-    means, rates = (torch.empty(records, groups, dtype=torch.float64) for _ in range(2))
+    outputs = _empty(*images.shape)
+    means, rates = (_empty(records, groups, dtype=torch.float64) for _ in range(2))
     scratch, run = _scratch(channels), llvm_builder.compiled(llvm_norms.normalise, normed)
     given = _addresses(images, weight, bias, outputs, means, rates)
     run(*given, eps, *_addresses(*scratch), records, pixels)
@@ -377,7 +378,7 @@ def normalise_back(
     weight = _checked("weight", weight, (channels,))
     means, rates = (_checked("means", part, (records, groups), torch.float64) for part in (means, rates))
     outputs = torch.empty_like(images)
-    weight_rows, bias_rows = (torch.empty(records, channels) for _ in range(2))
+    weight_rows, bias_rows = (_empty(records, channels) for _ in range(2))
     scratch, run = _scratch(channels), llvm_builder.compiled(llvm_norms.normalise_back, normed)
     given = _addresses(images, gradient, weight, means, rates, outputs, weight_rows, bias_rows)
     run(*given, *_addresses(*scratch), records, pixels)
@@ -397,7 +398,7 @@ def _normed(images: Tensor, groups: int) -> "tuple[llvm_norms.Normed, tuple[int,
 
 
 def _scratch(channels: int) -> tuple[Tensor, Tensor]:
-    return torch.empty(2, channels, dtype=torch.float64), torch.empty(3, channels)
+    return _empty(2, channels, dtype=torch.float64), _empty(3, channels)
 
 
 # --- what a kernel reads by address -------------------------------------------------------------------
@@ -417,6 +418,11 @@ def _checked(
     if values.shape != shape:
         raise ValueError(f"{name}: shape {tuple(values.shape)}; allowed: {shape}")
     return values.contiguous() if copied else values
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Room for what a kernel writes, whatever type and device somebody made torch's own choice."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _added_to(sums: Tensor, numbers: int) -> Tensor:

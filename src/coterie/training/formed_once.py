@@ -101,7 +101,7 @@ class FormedOnce(Contribution):
     def rows(self) -> Tensor:
         one, formed = (
             torch.ones(1, dtype=torch.float64),
-            torch.empty(len(self.images), *self._shape),
+            torch.empty(len(self.images), *self._shape, dtype=torch.float32),
         )
         for at, row in enumerate(formed):
             sums = torch.zeros(row.numel(), dtype=torch.float64)

@@ -20,11 +20,11 @@ class Notes:
     """What one pass reads and writes: weights and tiles in, inputs and gradients out, by layer.
 
     Args:
-        compiled: whether the kernels of `cpu_kernels.py` may take norms and sums of rows.
+        compiled: whether the kernels of `cpu_kernels.py` may be used.
     """
 
     def __init__(self, compiled: bool = False) -> None:
-        self.compiled = compiled
+        self.compiled, self.hands_on = compiled, True
         self.anchor = torch.zeros((), requires_grad=True)
         self.weights: Mapping[str, Tensor] = {}
         self._tiles: Tiles | None = None
@@ -74,7 +74,9 @@ class RecordingLayer(nn.Module):
         notes, anchor = self.notes, self.notes.anchor
         whole = self.rule.whole(inputs.detach(), self.weights(), notes.tiles, notes.compiled)
         if whole is not None:
-            outputs: Tensor = _Whole.apply(anchor, inputs, self, *whole)  # type: ignore[no-untyped-call]
+            made, back = whole
+            made = made if notes.hands_on else in_full(made)
+            outputs: Tensor = _Whole.apply(anchor, inputs, self, made, back)  # type: ignore[no-untyped-call]
         else:
             inputs = self.rule.before(in_full(inputs))
             outputs = _Record.apply(anchor, inputs, self)  # type: ignore[no-untyped-call]
