@@ -84,7 +84,7 @@ def run_bench(
     for part, work in works.items():
         if part in parts:
             large = part in ("resnet18", "head")
-            repeats, warm_up = 5 if quick or large else 9, 1 if large else WARM_UP
+            repeats, warm_up = 5 if quick or large else 9, 2 if large else WARM_UP
             rows += compare_records(work, device, repeats, watch, warm_up, part)
     if "rounds" in parts:
         sampled = 20 if quick else 100

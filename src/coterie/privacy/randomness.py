@@ -212,7 +212,7 @@ def standard_normals(words: _Words) -> Floats:
     """Two normals from every four words: (..., 4, n) to (..., 2, n).
 
     Two points with normal coordinates (Box and Muller 1958) are added and divided by sqrt(2): two words give
-    the points' distances from zero, with tail probabilities in steps of 2^-64, and two their directions.
+    the points' distances from zero, with tail probabilities in steps of 2^-63, and two their directions.
 
     One point alone would do for statistics, but its coordinates are sparse among the doubles, and an observer
     who knows which values can occur can tell which inputs a noisy sum cannot have come from (Mironov 2012;
@@ -220,7 +220,11 @@ def standard_normals(words: _Words) -> Floats:
     has 2^256 preimages for some 2^112 outcomes, so the neighbours of an output are all reachable, and nearly
     equally often.
     """
-    distances = open_uniforms(words[..., :2, :])
+    # As signed numbers words become doubles at once; without their signs they are uniform, and never zero.
+    distances = words[..., :2, :].view("<i8").astype(np.float64)
+    distances += 0.5
+    np.abs(distances, out=distances)
+    distances *= 2.0**-63
     np.log(distances, out=distances)
     distances *= -2.0
     np.sqrt(distances, out=distances)
@@ -232,15 +236,14 @@ def standard_normals(words: _Words) -> Floats:
     np.tan(tangents, out=tangents)
     across = np.square(tangents)
     across += 1.0
-    np.divide(2.0, across, out=across)
+    np.divide(distances, across, out=across)
+    across += across
     tangents *= across
-    across -= 1.0
-    across *= distances
-    tangents *= distances
-    sums = np.stack(
-        (across[..., 0, :] + across[..., 1, :], tangents[..., 0, :] + tangents[..., 1, :]), axis=-2
-    )
-    sums *= math.sqrt(0.5)
+    across -= distances
+    sums = np.empty((*words.shape[:-2], 2, words.shape[-1]))
+    for place, coordinate in enumerate((across, tangents)):
+        np.add(coordinate[..., 0, :], coordinate[..., 1, :], out=sums[..., place, :])
+    sums *= math.sqrt(0.5)  # which also fills the last bits of sums that cancelled
     return sums
 
 
