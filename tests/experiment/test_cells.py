@@ -15,10 +15,11 @@ import pytest
 
 from coterie.engines import features
 from coterie.errors import BudgetError, InputError
+from coterie.experiment import local
 from coterie.experiment.cells import LocalProcesses, Progress, compare, compute_features, run_cells
 from coterie.experiment.forecast import Forecast, TimeLeft, look_ahead
 from coterie.experiment.schema import Experiment
-from coterie.experiment.sweep import Sweep
+from coterie.experiment.sweep import Cell, Sweep
 
 SMALL = {
     "federation": {"kind": "clusters", "sizes": [2, 3], "records_per_client": 60},
@@ -107,7 +108,6 @@ def test_features_are_computed_before_cells_run_and_by_none_of_them(
 ) -> None:
     """Once for the same records, whatever else the cells differ in."""
     (tmp_path / "halves.py").write_text(HALVES)
-    monkeypatch.chdir(tmp_path)  # where cells look for it, too
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
     computed: list[int] = []
@@ -115,14 +115,23 @@ def test_features_are_computed_before_cells_run_and_by_none_of_them(
     monkeypatch.setattr(
         features, "_computed", lambda parts, *rest: (computed.append(len(parts)), real(parts, *rest))[1]
     )
+
+    class Begun(Exception):
+        """Instead of running."""
+
+    def begin(cells: list[Cell], *_: object) -> None:
+        assert len(computed) == 2  # a federation for each seed
+        for cell in cells[:2]:
+            local.run(cell.experiment, tmp_path / cell.name)
+        raise Begun
+
+    monkeypatch.setattr("coterie.experiment.cells.run_cells", begin)
     base = {**SMALL, "model": {"name": "softmax", "features": "halves:made"}, "engine": {"device": "cpu"}}
-    grid = {"seeds.simulation": [0, 1], "algorithm.name": ["global", "local"]}
-    looked = look_ahead(Sweep(base, grid).cells(), tmp_path / "out")  # which computes those of a few records
-    computed.clear()
-    compared = compare(Sweep(base, grid), tmp_path / "out", forecast=looked)
-    assert not compared.failed
-    assert len(computed) == 2  # a federation for each seed
-    assert len(list((tmp_path / "cache").rglob("*.f32"))) == 2  # and the cells added none
+    sweep = Sweep(base, {"algorithm.name": ["global", "local"], "seeds.simulation": [0, 1]})
+    forecast = Forecast(dict.fromkeys((cell.name for cell in sweep.cells()), 1.0))
+    with pytest.raises(Begun):
+        compare(sweep, tmp_path / "out", forecast=forecast)
+    assert len(computed) == 2
 
 
 @pytest.mark.parametrize("reason", [ValueError("no such thing"), SystemExit(3)])
