@@ -345,7 +345,12 @@ GALLERY = (
     Planted("noise key shared by all runs", full_batch, _shared_key, 400),
     Planted("clip doubled", full_batch, _double_clip, 800, 800),
     Planted(
-        "clip after the sum", full_batch, lambda: mock.patch.object(dpsgd, "clipped_sum", _clipped_after), 800
+        "clip after the sum",
+        full_batch,
+        lambda: mock.patch.object(dpsgd, "clipped_sum", _clipped_after),
+        800,
+        480,
+        40,
     ),
     Planted(
         "clip missing on a bias",
@@ -361,6 +366,7 @@ GALLERY = (
         lambda: mock.patch.object(dpsgd, "noisy_mean", _realised_size),
         800,
         480,
+        40,
     ),
     Planted("shuffled batches charged as Poisson", little_noise, _shuffled_batches, 800, 480),
     Planted("every record in every batch", poisson, _everyone, 400),
