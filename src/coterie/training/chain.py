@@ -71,8 +71,7 @@ def recorded(layer: RecordingLayer) -> Step:
 
     def forward(values: Tensor) -> tuple[Tensor, Backward]:
         layer.check(values)
-        rule, weights, tiles = layer.rule, layer.weights(), layer.notes.tiles
-        whole = rule.whole(values, weights, tiles, layer.notes.compiled)
+        whole = layer.whole(values)
         if whole is not None:
             outputs, way_back = whole
 
@@ -81,9 +80,9 @@ def recorded(layer: RecordingLayer) -> Step:
                 layer.keep(formed)
                 return gradient if at_inputs is None else at_inputs
 
-            return outputs if layer.notes.hands_on else in_full(outputs), back
+            return outputs, back
 
-        inputs = in_full(values)
+        rule, weights, tiles, inputs = layer.rule, layer.weights(), layer.notes.tiles, in_full(values)
 
         def backward(gradient: Tensor, needed: bool) -> Tensor:
             layer.note(inputs, gradient)

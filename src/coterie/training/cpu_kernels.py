@@ -371,10 +371,9 @@ def normalise_back(
         images, weight: of `normalise`.
         means, rates: as it returned them.
     """
-    records, groups = means.shape
+    groups = means.shape[1]
     normed, (records, pixels, channels), images = _normed(images, groups)
-    shape = images.shape
-    gradient = _checked("gradient", gradient.permute(0, 2, 3, 1), shape)
+    gradient = _checked("gradient", gradient.permute(0, 2, 3, 1), tuple(images.shape))
     weight = _checked("weight", weight, (channels,))
     means, rates = (_checked("means", part, (records, groups), torch.float64) for part in (means, rates))
     outputs = torch.empty_like(images)

@@ -71,16 +71,19 @@ class RecordingLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.check(inputs)
-        notes, anchor = self.notes, self.notes.anchor
-        whole = self.rule.whole(inputs.detach(), self.weights(), notes.tiles, notes.compiled)
+        anchor, whole = self.notes.anchor, self.whole(inputs.detach())
         if whole is not None:
-            made, back = whole
-            made = made if notes.hands_on else in_full(made)
-            outputs: Tensor = _Whole.apply(anchor, inputs, self, made, back)  # type: ignore[no-untyped-call]
+            outputs: Tensor = _Whole.apply(anchor, inputs, self, *whole)  # type: ignore[no-untyped-call]
         else:
             inputs = self.rule.before(in_full(inputs))
             outputs = _Record.apply(anchor, inputs, self)  # type: ignore[no-untyped-call]
         return outputs
+
+    def whole(self, inputs: Tensor) -> tuple[Tensor, WayBack] | None:
+        """What the rule computes in one piece, if it does, as the next layer is to find it."""
+        notes = self.notes
+        found = self.rule.whole(inputs, self.weights(), notes.tiles, notes.compiled)
+        return found if found is None or notes.hands_on else (in_full(found[0]), found[1])
 
     def check(self, inputs: Tensor) -> None:
         if len(inputs) != self.notes.tiles.records:
